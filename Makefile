@@ -1,0 +1,93 @@
+# featuremill for people and for CI. `make` alone lists what there is.
+#
+# `make run` and `make test` need Python 3.11 or newer and make; everything else goes into .venv.
+# Another interpreter: `make run PYTHON=python3.12`. More for snakemake: `make run EXTRA="-n"`.
+
+PYTHON ?= python3
+EXTRA ?=
+BIN := .venv/bin
+
+# uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
+# would fetch from elsewhere (several GB of CUDA wheels in place of a CPU torch that lies at hand).
+UV := $(if $(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL)$(PIP_NO_INDEX),,$(shell command -v uv))
+INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/python -m pip install -qq --no-input)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
+.NOTPARALLEL:
+.PHONY: help run test test-slow test-gpu lint format constraints clean
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" goes to snakemake)
+	@$(BIN)/python -m snakemake --cores all $(EXTRA)
+
+test: lint ## lint, then the fast tests: what CI runs
+	@$(BIN)/python -m pytest -q
+
+test-slow: .venv/.test ## the tests that take minutes
+	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
+	@$(BIN)/python -m pytest -q -m gpu
+
+lint: .venv/.test ## style, types, workflow, generated files
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --quiet --diff .
+	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/mypy --no-error-summary
+	@$(BIN)/featuremill config-docs --check
+	@for script in .ci/run $$(find . -name .venv -prune -o -name '*.sh' -print); do bash -n "$$script" || exit 1; done
+	@$(BIN)/python -m snakemake --lint >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	@echo "lint: clean"
+
+format: .venv/.test ## let the tools arrange the code
+	@$(BIN)/ruff check --quiet --fix-only .
+	@$(BIN)/ruff format --quiet .
+	@$(BIN)/snakefmt Snakefile workflow 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/featuremill config-docs
+
+constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)
+	@rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins
+	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances).
+	@grep '^torch==' constraints.txt > .venv/held.txt
+	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[esm2,test]'
+	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
+	@{ sed -n '/^#/p' constraints.txt; \
+	  .venv/pins/bin/python -m pip freeze --exclude-editable \
+	  | sed -E 's/\+.*//; /^(cuda-|triton|nvidia-)/{/^nvidia-ml-py=/!d;}' | LC_ALL=C sort -f; \
+	  } > .venv/constraints.txt
+	@mv .venv/constraints.txt constraints.txt && rm -rf .venv/pins
+	@echo "constraints.txt is new; run make test."
+
+clean: ## remove .venv and caches; results, weights and logs stay
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ---- .venv: one stamp an extra, renewed when pyproject.toml or constraints.txt change ----
+
+.venv/.run: pyproject.toml constraints.txt | $(BIN)/python
+	@$(call install,esm2)
+
+.venv/.test: pyproject.toml constraints.txt | $(BIN)/python
+	@$(call install,esm2$(comma)test)
+	@touch .venv/.run
+
+comma := ,
+define install
+echo "Installing into .venv (once, about 2 minutes)…"
+$(INSTALL) -c constraints.txt -e '.[$(1)]' \
+  || { echo "make: installing failed; the lines above say why. Once that is mended, the same command goes on." >&2; exit 1; }
+touch $@
+endef
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: featuremill needs Python 3.11 or newer, but '$(PYTHON) --version' says: $$($(PYTHON) --version 2>&1 | head -n 1)." \
+	    "Install one and name it, as in: make run PYTHON=python3.12" >&2; exit 1; }
+	@$(if $(UV),true,$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null) || { \
+	  echo "make: $(PYTHON) comes without its venv module; install it (Debian, Ubuntu: apt install python3-venv) or uv." >&2; exit 1; }
+	@rm -rf .venv
+	@$(if $(UV),$(UV) venv --quiet --python "$(PYTHON)" .venv,$(PYTHON) -m venv .venv) || { rm -rf .venv; exit 1; }

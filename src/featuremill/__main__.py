@@ -1,0 +1,58 @@
+"""The command line: one subcommand a verb, one exit status a kind of failure."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+from featuremill import __version__, log
+from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
+
+VERBS = {
+    "init": "write a commented config for your own input",
+    "weights": "convert a checkpoint once into a memory-mapped file",
+    "plan": "read the records and cut them into shards",
+    "extract": "compute one shard",
+    "merge": "gather the parts into results and account for every record",
+    "report": "draw what happened as one HTML page",
+    "config-docs": "write config/README.md and config/schema.json",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(next((word for word in given if word in VERBS), None))
+    parsed = parser.parse_args(given)
+    log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
+    try:
+        status = parsed.run(parsed)
+    except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
+        logging.getLogger(f"featuremill.{parsed.verb}").error("%s", error)
+        return error.exit_status
+    return int(status or 0)
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Build the parser; only the chosen verb's module is imported."""
+    parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
+    parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, summary in VERBS.items():
+        sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
+        sub.add_argument("--quiet", action="store_true", help="only warnings and errors")
+        sub.add_argument("--log", type=Path, help="also write a dated log to this file")
+        if verb == chosen:
+            module = import_module(f"featuremill.{verb.replace('-', '_')}")
+            module.add_arguments(sub)
+            sub.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

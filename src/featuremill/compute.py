@@ -1,0 +1,95 @@
+"""Around one batch: what kind of failure an error is, and rows of a part from a workload's
+values."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.journal import part_schema
+
+NOT_FINITE = "values are not finite: try a wider dtype"
+STICKY_CUDA_ERRORS = ("CUDA error", "cuBLAS", "CUBLAS_STATUS", "cuDNN error", "device-side assert")
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Tell whether memory ran out, on a device (torch's own error) or on the host."""
+    is_torch_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return (
+        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_torch_cpu
+    )
+
+
+def is_device_error(error: Exception) -> bool:
+    """Tell whether the CUDA context is dead: every later call would fail as well."""
+    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
+        return False
+    return any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
+
+
+def free_device_memory() -> None:
+    """Give cached device memory back, so that a smaller batch has all of it."""
+    gc.collect()
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def one_line(error: Exception) -> str:
+    """Return the error's text as one line of bearable length."""
+    return " ".join(str(error).split())[:300]
+
+
+def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
+    """Return `num_rows` rows without values."""
+    return pa.record_batch([pa.nulls(num_rows, field.type) for field in schema], schema=schema)
+
+
+def check(values: pa.RecordBatch, schema: pa.Schema, num_rows: int) -> None:
+    """Refuse a workload's answer that has another schema or another number of rows."""
+    assert values.schema.equals(schema), f"run delivered {values.schema}, schema says {schema}"
+    assert values.num_rows == num_rows, f"run delivered {values.num_rows} rows for {num_rows}"
+
+
+def rows_of_part(
+    sha256: Sequence[bytes], values: pa.RecordBatch, reason: str | None
+) -> pa.RecordBatch:
+    """Return `values` with the core's columns before them.
+
+    All rows failed when there is a `reason`; without one, rows with a value that is not finite do.
+    """
+    num_rows = len(sha256)
+    bad = np.ones(num_rows, bool) if reason else not_finite(values)
+    if bad.any() and not reason:
+        values = values.take(pa.array(np.arange(num_rows), mask=bad))
+    columns = [
+        pa.array(sha256, pa.binary(32)),
+        pa.array(np.where(bad, "failed", "ok"), pa.string()),
+        pa.array([(reason or NOT_FINITE) if is_bad else None for is_bad in bad], pa.string()),
+    ]
+    return pa.record_batch([*columns, *values.columns], schema=part_schema(values.schema))
+
+
+def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Return, for each row, whether any of its floating-point values is NaN or infinite."""
+    bad = np.zeros(values.num_rows, bool)
+    for column in values.columns:
+        flat = column
+        while pa.types.is_nested(flat.type):
+            if pa.types.is_struct(flat.type):
+                break
+            flat = flat.flatten()
+        if not pa.types.is_floating(flat.type) or np.isfinite(flat.to_numpy()).all():
+            continue
+        for row in range(values.num_rows):
+            bad[row] |= _has_bad(column.slice(row, 1))
+    return bad
+
+
+def _has_bad(one: pa.Array) -> bool:
+    while pa.types.is_nested(one.type):
+        one = one.flatten()
+    return not bool(np.isfinite(one.to_numpy(zero_copy_only=False)).all())

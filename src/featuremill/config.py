@@ -1,0 +1,216 @@
+"""One YAML is one run: the typed model of a run's configuration."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from featuremill import config_problems
+from featuremill.errors import UserError
+from featuremill.workload import BUILT_IN, find_workload
+
+OutputName = Literal["parquet", "per_protein_h5", "per_residue_h5", "npy"]
+NEEDS: dict[str, str] = {
+    "per_protein_h5": "pooled",
+    "npy": "pooled",
+    "per_residue_h5": "per_residue",
+}
+"""What an output cannot do without; parquet takes whatever there is."""
+KINDS = {"pooled": "per record", "per_residue": "per residue"}
+
+Model = TypeVar("Model", bound=BaseModel)
+Lines = Mapping[tuple[str, ...], int]
+"""The line of each key in the YAML file, by the path that leads to it."""
+
+
+class Section(BaseModel):
+    """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Shards(Section):
+    """How the input is cut."""
+
+    cost: int = Field(default=2_000_000, ge=1, strict=True)
+    """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). Aim at minutes
+    of device time and at several shards a device. Affects only shards made from now on."""
+
+
+class Run(Section):
+    """A run: which records go in, what is computed of them, and what is written."""
+
+    run: str = "demo"
+    """Name of the run; its files go to `results/<run>/`."""
+    inputs: tuple[str, ...] = Field(min_length=1)
+    """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
+    flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""
+    workload: str = "esm2"
+    """What is computed: a built-in workload or one that another package registers."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """The workload's own options; see below."""
+    shards: Shards = Shards()
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where extraction runs: `auto` takes the visible GPUs, or the CPU where there are none."""
+    outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
+    """Files that merge writes to `results/<run>/`."""
+    max_failed: int = Field(default=0, ge=0, strict=True)
+    """Merge stops with an error when more records than this failed."""
+
+    @field_validator("run")
+    @classmethod
+    def _plain_name(cls, run: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
+            raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
+        return run
+
+    @field_validator("inputs", "outputs", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("inputs", "outputs")
+    @classmethod
+    def _no_repeats(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        repeated = [value for value in dict.fromkeys(values) if values.count(value) > 1]
+        if repeated:
+            raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
+        return values
+
+    @field_validator("options", "shards", mode="before")
+    @classmethod
+    def _all_commented_out(cls, value: Any) -> Any:
+        return {} if value is None else value  # YAML's value of `options:` with nothing below it
+
+
+def validate(raw: Mapping[str, Any], source: str = "config", lines: Lines | None = None) -> Run:
+    """Return the validated run; raise UserError naming each wrong key and the nearest valid one.
+
+    `source` and `lines` say in the messages where `raw` came from.
+    """
+    run = _checked(Run, raw, (), _sections, source, lines or {})
+    workload = run.workload
+    try:
+        model = find_workload(workload).Options
+    except UserError as error:
+        raise UserError(f"{_place(source, lines or {}, ('workload',))}: {error}") from None
+    options = _checked(
+        model, run.options, ("options",), lambda: _others(workload), source, lines or {}
+    )
+    return run.model_copy(update={"options": options.model_dump(mode="json")})
+
+
+def read(path: Path) -> Run:
+    """Return the validated run of the YAML file `path`."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{path}: this config cannot be read ({error.strerror}); "
+            "featuremill init YOUR.fasta writes one."
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
+        ) from None
+    try:
+        raw = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
+        raise UserError(config_problems.not_yaml(str(path), error)) from None
+    if not isinstance(raw, dict):
+        raise UserError(
+            f"{path}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
+        )
+    run = validate(raw, str(path), _lines(str(path), text))
+    check_outputs(run, str(path))
+    return run
+
+
+def check_outputs(run: Run, source: str = "config") -> None:
+    """Refuse an output that would stay empty: better now than when everything is computed."""
+    delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
+    for output in run.outputs:
+        need = NEEDS.get(output)
+        if need and need not in delivered:
+            raise UserError(
+                f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
+                f"workload {run.workload!r} delivers none; change the options or drop the output."
+            )
+
+
+def without_effect(run: Run) -> list[str]:
+    """Return a sentence for each setting of `run` that changes nothing."""
+    delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
+    return [
+        f"options: values {KINDS[kind]} are computed, but no output holds them."
+        for kind in sorted(delivered)
+        if not any(NEEDS.get(output, kind) == kind for output in run.outputs)
+    ]
+
+
+def _checked(
+    model: type[Model],
+    raw: Mapping[str, Any],
+    path: tuple[str, ...],
+    elsewhere: Callable[[], Mapping[str, str]],
+    source: str,
+    lines: Lines,
+) -> Model:
+    try:
+        return model.model_validate(dict(raw))
+    except ValidationError as error:
+        problems = config_problems.explain(model, error, path, elsewhere())
+        sentences = [f"{_place(source, lines, key)}: {text}" for key, text in problems.items()]
+        raise UserError("\n".join(sentences)) from None
+
+
+def _place(source: str, lines: Lines, key: tuple[str, ...]) -> str:
+    """Return the source and the line of `key`, or of the nearest key around it that has one."""
+    around = [key[:length] for length in range(len(key), 0, -1)]
+    line = next((lines[outer] for outer in around if outer in lines), None)
+    return f"{source}:{line}" if line else source
+
+
+def _lines(source: str, text: str) -> Lines:
+    """Return the line of every key in the YAML `text`; refuse a key that stands there twice."""
+    document = yaml.compose(text, yaml.SafeLoader)
+    assert document is not None, "the caller found a mapping in it"
+    lines: dict[tuple[str, ...], int] = {}
+    for key, line in _keys(document, ()):
+        if key in lines:
+            raise UserError(
+                f"{source}:{line}: {'.'.join(key)} stands here and in line {lines[key]}; keep one."
+            )
+        lines[key] = line
+    return lines
+
+
+def _keys(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield every key of the YAML mapping `node`, nested ones too, with its line."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, key.value), key.start_mark.line + 1
+            yield from _keys(value, (*path, key.value))
+
+
+def _sections() -> dict[str, str]:
+    """Return where a key belongs that somebody may have put on the top level."""
+    models = [find_workload(built_in).Options for built_in in BUILT_IN]
+    options = {name for model in models for name in model.model_fields}
+    hints = dict.fromkeys(options, "put it under 'options:'")
+    return hints | dict.fromkeys(Shards.model_fields, "put it under 'shards:'")
+
+
+def _others(workload: str) -> dict[str, str]:
+    """Return where a key belongs that is no option of `workload`."""
+    hints = dict.fromkeys(Run.model_fields, "it belongs to the top level, outside 'options:'")
+    for other in BUILT_IN:
+        for name in find_workload(other).Options.model_fields:
+            text = f"it is one of workload {other!r}, but this run's is {workload!r}"
+            hints.setdefault(name, text)
+    return hints

@@ -1,0 +1,136 @@
+"""What is wrong with a config, in words: knows models and YAML, not what the settings mean."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+Schema = dict[str, Any]
+"""A JSON schema, or a part of one."""
+
+KINDS = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "a text",
+    "boolean": "true or false",
+    "null": "empty",
+    "object": "a mapping of names to values",
+}
+
+
+def kind_of(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    """Return in words which values `schema` allows, as in "a whole number of at least 1"."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return "one of " + ", ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(kind_of(part, definitions) for part in schema["anyOf"])
+    if "properties" in schema:
+        return "a section with " + ", ".join(f"`{name}`" for name in schema["properties"])
+    if schema.get("type") == "array":
+        return f"a list (each entry {kind_of(schema.get('items', {}), definitions)})"
+    kind = KINDS.get(schema.get("type", ""), "any value")
+    bounds = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    limits = [f"{words} {schema[bound]}" for bound, words in bounds.items() if bound in schema]
+    return f"{kind} of {' and '.join(limits)}" if limits else kind
+
+
+def explain(
+    model: type[BaseModel],
+    error: ValidationError,
+    path: tuple[str, ...],
+    elsewhere: Mapping[str, str],
+) -> dict[tuple[str, ...], str]:
+    """Return one sentence for each wrong key of a `model` that stands at `path` in the config.
+
+    `elsewhere` says of keys that are valid in another place where that is.
+    """
+    schema = model.model_json_schema()
+    found: dict[tuple[str, ...], str] = {}
+    for problem in error.errors():
+        kind, given = problem["type"], problem["input"]
+        if kind == "too_short" and given:
+            continue  # pydantic counts only the valid entries; the wrong ones are named already
+        key, part = _locate(schema, problem["loc"])
+        values = kind_of(part, schema.get("$defs", {}))
+        if kind in ("extra_forbidden", "invalid_key"):
+            text = f"there is no such key here; {_hint(key[-1], part, elsewhere)}"
+        elif kind == "missing":
+            text = f"this is missing; give {values}. {description_of(part)}"
+        elif kind == "value_error":
+            text = problem["msg"].removeprefix("Value error, ") + "."
+        elif given is None or kind == "too_short":
+            text = f"this is empty; give {values}."
+        else:
+            quotes = "; put it in quotes" if values == KINDS["string"] else ""
+            text = f"give {values}, not {_shown(given)}{quotes}."
+        found.setdefault((*path, *key), f"{'.'.join((*path, *key))}: {text.rstrip()}")
+    return found
+
+
+def description_of(schema: Schema) -> str:
+    """Return the description of a field, on one line."""
+    return " ".join(schema.get("description", "").split())
+
+
+def not_yaml(source: str, error: Exception) -> str:
+    """Return the sentence for a file that is no YAML."""
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    line = f":{mark.line + 1}" if mark else ""
+    what = problem or " ".join(str(error).split())
+    advice = "look there, and one line above, at colons, quotes and indentation"
+    if "\\t" in what:
+        advice = "indent with spaces, not tabs"
+    return f"{source}{line}: this is not valid YAML ({what}); {advice}."
+
+
+def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[tuple[str, ...], Schema]:
+    """Return the key that `loc` means and its schema: of its parent, where there is no such key.
+
+    pydantic's locations go on into the branches of unions; those are not keys.
+    """
+    key: list[str] = []
+    part = schema
+    for step in loc:
+        if "$ref" in part:
+            part = schema["$defs"][part["$ref"].rpartition("/")[2]]
+        if isinstance(step, int) and part.get("type") == "array":
+            part = part.get("items", {})
+            key.append(f"entry {step + 1}")
+        elif "properties" in part:
+            key.append(str(step))
+            if step not in part["properties"]:
+                break
+            part = part["properties"][step]
+        else:
+            break
+    return tuple(key), part
+
+
+def _hint(name: str, parent: Schema, elsewhere: Mapping[str, str]) -> str:
+    names = list(parent["properties"])
+    if name in elsewhere:
+        return f"{elsewhere[name]}."
+    if near := difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1):
+        return f"did you mean {near[0]!r}?"
+    return f"valid keys are {', '.join(names)}." if names else "it has no options."
+
+
+def _shown(value: Any) -> str:
+    text = str(value) if isinstance(value, date) else repr(value)
+    if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?([eE]\+?\d+)?", value):
+        return f"the text {text} (as a number, write {int(float(value))})"
+    return text if len(text) <= 60 else f"{text[:57]}..."

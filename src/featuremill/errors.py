@@ -1,0 +1,25 @@
+"""The ways a command can end badly, each with its own exit status."""
+
+
+class WorkloadError(Exception):
+    """A workload failed outside a record, which is a bug in it. The log has the traceback."""
+
+    exit_status = 1
+
+
+class UserError(Exception):
+    """Bad config or bad input. One sentence: where, what, and what to do."""
+
+    exit_status = 2
+
+
+class DeviceError(Exception):
+    """A device failed and no other could take over; nothing is lost."""
+
+    exit_status = 3
+
+
+class IntegrityError(Exception):
+    """Stored data contradicts its own digest or the accounting; nothing wrong was delivered."""
+
+    exit_status = 4

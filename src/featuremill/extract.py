@@ -1,0 +1,182 @@
+"""extract: compute one shard; the supervisor, which never imports torch.
+
+Takes the journal's lock first (a second job for the same shard waits there, without a GPU, and
+adopts the result), then a device, then starts a worker that can crash, hang or run out of memory
+without taking this process along. Writes the receipt last; a part that is there, verified, is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fcntl
+import json
+import logging
+import os
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from featuremill import journal, machine
+from featuremill.errors import UserError
+from featuremill.store import RunFolder, sync, write_json
+from featuremill.supervisor import INTERRUPTS, Job, Supervisor
+
+RECEIPT_VERSION = 1
+log = logging.getLogger("featuremill.extract")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill extract`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument("shard", help="name of the shard, as in plan.json")
+    parser.add_argument("--recipe", help="refuse to run when plan.json says another one")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="host threads")
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=float(os.environ.get("FEATUREMILL_STALL_SECONDS", "600")),
+        help="end a batch that takes longer than this and 20 times its predicted time",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill extract`."""
+    parent = os.getppid()
+    for number in INTERRUPTS:
+        signal.signal(number, _leave)
+    machine.die_with_parent(parent, signal.SIGTERM)
+    folder = RunFolder(arguments.run_folder)
+    plan = _read_plan(folder, arguments.shard, arguments.recipe)
+    extraction = Extraction(
+        folder, plan, arguments.shard, arguments.threads, arguments.stall_seconds
+    )
+    receipt = extraction.receipt()
+    write_json(folder.receipt(plan["recipe"], arguments.shard), receipt)
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _read_plan(folder: RunFolder, shard: str, recipe: str | None) -> dict[str, Any]:
+    if not folder.plan.exists():
+        raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
+    plan: dict[str, Any] = json.loads(folder.plan.read_text("utf-8"))
+    if recipe not in (None, plan["recipe"]):
+        raise UserError(f"{folder.plan}: its recipe is {plan['recipe']}, not {recipe}; plan again.")
+    if shard not in {entry["shard"] for entry in plan["shards"]}:
+        raise UserError(f"{folder.plan}: there is no shard {shard} in this plan; plan again.")
+    if not folder.shard(shard).exists():
+        raise UserError(
+            f"{folder.shard(shard)}: this shard is gone; "
+            f"delete {folder.plan} and run the same command again to plan anew."
+        )
+    return plan
+
+
+class Extraction:
+    """One shard's way to its part: lock, adopt or compute, receipt."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        plan: dict[str, Any],
+        shard: str,
+        threads: int,
+        stall_seconds: float,
+    ) -> None:
+        self.plan = plan
+        self.shard = shard
+        self.part = folder.part(plan["recipe"], shard)
+        self.kept_receipt = self.part.with_suffix(".json")
+        self.journal = folder.journal(plan["recipe"], shard)
+        self._job = Job(
+            run_folder=str(folder.root),
+            recipe=plan["recipe"],
+            shard=shard,
+            workload=plan["workload"],
+            options=plan["settings"]["options"],
+            weights=plan["weights"],
+            threads=threads,
+            stall_seconds=stall_seconds,
+            supervisor_pid=os.getpid(),
+        )
+
+    def receipt(self) -> dict[str, Any]:
+        """Return the receipt of the finished part, computing what of it is missing."""
+        self.journal.parent.mkdir(parents=True, exist_ok=True)
+        self.part.parent.mkdir(parents=True, exist_ok=True)
+        with self._locked() as lock:
+            kept = self._verified()
+            if kept is None:
+                return self._extract(lock)
+            log.info("shard %s: the part is there already", self.shard[:8])
+            return kept
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        """Hold the journal's lock; yield its descriptor, which the workers inherit."""
+        with self.journal.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("shard %s: another job is at it; waiting", self.shard[:8])
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock.fileno()
+
+    def _verified(self) -> dict[str, Any] | None:
+        """Return the receipt kept beside the part when the part's bytes agree with it."""
+        if not (self.part.exists() and self.kept_receipt.exists()):
+            return None
+        kept: dict[str, Any] = json.loads(self.kept_receipt.read_text("utf-8"))
+        if journal.digest_of_file(self.part) == kept["part"]:
+            return kept
+        log.warning("%s: its bytes are not those that were written; computing it again", self.part)
+        self.part.unlink()
+        return None
+
+    def _extract(self, lock: int) -> dict[str, Any]:
+        started, began = _now(), time.monotonic()
+        supervisor = Supervisor(self._job, self.journal, self.plan["device"], lock)
+        summary = supervisor.run()
+        receipt = {
+            "version": RECEIPT_VERSION,
+            "shard": self.shard,
+            "recipe": self.plan["recipe"],
+            **summary,
+            "retries": supervisor.num_deaths,
+            "started": started,
+            "finished": _now(),
+            "host": platform.node(),
+        }
+        receipt["seconds"] |= {
+            "wait": round(supervisor.seconds_waited, 3),
+            "total": round(time.monotonic() - began, 3),
+        }
+        # The receipt before the part: a part that has its name always has its digest beside it.
+        write_json(self.kept_receipt, receipt)
+        self.journal.replace(self.part)
+        sync(self.part.parent)
+        journal.remove(self.journal)
+        log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
+        return receipt
+
+
+def _outcome(receipt: dict[str, Any]) -> str:
+    seconds = receipt["seconds"]
+    parts = [f"{receipt['ok']:,} records in {seconds['total']:.1f} s"]
+    if receipt["failed"]:
+        parts.append(f"{receipt['failed']:,} failed")
+    if receipt["resumed_batches"]:
+        parts.append(f"{receipt['resumed_batches']} of {receipt['batches']} batches resumed")
+    return ", ".join(parts)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

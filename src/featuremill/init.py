@@ -1,0 +1,256 @@
+"""init: read an input once, say what it holds, and write a commented config for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import re
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from featuremill import config, inputs, store
+from featuremill.errors import UserError
+from featuremill.inputs import source
+from featuremill.inputs.residues import NUCLEOTIDES
+from featuremill.workload import Workload, find_workload
+
+MIN_SHARDS = 8
+"""Shards that a big input is cut into at least, so that several devices have work to the end."""
+MAX_SHARDS = 2_000
+"""Snakemake's scheduling gets slow beyond about this many jobs that are ready at once."""
+SMALLEST_COST = 250_000
+"""Below this a shard takes less time than starting a worker."""
+COMMENT_WIDTH = 96
+RECORDS_A_MESSAGE = 1_000_000
+
+log = logging.getLogger("featuremill.init")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill init`."""
+    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="FASTA, table, …")
+    parser.add_argument(
+        "--output", type=Path, help="config to write; default: named like the input"
+    )
+    parser.add_argument("--model", help="network to use; default: the small one that is built in")
+    parser.add_argument(
+        "--workload",
+        default=config.Run.model_fields["workload"].default,
+        help="what to compute; default: %(default)s",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite the config if it exists")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill init`."""
+    name = _run_name(arguments.inputs[0])
+    output: Path = arguments.output or Path(f"{name}.yaml")
+    if any(output.resolve() == path.resolve() for path in arguments.inputs):
+        raise UserError(f"{output}: this is the input itself; name another file with --output.")
+    if output.is_dir():
+        raise UserError(f"{output}: this is a folder; name a file in it.")
+    if output.exists() and not arguments.force:
+        raise UserError(f"{output}: it exists already; add --force to overwrite it, or --output.")
+    settings = {
+        "run": name,
+        "inputs": [str(path) for path in arguments.inputs],
+        "workload": arguments.workload,
+        "options": {"model": arguments.model} if arguments.model else {},
+    }
+    checked = config.validate(settings, str(output))  # before the long part, as it may be wrong
+    workload = find_workload(checked.workload)
+    options = workload.Options.model_validate(checked.options)
+    found = survey(arguments.inputs, workload, options)
+    for line in found.describe(arguments.inputs):
+        log.info("%s", line)
+    if not found.lengths:
+        raise UserError(f"{_names(arguments.inputs)}: every record is refused, see above.")
+    if found.is_nucleotides:
+        log.warning("these look like nucleotides, not proteins; translate them first.")
+    text = config_text({**settings, "shards": {"cost": shard_cost(found.cost)}}, found)
+    config.validate(yaml.safe_load(text), str(output))
+    try:
+        with store.replacing(output) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}; choose another place.") from None
+    log.info("wrote %s; next: %s", output, _command(output))
+
+
+@dataclass
+class Survey:
+    """What an input holds."""
+
+    lengths: Counter[int] = field(default_factory=Counter)
+    """How many good records have each length."""
+    longest: tuple[int, str] = (0, "")
+    """Length and id of the longest good record."""
+    cost: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    first_refused: dict[str, str] = field(default_factory=dict)
+    """Where the first record stands that was refused for each reason."""
+    notes: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_residues(self) -> int:
+        return sum(length * count for length, count in self.lengths.items())
+
+    @property
+    def num_records(self) -> int:
+        return self.lengths.total() + self.refused.total()
+
+    @property
+    def is_nucleotides(self) -> bool:
+        return 2 * self.notes[NUCLEOTIDES] > self.lengths.total()
+
+    @property
+    def median(self) -> int:
+        """The (lower) median length of the good records."""
+        before = 0
+        for length in sorted(self.lengths):
+            before += self.lengths[length]
+            if 2 * before >= self.lengths.total():
+                return length
+        return 0
+
+    def describe(self, paths: Sequence[Path]) -> Iterator[str]:
+        """Yield the lines that say all this to people."""
+        yield f"{_names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
+        kind = "nucleotide" if self.is_nucleotides else "protein"
+        records = "record" if self.num_records == 1 else "records"
+        yield f"{self.num_records:,} {kind} {records}, {self.num_residues:,} residues"
+        if self.lengths:
+            length, id = self.longest
+            yield f"median length {self.median:,}, longest {length:,} ({id:.60})"
+        for note, count in self.notes.most_common():
+            yield f"{count:,} of them: {note}"
+        for reason, count in self.refused.most_common():
+            yield f"{count:,} refused: {reason} (first: {self.first_refused[reason]})"
+
+
+def survey(paths: Sequence[Path], workload: Workload, options: BaseModel) -> Survey:
+    """Read all records of `paths` and count what there is."""
+    found = Survey()
+    for number, record in enumerate(workload.records(paths, options), 1):
+        if record.reason:
+            reason = record.reason.partition(":")[0]
+            found.refused[reason] += 1
+            found.first_refused.setdefault(reason, f"{record.source}:{record.line}")
+        else:
+            length = len(record.payload)
+            found.lengths[length] += 1
+            found.cost += workload.cost(record.payload, options)
+            if length > found.longest[0]:
+                found.longest = length, record.id
+        if record.note:
+            found.notes.update(record.note.split("; "))
+        if number % RECORDS_A_MESSAGE == 0:
+            log.info("%s records so far", f"{number:,}")
+    return found
+
+
+def shard_cost(total: int) -> int:
+    """Return `shards.cost` for an input of cost `total`, rounded up to two digits.
+
+    The default where it makes between `MIN_SHARDS` and `MAX_SHARDS` shards; small inputs get fewer
+    shards rather than shards below `SMALLEST_COST`.
+    """
+    default: int = config.Shards.model_fields["cost"].default
+    cost = min(default, max(SMALLEST_COST, -(-total // MIN_SHARDS)))
+    cost = max(cost, -(-total // MAX_SHARDS))
+    unit: int = 10 ** (len(str(cost)) - 2)
+    return -(-cost // unit) * unit
+
+
+def config_text(settings: Mapping[str, Any], found: Survey) -> str:
+    """Return the YAML of `settings`, every key explained by the models that will check it.
+
+    Options that `settings` leaves out stand in it as comments, with their defaults.
+    """
+    run = config.Run.model_validate(settings)
+    lines = [
+        f"# A run of featuremill on {_names([Path(path) for path in run.inputs])}:",
+        f"# {found.lengths.total():,} good records, {found.num_residues:,} residues.",
+        "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
+    ]
+    for name, about in config.Run.model_fields.items():
+        value = getattr(run, name)
+        if lines[-1]:
+            lines.append("")
+        if name == "options":
+            lines += ["options:", *_options(run)]
+        elif isinstance(value, BaseModel):
+            lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
+        else:
+            shown = value[0] if name == "inputs" and len(value) == 1 else value
+            lines += [*_comment(about.description, ""), f"{name}: {_scalar(shown)}"]
+    return "\n".join(lines) + "\n"
+
+
+def _options(run: config.Run) -> Iterator[str]:
+    """Yield the options: the model and what was set as keys, the others as comments."""
+    model = find_workload(run.workload).Options
+    values = model.model_validate(run.options).model_dump(mode="json")
+    yield from _entries(model, values, "  ", active={"model", *run.options})
+
+
+def _entries(
+    model: type[BaseModel], values: Mapping[str, Any], indent: str, active: set[str] | None = None
+) -> Iterator[str]:
+    for name, value in values.items():
+        yield from _comment(model.model_fields[name].description, indent)
+        mark = "" if active is None or name in active else "# "
+        yield f"{indent}{mark}{name}: {_scalar(value)}"
+        if active is not None:
+            yield ""
+
+
+def _comment(description: str | None, indent: str) -> Iterator[str]:
+    words = " ".join((description or "").split())
+    for line in textwrap.wrap(words, COMMENT_WIDTH - len(indent), break_on_hyphens=False):
+        yield f"{indent}# {line}"
+
+
+def _scalar(value: Any) -> str:
+    """Return `value` as YAML on one line."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(_scalar(entry) for entry in value)}]"
+    if isinstance(value, int) and value >= 10_000:
+        return f"{value:_}"
+    plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_/.][\w/.-]*", value, re.ASCII)
+    is_plain = plain and yaml.safe_load(value) == value  # 'yes' and 'null' are not
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
+
+
+def _run_name(path: Path) -> str:
+    """Return a run's name made of the file's: without known suffixes, with plain letters."""
+    known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
+    stem = path
+    while stem.suffix.lower() in known:
+        stem = stem.with_suffix("")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem.name).lstrip("._-") or "run"
+
+
+def _kind(path: Path) -> str:
+    """Return what kind of file `path` is, for people, as in "FASTA, gz-compressed"."""
+    compression = source.compression_of(path)
+    name = inputs.format_of(path).name
+    return f"{name}, {compression}-compressed" if compression else name
+
+
+def _names(paths: Sequence[Path]) -> str:
+    shown = ", ".join(str(path) for path in paths[:3])
+    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
+
+
+def _command(output: Path) -> str:
+    return f"snakemake --cores all --configfile {shlex.quote(str(output))}"

@@ -1,0 +1,78 @@
+"""Input files become records: FASTA, tables and flat files, compressed or not.
+
+The suffix says what a file is; whether it is compressed is read from its first bytes. Every bad
+record comes out refused with a reason; a file that as a whole cannot be trusted (cut short, not
+text, not what its name says) is a `UserError`. Nothing here knows what a record is used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.errors import UserError
+from featuremill.inputs import source
+from featuremill.workload import Record
+
+
+class Format(NamedTuple):
+    """A kind of file: its name for people, the module here that reads it, and its suffixes."""
+
+    name: str
+    module: str
+    suffixes: tuple[str, ...]
+
+
+FASTA = Format("FASTA", "fasta", (".fa", ".fasta", ".faa", ".fas", ".pep"))
+"""Also the format of every file whose suffix says nothing: its first line must begin with '>'."""
+FORMATS = (
+    FASTA,
+    Format("CSV table", "table", (".csv",)),
+    Format("TSV table", "table", (".tsv", ".tab")),
+    Format("Parquet table", "parquet", (".parquet", ".pq")),
+    Format("GenBank", "flatfile", (".gb", ".gbk", ".gbff", ".genbank", ".gp", ".gpff")),
+    Format("EMBL", "flatfile", (".embl",)),
+)
+SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
+COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
+
+
+def proteins(inputs: Sequence[Path]) -> Iterator[Record]:
+    """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
+
+    Memory is bounded by the longest record. All files are looked at before the first one is read,
+    so that a wrong last name doesn't cost the time of the others.
+    """
+    for path in inputs:
+        source.check(path)
+        format_of(path)
+    for path in inputs:
+        yield from _read(path)
+
+
+def format_of(path: Path) -> Format:
+    """Return what kind of file `path` is, by its suffix."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    suffix = suffixes[-1] if suffixes else ""
+    if suffix in SPREADSHEETS:
+        raise UserError(f"{path}: spreadsheets are not read; save it as CSV (UTF-8) and give that.")
+    return next((format for format in FORMATS if suffix in format.suffixes), FASTA)
+
+
+def _read(path: Path) -> Iterator[Record]:
+    # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
+    reader = import_module(f"featuremill.inputs.{format_of(path).module}")
+    num_records = 0
+    try:
+        for record in reader.read(path):
+            num_records += 1
+            yield record
+    except source.DamagedError as damage:
+        where = f"at about record {num_records + 1:,}"
+        raise UserError(f"{path}: this file {damage.problem} {where}; {damage.remedy}.") from None
+    if not num_records:
+        raise UserError(f"{path}: there is no record in this file; give a file with sequences.")

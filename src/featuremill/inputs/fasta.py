@@ -1,0 +1,114 @@
+"""FASTA: dnaio parses; added are line numbers, encodings, and what else a file turns out to be.
+
+Blank lines and lines that begin with ';' or '#' are skipped wherever they stand. The id is the
+first word of the header, the description the rest of it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+from dnaio.readers import FastaReader
+
+from featuremill.errors import UserError
+from featuremill.inputs import source
+from featuremill.inputs.residues import LATIN_1, protein
+from featuremill.workload import Record
+
+READABLE = (
+    "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl)"
+)
+LOOKALIKES = {
+    ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t"): "is a SAM file of alignments",
+    ("@",): "looks like FASTQ, which holds nucleotide reads",
+    ("LOCUS  ",): "looks like GenBank; name it .gb",
+    ("ID   ",): "looks like EMBL; name it .embl",
+    ("{", "["): "looks like JSON",
+    ("<",): "looks like XML",
+    ("CLUSTAL", "MUSCLE"): "looks like an alignment in Clustal's format; convert it to FASTA",
+    ("HEADER  ", "ATOM  ", "data_"): "looks like a structure (PDB or mmCIF)",
+}
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Stream the records of a FASTA file."""
+    name = str(path)
+    with source.open_text(path, errors="surrogateescape") as text:
+        lines = _Lines(path, text)
+        for header, letters in _Reader(lines):
+            note = ""
+            if not header.isascii():
+                header, note = as_unicode(header)
+            id, description = (*header.split(None, 1), "", "")[:2]
+            yield protein(id, description, letters, name, lines.headers.popleft(), note)
+
+
+def as_unicode(header: str) -> tuple[str, str]:
+    """Return `header` as text that UTF-8 can hold, and a note where its bytes were none."""
+    try:
+        header.encode()
+    except UnicodeEncodeError:
+        return header.encode("utf-8", "surrogateescape").decode("latin-1"), LATIN_1
+    return header, ""
+
+
+class _Reader(FastaReader):  # type: ignore[misc]
+    """dnaio's FASTA reader on lines that are decoded and counted already.
+
+    Its own constructor decodes in the locale's encoding, and its own record class takes ASCII only.
+    """
+
+    def __init__(self, lines: _Lines) -> None:
+        super().__init__(io.BytesIO(), sequence_class=lambda header, letters, _: (header, letters))
+        self._file = lines
+
+
+class _Lines:
+    """Lines of text that remember where the headers stood.
+
+    dnaio delivers a record when it has read the next one's header; so the first number in `headers`
+    is always that of the record just delivered.
+    """
+
+    closed = False
+
+    def __init__(self, path: Path, text: Iterator[str]) -> None:
+        self.headers: deque[int] = deque()
+        self._path = path
+        self._lines = enumerate(text, 1)
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in self._lines:
+            start = line.lstrip()
+            if start and start[0] not in "#;>":
+                raise self._not_fasta(number, start)
+            if start[:1] == ">":
+                self.headers.append(number)
+                yield line
+                break
+        headers = self.headers
+        for number, line in self._lines:
+            first = line[0]
+            if first == ">":
+                headers.append(number)
+            elif not "A" <= first <= "z":  # a letter is the common case, and nothing to look into
+                line = line.lstrip().lstrip("\ufeff")  # files glued together keep their BOMs
+                if line[:1] == ">":
+                    headers.append(number)
+                elif line[:1] == ";":
+                    continue
+            yield line
+
+    def _not_fasta(self, number: int, start: str) -> UserError:
+        where = f"{self._path}:{number}"
+        if "\0" in start:
+            return source.has_nul(self._path, number)
+        for heads, kind in LOOKALIKES.items():
+            if start.startswith(heads):
+                return UserError(f"{where}: this {kind}; {READABLE}.")
+        shown = start.strip().encode("ascii", "backslashreplace").decode()
+        shown = f"{shown[:37]}..." if len(shown) > 40 else shown
+        return UserError(f"{where}: a record starts with '>', but here is '{shown}'; {READABLE}.")

@@ -1,0 +1,82 @@
+"""GenBank and EMBL flat files, read by Biopython: the proteins of a genome, or GenPept entries.
+
+Each CDS with a /translation is one record, called by its /protein_id, else its /locus_tag; features
+without a translation (pseudogenes) are no proteins and are passed over. An entry that is itself a
+protein is one record. A record's line is its number among the proteins of the file.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from Bio import SeqIO
+from Bio.SeqRecord import SeqRecord
+
+from featuremill.errors import UserError
+from featuremill.inputs import source
+from featuremill.inputs.fasta import as_unicode
+from featuremill.inputs.residues import protein
+from featuremill.workload import Record
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Stream the proteins of a GenBank, GenPept or EMBL file."""
+    format = "embl" if ".embl" in path.name.lower() else "genbank"
+    number = 0
+    with source.open_text(path, errors="surrogateescape") as text:
+        for entry in _entries(path, text, format):
+            for raw_id, raw_description, letters in _proteins(entry):
+                number += 1
+                id, note = as_unicode(raw_id)
+                description, other_note = as_unicode(raw_description)
+                yield protein(id, description, letters, str(path), number, note or other_note)
+    if not number:
+        raise UserError(
+            f"{path}: no CDS in this file has a /translation; give its proteins as FASTA."
+        )
+
+
+def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRecord]:
+    """Stream the entries of the file; Biopython's small complaints about its form are dropped."""
+    entries = SeqIO.parse(text, format)
+    for number in count(1):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                entry = next(entries, None)
+            except source.DamagedError:
+                raise
+            except Exception as error:  # a parser made of many helpers raises whatever they raise
+                problem = " ".join(str(error).split()) or type(error).__name__
+                problem = problem.encode("ascii", "backslashreplace").decode()
+                raise UserError(
+                    f"{path}: entry {number} cannot be read as {format} ({problem}); mend it or "
+                    "download it again."
+                ) from None
+        if any("Premature end" in str(warning.message) for warning in caught):
+            raise UserError(
+                f"{path}: entry {number} is cut short, as no // ends it; download it again."
+            )
+        if entry is None:
+            break
+        yield entry
+    if number == 1:
+        raise UserError(f"{path}: there is no {format} entry in this file; check what it holds.")
+
+
+def _proteins(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
+    """Yield id, description and letters of each protein in `entry`."""
+    if str(entry.annotations.get("molecule_type")).lower() == "protein":
+        yield entry.id, entry.description, str(entry.seq) if entry.seq.defined else ""
+        return
+    organism = entry.annotations.get("organism", "")
+    for feature in entry.features:
+        if feature.type == "CDS" and "translation" in feature.qualifiers:
+            told = {key: values[0] for key, values in feature.qualifiers.items() if values}
+            description = told.get("product", "") + (f" [{organism}]" if organism else "")
+            id = told.get("protein_id") or told.get("locus_tag") or ""
+            yield id, description.strip(), told.get("translation", "")

@@ -1,0 +1,53 @@
+"""Parquet tables with an id and a sequence column, read in batches of rows.
+
+A record's line is its row, from 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill.errors import UserError
+from featuremill.inputs import columns, source
+from featuremill.inputs.residues import protein
+from featuremill.workload import Record
+
+BATCH_ROWS = 10_000
+BUFFER_SIZE = 2**20
+"""Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Stream the rows of a Parquet table."""
+    source.check(path)
+    if source.compression_of(path):
+        raise UserError(f"{path}: a compressed Parquet file is not read; unpack it first.")
+    try:
+        with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            wanted = [names[place] for place in columns.find(path, names) if place is not None]
+            row = 0
+            for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
+                yield from _records(path, batch.select(wanted), row)
+                row += batch.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        problem = str(error).split("\n")[0].rstrip(".")
+        raise UserError(
+            f"{path}: this Parquet file cannot be read ({problem}); write it again."
+        ) from None
+
+
+def _records(path: Path, batch: pa.RecordBatch, row: int) -> Iterator[Record]:
+    # Arrow makes text of numbers: pandas would make 1.0 of an integer id beside a missing one.
+    texts = [column.cast(pa.large_string()).fill_null("") for column in batch.columns]
+    frame = pa.RecordBatch.from_arrays(
+        texts, names=["id", "letters", "description"][: len(texts)]
+    ).to_pandas()
+    described = frame["description"] if len(texts) > 2 else [""] * len(frame)
+    for id, letters, description in zip(frame["id"], frame["letters"], described, strict=True):
+        row += 1
+        yield protein(id.strip(), description.strip(), letters, str(path), row)

@@ -1,0 +1,113 @@
+"""What makes a protein: letters become a payload, or a reason why they cannot.
+
+The alphabet is ESM-2's: the 20 amino acids, X B U Z O, and the gaps '.' and '-'. Reasons and notes
+are short and stable up to the first colon, so that they can be counted.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from featuremill.errors import UserError
+from featuremill.inputs.source import has_nul
+from featuremill.workload import Record
+
+ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
+UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+WHITESPACE = b" \t\n\r\x0b\x0c"
+
+NO_ID = "no id"
+EMPTY = "empty sequence"
+STOP = "stop codon (*) inside the sequence"
+STRANGER = "not an amino acid"
+
+J_AS_X = "J read as X"
+NUCLEOTIDES = "looks like nucleotides"
+UNKNOWN = "no known residue"
+LATIN_1 = "header read as Latin-1"
+
+_LETTERS = ALPHABET.decode() + "J"
+_STRANGER = re.compile(f"[^{re.escape(_LETTERS + _LETTERS.lower())}]")
+_NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
+MIN_NUCLEOTIDES = 30
+"""Shorter sequences are not judged: there are real peptides of A, C, G and T alone."""
+
+
+class Cleaned(NamedTuple):
+    """Letters as ESM-2 reads them; the payload is empty where there is a reason."""
+
+    payload: bytes
+    reason: str = ""
+    note: str = ""
+
+
+def protein(
+    id: str, description: str, letters: str, source: str, line: int, note: str = ""
+) -> Record:
+    """Return the record of these letters, refused where they are no protein.
+
+    Raises UserError for NUL bytes and for a '>' among the letters: they hide lost or merged
+    records, which no single refused record would account for.
+    """
+    payload, reason, mended = clean(letters)
+    if "\0" in letters or "\0" in id or "\0" in description:
+        raise has_nul(source, line)
+    if reason.startswith(f"{STRANGER}: '>'"):
+        raise UserError(
+            f"{source}:{line}: there is a '>' inside this record's sequence, so two records have "
+            "run into one; put a line break before it."
+        )
+    if not id:
+        payload, reason = b"", NO_ID
+    notes = "; ".join(filter(None, (note, mended))) if note or mended else ""
+    return Record(id, description, payload, source, line, reason, notes)
+
+
+def clean(letters: str) -> Cleaned:
+    """Return the residues in `letters`: upper case, no white space, no '*' at the end, J as X."""
+    payload = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE).rstrip(b"*")
+    if not payload:
+        return Cleaned(b"", EMPTY)
+    notes = []
+    if b"J" in payload:
+        payload = payload.replace(b"J", b"X")
+        notes.append(J_AS_X)
+    if payload.translate(None, ALPHABET):
+        return Cleaned(b"", _reason(letters))
+    if _is_nucleotides(payload):
+        notes.append(NUCLEOTIDES)
+    elif not payload.strip(b"X.-"):
+        notes.append(UNKNOWN)
+    return Cleaned(payload, "", "; ".join(notes))
+
+
+def _is_nucleotides(payload: bytes) -> bool:
+    """Say whether nine tenths of the letters are A, C, G, T, U or N, and three of four bases occur.
+
+    None of 500,000 Swiss-Prot proteins is: antifreeze proteins (AATAATAATAAT…) come nearest.
+    """
+    if len(payload) < MIN_NUCLEOTIDES or len(payload.translate(None, b"ACGTUN")) * 10 > len(
+        payload
+    ):
+        return False
+    bases = (b"A" in payload, b"C" in payload, b"G" in payload, b"T" in payload or b"U" in payload)
+    return sum(bases) >= 3
+
+
+def _reason(letters: str) -> str:
+    """Name the first letter that is no residue, and its place among the residues."""
+    residues = letters.translate(_NO_WHITESPACE).rstrip("*")
+    stranger = _STRANGER.search(residues)
+    assert stranger, residues
+    letter, number = stranger.group(), stranger.start() + 1
+    if letter == "*":
+        return f"{STOP}: residue {number}"
+    return f"{STRANGER}: {_show(letter)} at residue {number}"
+
+
+def _show(letter: str) -> str:
+    """Return how to print `letter`; bytes that are no UTF-8 were decoded as surrogates."""
+    if "\ud800" <= letter <= "\udfff":
+        return f"byte 0x{ord(letter) & 0xFF:02X}"
+    return f"'{letter}'" if letter.isprintable() else f"U+{ord(letter):04X}"

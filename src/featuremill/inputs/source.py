@@ -1,0 +1,161 @@
+"""Open an input file as text: is it a file at all, how is it compressed, and is it sound?"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xopen import xopen
+
+from featuremill.errors import UserError
+
+BUFFER_SIZE = 2**18
+UTF8_MARK = b"\xef\xbb\xbf"
+COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
+"""First bytes of a compressed file, and xopen's name of the format."""
+WEB_PAGE = "is a web page (HTML), probably a failed download"
+BINARY_HEADS = {
+    b"%PDF": "is a PDF document",
+    b"PK\x03\x04": "is a zip archive or an Office document",
+    b"\xd0\xcf\x11\xe0": "is an old Office document",
+    b"{\\rtf": "is a rich-text document",
+    b"PAR1": "is a Parquet file (name it .parquet)",
+    b"\x89HDF": "is an HDF5 file",
+    b"SQLite format 3": "is an SQLite database",
+    b"BAM\x01": "is a BAM file of alignments",
+    b"CRAM": "is a CRAM file of alignments",
+}
+"""First bytes of files that people give by mistake, whatever the suffix says."""
+
+
+class DamagedError(Exception):
+    """The file broke off, or its compressed data are corrupt; the reader knows at which record."""
+
+    def __init__(self, problem: str, remedy: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class _Bytes(io.RawIOBase):
+    """A byte stream whose every failure to read becomes `DamagedError`."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            # Not read(): when that fails, all that it had unpacked before the bad place is lost.
+            data: bytes = self._stream.read1(len(buffer))
+        except EOFError:
+            raise DamagedError("is cut short", "download or copy it again") from None
+        except OSError as error:
+            if error.errno is not None:
+                raise DamagedError(
+                    f"cannot be read further ({error.strerror})", "check the disk"
+                ) from None
+            raise _corrupt(error) from None
+        except Exception as error:  # each decompressor has an exception class of its own
+            raise _corrupt(error) from None
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _corrupt(error: Exception) -> DamagedError:
+    if "Not a gzipped file" in str(error):
+        return DamagedError("has other bytes after its gzip data", "compress or download it again")
+    return DamagedError(f"is corrupt ({error})", "download or copy it again")
+
+
+def check(path: Path) -> None:
+    """Raise UserError unless `path` is a regular, non-empty file that we may read."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        shown = str(path).encode("utf-8", "backslashreplace").decode()
+        raise UserError(f"{shown}: this file's name is not in UTF-8; rename it.") from None
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        kind = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
+        raise UserError(
+            f"{path}: this file {kind}; check the path (seen from {Path.cwd()})."
+        ) from None
+    except PermissionError:
+        raise _unreadable(path) from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; check the path.") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise UserError(f"{path}: this is a folder; name the files in it.")
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(
+            f"{path}: this is a pipe or a device, and those can't be read twice; save it to a file."
+        )
+    if not os.access(path, os.R_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise _unreadable(path)
+    if not status.st_size:
+        raise UserError(f"{path}: this file is empty; check the step that made it.")
+
+
+def _unreadable(path: Path) -> UserError:
+    return UserError(
+        f"{path}: you may not read this file; ask its owner, or try chmod +r (folders: +x)."
+    )
+
+
+def compression_of(path: Path) -> str | None:
+    """Return how `path` is compressed, from its first bytes, as its name may say anything."""
+    with path.open("rb") as stream:
+        head = stream.read(6)
+    return next((name for magic, name in COMPRESSIONS.items() if head.startswith(magic)), None)
+
+
+@contextlib.contextmanager
+def open_text(path: Path, errors: str) -> Iterator[io.TextIOWrapper]:
+    """Yield `path` decompressed, as text; CR, LF and CRLF all end a line. `errors` as in `open`.
+
+    Raises UserError where the first bytes show that this is no text in UTF-8.
+    """
+    check(path)
+    compression = compression_of(path)
+    stream = xopen(path, "rb", threads=0, format=compression) if compression else path.open("rb")
+    with io.BufferedReader(_Bytes(stream), BUFFER_SIZE) as buffered:
+        head = buffered.peek(BUFFER_SIZE)
+        _check_head(path, head)
+        if head.startswith(UTF8_MARK):
+            buffered.read(len(UTF8_MARK))
+        with io.TextIOWrapper(buffered, encoding="utf-8", errors=errors) as text:
+            yield text
+
+
+def _check_head(path: Path, head: bytes) -> None:
+    for magic, kind in BINARY_HEADS.items():
+        if head.startswith(magic):
+            raise UserError(f"{path}: this {kind}; give the sequences as FASTA or as a table.")
+    start = head.lstrip()[:100].lower()
+    if start.startswith((b"<!doctype html", b"<html")):
+        raise UserError(f"{path}: this {WEB_PAGE}; open it in a browser to see why.")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:100].count(0) * 3 > len(head[:100]):
+        raise UserError(f"{path}: this text is UTF-16 or binary; save it as UTF-8 or plain text.")
+    if b"\0" in head:
+        raise has_nul(path, head[: head.index(0)].count(b"\n") + 1)
+
+
+def has_nul(path: Path | str, line: int) -> UserError:
+    """Return the error for NUL bytes; what stood there is lost, and maybe whole records with it."""
+    return UserError(
+        f"{path}:{line}: there are NUL bytes here, so a part of the file was lost on a disk or on "
+        "the way; copy or download it again."
+    )

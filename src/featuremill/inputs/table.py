@@ -1,0 +1,85 @@
+"""CSV and TSV tables with an id and a sequence column, read by pandas in chunks.
+
+Cells stay as they are written: an id `NA` or `001` is that. A record's line is its row, the header
+being line 1 (the same thing, unless cells hold line breaks). Wholly blank rows are skipped.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from featuremill.errors import UserError
+from featuremill.inputs import columns, source
+from featuremill.inputs.residues import protein
+from featuremill.workload import Record
+
+CHUNK_ROWS = 10_000
+
+
+def read(path: Path) -> Iterator[Record]:
+    """Stream the rows of a CSV or TSV table."""
+    separator, names = _header(path)
+    places = columns.find(path, names)
+    with source.open_text(path, errors="strict") as text:
+        try:
+            chunks = pd.read_csv(
+                text,
+                sep=separator,
+                header=0,
+                names=range(len(names)),
+                dtype=object,
+                keep_default_na=False,
+                na_filter=False,
+                skip_blank_lines=False,  # so that rows can be counted
+                chunksize=CHUNK_ROWS,
+            )
+            for chunk in chunks:
+                yield from _records(path, chunk, places)
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
+        except pd.errors.ParserError as error:
+            problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+            raise UserError(
+                f"{path}: this table is broken ({problem}); mend or export it again."
+            ) from None
+
+
+def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterator[Record]:
+    if not isinstance(chunk.index, pd.RangeIndex):
+        # pandas takes rows that are longer than the header for rows with an index column in front.
+        raise UserError(
+            f"{path}: the rows have more columns than the header; add the missing name to it."
+        )
+    blank = (chunk == "").all(axis=1).tolist()
+    ids, letters = chunk[places.id].tolist(), chunk[places.sequence].tolist()
+    described = (
+        [""] * len(ids) if places.description is None else chunk[places.description].tolist()
+    )
+    for row, id in enumerate(ids):
+        if not blank[row]:
+            line = chunk.index[row] + 2
+            yield protein(id.strip(), described[row].strip(), letters[row], str(path), line)
+
+
+def _header(path: Path) -> tuple[str, list[str]]:
+    """Return the separator and the names in the first line, whatever separator the suffix means."""
+    with source.open_text(path, errors="strict") as text:
+        try:
+            line = text.readline()
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
+    if line.startswith(">"):
+        raise UserError(f"{path}: this looks like FASTA, not like a table; name it .fasta.")
+    separator = "\t" if "\t" in line else max(",;|", key=line.count)
+    return separator, next(csv.reader([line], delimiter=separator), [])
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:
+    byte = error.object[error.start]
+    return UserError(
+        f"{path}: this table is not in UTF-8 (byte 0x{byte:02X}); save it as 'CSV UTF-8'."
+    )

@@ -1,0 +1,225 @@
+"""The journal of one part: batches of rows on disk, and a log that says which of them count.
+
+The data file holds Arrow stream bytes (schema, then record batches) and becomes the part by a
+rename. A cut at a batch border or a page of zeros both read as clean Arrow, so the log decides, not
+the reader: a batch counts when its `commit` line is there and the hash of its bytes agrees. The
+log:
+
+    featuremill-journal 1 <batch_cost>     the budget that batches were made with
+    begin <row>,<row>,…                    rows of the shard that go to the device now
+    commit <end offset> <xxh3>             the rows up to this offset of the data file are good
+    strike <row>,<row>,…                   the worker died with these rows in flight
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import pyarrow as pa
+import xxhash
+
+MAGIC = "featuremill-journal 1"
+SYNC_SECONDS = 3.0
+"""Time between syncs: one costs up to a tenth of a second, a lost batch is only computed again."""
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+COLUMNS = [
+    pa.field("sha256", pa.binary(32), nullable=False),
+    pa.field("status", pa.string(), nullable=False),
+    pa.field("reason", pa.string()),
+]
+"""What the core puts before a workload's values; status is "ok" or "failed"."""
+
+
+def part_schema(values: pa.Schema) -> pa.Schema:
+    """Return the schema of a part whose workload delivers `values`."""
+    return pa.schema([*COLUMNS, *values])
+
+
+class LogState(NamedTuple):
+    """What a log says: the budget, the committed batches, the strikes, and the rows in flight."""
+
+    batch_cost: int
+    commits: list[tuple[int, str]]
+    strikes: list[tuple[int, ...]]
+    in_flight: tuple[int, ...]
+
+
+def read_log(path: Path) -> LogState | None:
+    """Return what the log at `path` says, up to its first unreadable line; None for no usable
+    log."""
+    if not path.exists():
+        return None
+    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
+    commits: list[tuple[int, str]] = []
+    strikes: list[tuple[int, ...]] = []
+    in_flight: tuple[int, ...] = ()
+    try:
+        magic, _, budget = lines[0].decode("ascii").rpartition(" ")
+        if magic != MAGIC:
+            return None
+        batch_cost = int(budget)
+    except (IndexError, ValueError):
+        return None
+    for line in lines[1:]:
+        try:
+            word, *rest = line.decode("ascii").split(" ")
+            if not line:
+                continue
+            if word == "commit":
+                commits.append((int(rest[0]), rest[1]))
+                in_flight = ()
+            elif word == "begin":
+                in_flight = _rows(rest[0])
+            elif word == "strike":
+                strikes.append(_rows(rest[0]))
+                in_flight = ()
+            else:
+                break
+        except (IndexError, ValueError):
+            break
+    return LogState(batch_cost, commits, strikes, in_flight)
+
+
+def _rows(text: str) -> tuple[int, ...]:
+    return tuple(int(row) for row in text.split(","))
+
+
+class Journal:
+    """An open journal: append batches, then finish. One writer at a time (the caller holds a
+    lock)."""
+
+    def __init__(self, path: Path, schema: pa.Schema, batch_cost: int) -> None:
+        """Open the journal at `path`, keeping what an earlier writer committed.
+
+        The budget `batch_cost` only counts for a new journal; an old one keeps its own.
+        """
+        self.path = path
+        self.log_path = path.with_suffix(".log")
+        self.schema = schema
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._hash = xxhash.xxh3_128()
+        state = read_log(self.log_path)
+        self.batch_cost = state.batch_cost if state else batch_cost
+        commits = self._good_commits(state)
+        self.num_resumed = len(commits)
+        self.rows_done: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+        self._data: BinaryIO = path.open("ab")
+        if commits:
+            self._data.truncate(commits[-1][0])
+            self._recall()
+        else:
+            self._data.truncate(0)
+            self._write(schema.serialize().to_pybytes())
+        self._start_log(commits, state.strikes if state else [])
+        self._log = self.log_path.open("ab")
+        self._synced = time.monotonic()
+
+    def _good_commits(self, state: LogState | None) -> list[tuple[int, str]]:
+        """Return the leading commits whose bytes are as the log says, hashing them on the way."""
+        if state is None or not self.path.exists():
+            return []
+        header = self.schema.serialize().to_pybytes()
+        good: list[tuple[int, str]] = []
+        with self.path.open("rb") as data:
+            if data.read(len(header)) != header:
+                return []
+            running, start = xxhash.xxh3_128(header), len(header)
+            for end, digest in state.commits:
+                content = data.read(max(0, end - start))
+                if len(content) != end - start or xxhash.xxh3_64_hexdigest(content) != digest:
+                    break
+                running.update(content)
+                good.append((end, digest))
+                start = end
+        if good:
+            self._hash = running
+        return good
+
+    def _recall(self) -> None:
+        with pa.memory_map(str(self.path)) as source:
+            reader = pa.ipc.open_stream(source)
+            for _ in range(self.num_resumed):
+                self._count(reader.read_next_batch())
+
+    def _start_log(self, commits: list[tuple[int, str]], strikes: list[tuple[int, ...]]) -> None:
+        lines = [f"{MAGIC} {self.batch_cost}"]
+        lines += [f"commit {end} {digest}" for end, digest in commits]
+        lines += [f"strike {_join(rows)}" for rows in strikes]
+        fresh = self.log_path.with_suffix(".log.new")
+        fresh.write_text("\n".join(lines) + "\n", "ascii")
+        fresh.replace(self.log_path)
+
+    def begin(self, rows: Iterable[int]) -> None:
+        """Note that these rows of the shard go to the device now."""
+        self._log.write(f"begin {_join(rows)}\n".encode("ascii"))
+        self._log.flush()
+
+    def commit(self, batch: pa.RecordBatch) -> None:
+        """Append one batch of finished rows."""
+        content = batch.serialize().to_pybytes()
+        self._write(content)
+        self._data.flush()
+        digest = xxhash.xxh3_64_hexdigest(content)
+        self._log.write(f"commit {self._data.tell()} {digest}\n".encode("ascii"))
+        self._log.flush()
+        self._count(batch)
+        if time.monotonic() - self._synced >= SYNC_SECONDS:
+            self._sync()
+
+    def finish(self) -> str:
+        """Close the stream, sync it, and return the digest of the whole file."""
+        self._write(END_OF_STREAM)
+        self._data.flush()
+        self._sync()
+        self.close()
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Close the files; what is committed stays for the next writer."""
+        self._data.close()
+        self._log.close()
+
+    def _write(self, content: bytes) -> None:
+        self._data.write(content)
+        self._hash.update(content)
+
+    def _count(self, batch: pa.RecordBatch) -> None:
+        self.rows_done.update(batch.column("sha256").to_pylist())
+        self.counts.update(batch.column("status").to_pylist())
+
+    def _sync(self) -> None:
+        os.fsync(self._data.fileno())
+        os.fsync(self._log.fileno())
+        self._synced = time.monotonic()
+
+
+def add_strike(log_path: Path, rows: Iterable[int]) -> None:
+    """Note in a closed journal's log that a worker died with `rows` in flight."""
+    with log_path.open("ab") as log:  # a new line first, in case the dead writer's last one is torn
+        log.write(f"\nstrike {_join(rows)}\n".encode("ascii"))
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove what a finished journal leaves beside its part."""
+    path.with_suffix(".log").unlink(missing_ok=True)
+
+
+def digest_of_file(path: Path) -> str:
+    """Return the digest that `Journal.finish` gave for the file, computed from the disk."""
+    state = xxhash.xxh3_128()
+    with path.open("rb") as handle:
+        while block := handle.read(4 * 2**20):
+            state.update(block)
+    return state.hexdigest()
+
+
+def _join(rows: Iterable[int]) -> str:
+    return ",".join(map(str, rows))

@@ -1,0 +1,56 @@
+"""Facts of the running process and machine: parents, memory, processors, versions."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import signal
+import sys
+
+from featuremill import __version__
+from featuremill.devices import Device
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
+
+
+def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
+    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already.
+
+    Linux only; elsewhere an orphan ends at its next write to the parent's pipe.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
+    if os.getppid() != parent_pid:
+        sys.exit(128 + signal_number)
+
+
+def with_processors(device: Device) -> Device:
+    """Return `device` with its number of multiprocessors, which only torch can tell."""
+    if device.kind != "cuda" or device.num_multiprocessors:
+        return device
+    import torch
+
+    count = torch.cuda.get_device_properties(0).multi_processor_count
+    return device._replace(num_multiprocessors=count)
+
+
+def peak_memory_mb(device: Device) -> int:
+    """Return the peak of the memory that counts: the device's own, or the process's on a CPU."""
+    if device.kind == "cuda":
+        import torch
+
+        return int(torch.cuda.max_memory_reserved() // 2**20)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that values can depend on, of what this process has loaded."""
+    found = {"featuremill": __version__, "python": platform.python_version()}
+    for name in NAMED_VERSIONS:
+        if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
+            found[name] = str(module.__version__)
+    return found

@@ -1,0 +1,49 @@
+"""embeddings.parquet: id, length, sha256 (hex) and one fixed-size list of float32 a pooled
+value."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet
+
+from featuremill.outputs import Target
+
+
+class Writer:
+    """Writes every column; per-residue ones too, as nested lists. Embeddings don't compress."""
+
+    def __init__(self, target: Target) -> None:
+        metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
+        self._schema = pa.schema(
+            [
+                pa.field("id", pa.string()),
+                pa.field("length", pa.int32()),
+                pa.field("sha256", pa.string()),
+                *target.values,
+            ],
+            metadata=metadata,
+        )
+        compression = dict.fromkeys(target.values.names, "none")
+        self._file = pa.parquet.ParquetWriter(
+            target.path,
+            self._schema,
+            compression={**dict.fromkeys(("id", "length", "sha256"), "zstd"), **compression},
+            use_dictionary=False,
+        )
+
+    def write(self, block: pa.Table) -> None:
+        """Append a block as one row group."""
+        hexadecimal = [digest.hex() for digest in block["sha256"].to_pylist()]
+        columns = [
+            block["id"],
+            block["length"].cast(pa.int32()),
+            pa.array(hexadecimal, pa.string()),
+            *(block[name] for name in self._schema.names[3:]),
+        ]
+        self._file.write_table(pa.table(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._file.close()

@@ -1,0 +1,35 @@
+"""Arrow columns of vectors as NumPy arrays, without copying where Arrow allows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def matrix(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
+    width = column.type.list_size
+    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    dtype = column.type.value_type.to_pandas_dtype()
+    joined = np.concatenate(flat) if flat else np.empty(0, dtype)
+    return joined.reshape(-1, width)
+
+
+def side_by_side(block: pa.Table, columns: list[str]) -> npt.NDArray[Any]:
+    """Return the fixed-size vectors of `columns` as one array of shape (rows, sum of widths)."""
+    found = [matrix(block[name]) for name in columns]
+    return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+
+
+def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
+    """Return a list<fixed_size_list[width]> column as one array of shape (length, width) a row."""
+    found = []
+    for chunk in column.chunks:
+        for row in chunk:
+            inner = row.values
+            width = inner.type.list_size
+            found.append(inner.flatten().to_numpy(zero_copy_only=False).reshape(-1, width))
+    return found

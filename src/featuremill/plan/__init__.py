@@ -1,0 +1,214 @@
+"""plan: read every record once, decide what is computed in which shard, and write it down.
+
+Reads the inputs and `weights/<name>.json`; writes the shards, `manifest.parquet` and, last,
+`plan.json`. Knows nothing of torch. The last committed plan stays in the store, so that an edit of
+the input costs only the records that are new.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import hashlib
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from featuremill import weights as weights_verb
+from featuremill.config import Run, read, validate
+from featuremill.devices import Device, cpu, cuda_devices
+from featuremill.errors import UserError
+from featuremill.plan.announce import announce
+from featuremill.plan.manifest import write_manifest
+from featuremill.plan.repeats import repeated_rows
+from featuremill.plan.shards import Cutter, OldShard, Shard
+from featuremill.plan.spool import Spool, Tally
+from featuremill.store import RunFolder, recipe_of, write_json
+from featuremill.weights import Weights
+from featuremill.workload import Workload, find_workload
+
+PLAN_VERSION = 1
+log = logging.getLogger("featuremill.plan")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill plan`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--config", type=Path, help="YAML file of the run")
+    source.add_argument("--config-json", help="the same as JSON text")
+    parser.add_argument("--weights", type=Path, help="weights/<name>.json, if the workload has any")
+    parser.add_argument("--replan", action="store_true", help="cut every shard anew")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill plan`."""
+    if arguments.config:
+        config = read(arguments.config)
+    else:
+        config = validate(json.loads(arguments.config_json))
+    found = weights_verb.read(arguments.weights) if arguments.weights else None
+    plan(RunFolder(arguments.run_folder), config, found, arguments.weights, arguments.replan)
+
+
+def plan(
+    folder: RunFolder,
+    config: Run,
+    weights: Weights | None,
+    weights_path: Path | None = None,
+    replan: bool = False,
+) -> dict[str, Any]:
+    """Plan `config` into `folder` and return what `plan.json` says.
+
+    Raises:
+        UserError: for inputs that cannot be read, options that cannot be met, and ids that stand
+            for two different payloads. Nothing of an earlier plan is lost then.
+    """
+    workload = find_workload(config.workload)
+    options = workload.Options.model_validate(config.options)
+    device = planning_device(config.device)
+    settings = settings_of(config.workload, workload, options, device, weights)
+    options = workload.Options.model_validate(settings["options"])
+    folder.store.mkdir(parents=True, exist_ok=True)
+    with (folder.store / "plan.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        spool_folder = folder.store / "spool"
+        shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
+        try:
+            tally, cutter, num_repeats = _plan_records(
+                folder, config, workload, options, {} if replan else _last_plan(folder)
+            )
+        finally:
+            shutil.rmtree(spool_folder, ignore_errors=True)
+        result = {
+            "version": PLAN_VERSION,
+            "run": config.run,
+            "workload": config.workload,
+            "workload_version": workload.VERSION,
+            "recipe": recipe_of(settings),
+            "settings": settings,
+            "device": config.device,
+            "weights": str(weights_path) if weights_path else None,
+            "inputs": _describe_inputs(config, tally),
+            "counts": {
+                "input": tally.records,
+                "refused": tally.refused,
+                "duplicate": num_repeats,
+                "planned": tally.records - tally.refused - num_repeats,
+                "unique": cutter.unique,
+            },
+            "notes": dict(sorted(tally.notes.items())),
+            "refusals": dict(sorted(tally.refusals.items())),
+            "lengths": {"total": tally.total_length, "longest": tally.longest},
+            "shards": [_describe_shard(shard) for shard in cutter.shards],
+        }
+        write_json(folder.store / "plan.json", result)
+        write_json(folder.plan, result)
+    announce(folder, result, workload.schema(options, weights), device)
+    return result
+
+
+def planning_device(choice: str) -> Device:
+    """Return the device that "auto" options are settled for: the least able one of those chosen.
+
+    A cluster plans where no GPU is: with `device: cuda` an Ampere or newer one is then taken for
+    granted.
+    """
+    gpus = [] if choice == "cpu" else cuda_devices()
+    if gpus:
+        return min(gpus, key=lambda gpu: gpu.has_bf16)
+    if choice == "cuda":
+        return Device("cuda", "", "a GPU that this machine does not have", has_bf16=True)
+    return cpu()
+
+
+def settings_of(
+    name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
+) -> dict[str, Any]:
+    """Return everything that determines the values; its digest is the recipe."""
+    resolved = workload.resolve(options, device, weights)
+    return {
+        "workload": name,
+        "version": workload.VERSION,
+        "options": resolved.model_dump(mode="json"),
+        "weights_sha256": weights.sha256 if weights else None,
+    }
+
+
+def _plan_records(
+    folder: RunFolder, config: Run, workload: Workload, options: Any, last: Mapping[str, Any]
+) -> tuple[Tally, Cutter, int]:
+    with Spool(folder.store / "spool", lambda payload: workload.cost(payload, options)) as spool:
+        records = workload.records([Path(path) for path in config.inputs], options)
+        spool.add_all(records, _progress())
+    if spool.tally.records == spool.tally.refused:
+        raise UserError(_nothing_left(config, spool.tally))
+    with pa.memory_map(str(spool.rows_path)) as source:
+        rows = pa.ipc.open_stream(source).read_all()
+    repeats = repeated_rows(rows, spool.ids_path)
+    old = [
+        OldShard(shard["shard"], folder.shard(shard["shard"]))
+        for shard in last.get("shards", [])
+        if folder.shard(shard["shard"]).exists()
+    ]
+    cutter = Cutter(folder, spool, old, config.shards.cost)
+    cutter.cut()
+    write_manifest(folder.manifest, rows, cutter.locations, repeats, cutter.shards)
+    return spool.tally, cutter, len(repeats)
+
+
+def _last_plan(folder: RunFolder) -> dict[str, Any]:
+    path = folder.store / "plan.json"
+    last: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return last
+
+
+def _nothing_left(config: Run, tally: Tally) -> str:
+    inputs = ", ".join(config.inputs)
+    if not tally.records:
+        return f"{inputs}: there is no record in the input; check the path in `inputs`."
+    (reason, count), *_ = tally.refusals.most_common()
+    return (
+        f"{inputs}: all {tally.records:,} records were refused, {count:,} because: {reason}; "
+        "check that the input is what the workload expects."
+    )
+
+
+def _describe_inputs(config: Run, tally: Tally) -> list[dict[str, Any]]:
+    described = []
+    for name in config.inputs:
+        with Path(name).open("rb") as handle:
+            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+        size = Path(name).stat().st_size
+        records = tally.by_source[str(Path(name))]
+        described.append({"path": name, "bytes": size, "records": records, "sha256": sha256})
+    return described
+
+
+def _describe_shard(shard: Shard) -> dict[str, Any]:
+    return {
+        "shard": shard.name,
+        "records": shard.records,
+        "wanted": shard.wanted,
+        "cost": shard.cost,
+        "bytes": shard.bytes,
+    }
+
+
+def _progress(every_seconds: float = 5.0) -> Any:
+    """Return a tick that logs how far reading is, at most once in `every_seconds`."""
+    last = time.monotonic()
+
+    def tick(tally: Tally) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every_seconds:
+            last = time.monotonic()
+            log.info("%s records read", f"{tally.records:,}")
+
+    return tick

@@ -1,0 +1,80 @@
+"""Say, before long work starts, what the run will do."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from featuremill.devices import Device
+from featuremill.store import RunFolder
+
+log = logging.getLogger("featuremill.plan")
+
+
+def announce(folder: RunFolder, plan: dict[str, Any], schema: pa.Schema, device: Device) -> None:
+    """Log the run's size, model, device and expected bytes, and what looks odd."""
+    for line in describe(folder, plan, schema, device):
+        log.info("%s", line)
+    for line in warnings(folder, plan):
+        log.warning("%s", line)
+
+
+def describe(
+    folder: RunFolder, plan: dict[str, Any], schema: pa.Schema, device: Device
+) -> list[str]:
+    """Return the lines that say what will be done."""
+    counts, lengths, options = plan["counts"], plan["lengths"], plan["settings"]["options"]
+    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
+    shards = plan["shards"]
+    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
+    done = f", {num_done:,} of them done already" if num_done else ""
+    model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
+    size = human_bytes(expected_bytes(schema, counts["planned"], lengths["total"]))
+    return [
+        f"{counts['input']:,} records, {lengths['total']:,} residues, "
+        f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
+        f"{counts['unique']:,} distinct records to compute in {len(shards):,} shards{done}",
+        f"{plan['workload']} ({model}) on {device.name}; results will take about {size}",
+    ]
+
+
+def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
+    """Return what a person would want to know before the GPUs start."""
+    lines = [f"{count:,} records: {note}" for note, count in plan["notes"].items()]
+    lines += [f"{count:,} records refused: {reason}" for reason, count in plan["refusals"].items()]
+    shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
+    num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    if 1 < len(shards) < num_gpus:
+        idle = num_gpus - len(shards)
+        lines.append(
+            f"{len(shards)} shards for {num_gpus} GPUs: {idle} will idle; lower shards.cost."
+        )
+    return lines
+
+
+def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
+    """Return the bytes of the values: exact for fixed-size columns, one element a residue in
+    lists."""
+    return sum(_bytes_of(field.type, num_rows, total_length) for field in schema)
+
+
+def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:
+    if pa.types.is_fixed_size_list(kind):
+        return _bytes_of(kind.value_type, count * kind.list_size, total_length)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _bytes_of(kind.value_type, total_length, total_length)
+    if pa.types.is_primitive(kind):
+        return count * int(kind.bit_width) // 8
+    return 0
+
+
+def human_bytes(size: float) -> str:
+    """Return `size` bytes in the largest unit that leaves a number of at least one."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,68 @@
+// Draws every chart of the page in the page's own colours, and again when light turns to dark.
+(function () {
+  "use strict";
+  const style = getComputedStyle(document.documentElement);
+  const token = (name) => style.getPropertyValue("--" + name).trim();
+
+  function theme() {
+    const font = getComputedStyle(document.body).fontFamily;
+    const [ink, muted, line, card] = ["ink", "muted", "line", "card"].map(token);
+    const category = ["first", "second", "third", "fourth", "fifth"].map(token);
+    const text = { font, fontSize: 12, color: muted };
+    return {
+      background: card,
+      font,
+      padding: { left: 2, right: 6, top: 6, bottom: 2 },
+      view: { stroke: null },
+      axis: {
+        labelColor: muted, titleColor: muted, gridColor: line, domainColor: line, tickColor: line,
+        labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", titlePadding: 8, labelPadding: 5,
+        tickSize: 4, labelFlush: false,
+      },
+      axisY: { domain: false, ticks: false, titleAngle: 0, titleAlign: "left", titleAnchor: "end", titleX: 0, titleY: -10 },
+      legend: {
+        orient: "top", direction: "horizontal", labelColor: ink, titleColor: muted, labelFontSize: 12,
+        titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0,
+        gradientThickness: 8, gradientLength: 180, offset: 12, labelLimit: 260, titleOrient: "left",
+      },
+      range: { category, ramp: token("ramp").split(",").map((colour) => colour.trim()) },
+      mark: { color: category[0] },
+      style: {
+        "cell-bar": { fill: category[0], stroke: card, strokeWidth: 0.6 },
+        "shard": { stroke: card, strokeWidth: 1, cornerRadius: 2 },
+        "point": { filled: true, opacity: 0.75, size: 46 },
+        "cloud": { opacity: 0.75 },
+        "guide": { color: muted, strokeDash: [3, 3], strokeWidth: 1 },
+        "remark": text,
+        "lane": { ...text, color: ink },
+      },
+    };
+  }
+
+  const tooltip = { disableDefaultStyle: true };
+  const actions = { export: true, source: false, compiled: false, editor: false };
+  const drawn = new Map();
+
+  async function draw(element) {
+    const spec = JSON.parse(document.getElementById("data-" + element.dataset.chart).textContent);
+    const renderer = element.dataset.renderer;
+    try {
+      if (drawn.has(element)) drawn.get(element).finalize();
+      const options = { mode: "vega-lite", config: theme(), renderer, actions, tooltip };
+      Object.assign(options, { defaultStyle: false, forceActionsMenu: true });
+      options.downloadFileName = element.dataset.chart;
+      drawn.set(element, await vegaEmbed(element, spec, options));
+    } catch (error) {
+      element.textContent = "This figure could not be drawn: " + error.message;
+      console.error(error);
+    }
+  }
+
+  async function drawAll() {
+    await Promise.all(Array.from(document.querySelectorAll("[data-chart]"), draw));
+    document.documentElement.dataset.drawn = drawn.size;
+  }
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  drawAll();
+})();

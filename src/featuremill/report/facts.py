@@ -1,0 +1,161 @@
+"""What the report is about, read from a run's files in bounded memory."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from featuremill.errors import UserError
+from featuremill.report import failures, projection, words
+from featuremill.report.timeline import Interval, seconds_of, wall_seconds
+from featuremill.store import RunFolder
+
+
+class Lengths(NamedTuple):
+    """How long the planned records are: each length that occurs, and how often."""
+
+    values: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def total(self) -> int:
+        return int((self.values * self.counts).sum())
+
+    def quantile(self, share: float) -> int:
+        """Return the length that `share` of the records do not exceed."""
+        reached = np.searchsorted(self.counts.cumsum(), share * self.counts.sum())
+        return int(self.values[min(int(reached), len(self.values) - 1)])
+
+
+class Shard(NamedTuple):
+    """One receipt, as the figures use it."""
+
+    name: str
+    host: str
+    device: str
+    """The device's model, such as "NVIDIA H200"."""
+    lane: str
+    """The one device: model, identity and host."""
+    tokens: int
+    rows: int
+    failed: int
+    resumed_batches: int
+    crashes: int
+    seconds: dict[str, float]
+    """By stage, and in total. `run` holds what of `prepare` the device had to wait for."""
+    claimed: Interval
+    """From the job's start, waiting for a device included."""
+    working: Interval
+    """On the device."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second on the device, loading included."""
+        return self.tokens / max(self.working.end - self.working.begin, 1e-3)
+
+
+class Facts(NamedTuple):
+    """Everything that the page and the figures say."""
+
+    manifest: dict[str, Any]
+    lengths: Lengths
+    shards: list[Shard]
+    problems: failures.Problems
+    embedding: projection.Projection | str
+    """The map of the embeddings, or the sentence that says why there is none."""
+    doubts: list[str]
+    """Where the files contradict the manifest; empty in every good run."""
+
+    @property
+    def wall_seconds(self) -> float:
+        """Clock time from the first shard to the last; long pauses, when nothing ran, left out."""
+        return wall_seconds(shard.claimed for shard in self.shards)
+
+    def busy_seconds(self, lane: str) -> float:
+        """Return the clock time in which the device of `lane` was at work."""
+        return seconds_of(shard.working for shard in self.shards if shard.lane == lane)
+
+    @property
+    def tokens(self) -> int:
+        return sum(shard.tokens for shard in self.shards)
+
+
+def read(root: Path) -> Facts:
+    """Return the facts of the merged run in `root`; raise UserError where there is none."""
+    manifest_path = root / "manifest.json"
+    if not manifest_path.exists():
+        raise UserError(f"{manifest_path}: there are no merged results here; run snakemake first.")
+    manifest = json.loads(manifest_path.read_text("utf-8"))
+    problems = failures.read(root / "failed.tsv")
+    rows, lengths = _lengths(RunFolder(root).manifest)
+    shards = sorted((_shard(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed)
+    embedding: projection.Projection | str = (
+        "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
+    )
+    found = {"manifest.parquet": rows, "failed.tsv": problems.listed}
+    if "embeddings.parquet" in manifest["outputs"]:
+        path = root / "embeddings.parquet"
+        found["embeddings.parquet"] = pq.read_metadata(path).num_rows
+        embedding = projection.read(path)
+    doubts = _doubts(manifest["counts"], found)
+    return Facts(manifest, lengths, shards, problems, embedding, doubts)
+
+
+def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
+    """Compare what the manifest claims with what the files hold: two witnesses, not one."""
+    claimed = {
+        "manifest.parquet": counts["input"],
+        "failed.tsv": counts["failed"] + counts["refused"],
+        "embeddings.parquet": counts["ok"],
+    }
+    return [
+        f"{name} holds {number:,} records where manifest.json says {claimed[name]:,}."
+        for name, number in rows.items()
+        if number != claimed[name]
+    ]
+
+
+def _lengths(path: Path) -> tuple[int, Lengths]:
+    """Return the number of input records, the planned ones' lengths, by batches."""
+    lengths = Counter[int]()
+    with pq.ParquetFile(path, buffer_size=2**20) as file:
+        for batch in file.iter_batches(columns=["status", "length"]):
+            status = batch.column("status").cast(pa.string())
+            planned = batch.column("length").filter(pc.equal(status, "planned"))
+            for pair in planned.value_counts().to_pylist():
+                lengths[pair["values"]] += pair["counts"]
+        rows = file.metadata.num_rows
+    ordered = sorted(lengths)
+    counts = np.array([lengths[value] for value in ordered], np.int64)
+    return rows, Lengths(np.array(ordered, np.int64), counts)
+
+
+def _shard(receipt: dict[str, Any]) -> Shard:
+    device, host = receipt["device"], failures.clipped(receipt["host"])
+    seconds: dict[str, float] = receipt["seconds"]
+    started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
+    # A receipt may carry whole seconds; its durations are finer.
+    finished = max(finished, started + seconds["total"])
+    name = failures.clipped(device["name"])
+    identity = "" if device["kind"] == "cpu" else f" {device['uuid'].removeprefix('GPU-')[:8]}"
+    return Shard(
+        name=receipt["shard"],
+        host=host,
+        device=name,
+        lane=f"{name}{identity} · {host}",
+        tokens=receipt["cost"],
+        rows=receipt["rows"],
+        failed=receipt["failed"],
+        resumed_batches=receipt["resumed_batches"],
+        crashes=receipt["retries"],
+        seconds=seconds,
+        claimed=Interval(started, finished),
+        working=Interval(min(started + seconds["wait"], finished), finished),
+    )

@@ -1,0 +1,225 @@
+"""The page: a whole run on one self-contained sheet, and each figure as a file of its own."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import jinja2
+import vl_convert
+import yaml
+
+from featuremill import __version__
+from featuremill.outputs import FILES
+from featuremill.report import words
+from featuremill.report.chart import Figure
+from featuremill.report.facts import Facts
+from featuremill.store import replacing
+
+ASSETS = Path(__file__).parent / "assets"
+VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
+MEANINGS = {
+    "ok": "have their features",
+    "failed": "were tried and have no features",
+    "refused": "were not tried",
+    "duplicate": "the same id with the same sequence, again",
+}
+
+
+def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
+    """Write the whole report to `path`."""
+    manifest = facts.manifest
+    _write(
+        path,
+        "page.html",
+        run=manifest["run"],
+        lead=_lead(facts),
+        accounting=_accounting(facts),
+        tiles=_tiles(facts),
+        warnings=[text[0].upper() + text[1:] for text in manifest["warnings"]],
+        figures=figures,
+        problems=facts.problems,
+        recipe={"digest": manifest["recipe"], "settings": _flat(manifest["settings"])},
+        inputs=manifest["inputs"],
+        outputs=manifest["outputs"],
+        devices=_devices(facts),
+        versions=_versions(facts),
+        reproduce=_reproduce(facts),
+    )
+
+
+def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> None:
+    """Write accounting.html and one file a figure to `folder`."""
+    run = facts.manifest["run"]
+    _write(
+        folder / "accounting.html",
+        "figure.html",
+        title=f"{run}: accounting",
+        accounting=_accounting(facts),
+        problems=facts.problems,
+    )
+    for name, figure in figures.items():
+        _write(
+            folder / f"{name}.html", "figure.html", title=f"{run}: {figure.title}", figure=figure
+        )
+
+
+def _write(path: Path, template: str, **context: Any) -> None:
+    text = _environment().get_template(template).render(context)
+    with replacing(path) as temporary:
+        temporary.write_text(text, "utf-8")
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """Return the templates; whatever they show is escaped, as ids and paths come from strangers."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
+    environment.filters.update(count=words.count, size=words.size)
+    schema = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
+    environment.globals.update(
+        figure=None,
+        style=(ASSETS / "style.css").read_text("utf-8"),
+        charts=(ASSETS / "charts.js").read_text("utf-8"),
+        vega=vl_convert.javascript_bundle(VEGA_NAMES, schema),
+    )
+    return environment
+
+
+def _lead(facts: Facts) -> str:
+    manifest, settings = facts.manifest, facts.manifest["settings"]
+    model = settings["options"].get("model")
+    what = settings["workload"] + (f" with {model}" if model else "")
+    files = words.listed(Path(file["path"]).name for file in manifest["inputs"][:3])
+    if more := len(manifest["inputs"]) - 3:
+        files += f" and {more} more" if more > 0 else ""
+    finished = words.moment(words.parsed(manifest["finished"]))
+    return f"{what}, of {files}. Finished {finished}."
+
+
+def _accounting(facts: Facts) -> dict[str, Any]:
+    manifest, counts = facts.manifest, facts.manifest["counts"]
+    terms = [
+        {"name": name, "number": counts[name], "meaning": meaning}
+        for name, meaning in MEANINGS.items()
+    ]
+    missing = counts["input"] - sum(counts[name] for name in MEANINGS)
+    complete = not missing and not facts.doubts
+    verdict = (
+        f"{words.records(abs(missing))} not accounted for"
+        if missing
+        else "The files of this run contradict each other"
+        if facts.doubts
+        else "The one record is accounted for"
+        if counts["input"] == 1
+        else f"All {words.records(counts['input'])} are accounted for"
+    )
+    notes = [f"{note}: {words.records(number)}." for note, number in manifest["notes"].items()]
+    if not counts["ok"]:
+        notes.insert(0, "None of them has features.")
+    return {
+        "complete": complete,
+        "verdict": verdict,
+        "doubts": facts.doubts,
+        "input": counts["input"],
+        "terms": terms,
+        "notes": notes,
+    }
+
+
+def _tiles(facts: Facts) -> list[dict[str, str]]:
+    wall = facts.wall_seconds
+    num_devices = len({shard.lane for shard in facts.shards})
+    tiles = {
+        "wall time": words.duration(wall) if facts.shards else "–",
+        "residues": words.short(facts.lengths.total),
+        "tokens/s": words.short(facts.tokens / wall) if wall > 0 else "–",
+        "distinct sequences": words.count(sum(shard.rows for shard in facts.shards)),
+        "device" if num_devices == 1 else "devices": words.count(num_devices),
+    }
+    if facts.manifest["gpu_seconds"] > 0:
+        tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
+    else:
+        tiles["shards"] = words.count(len(facts.shards))
+    return [{"name": name, "number": number} for name, number in tiles.items()]
+
+
+def _versions(facts: Facts) -> dict[str, str]:
+    """Return what the workers had loaded; several versions of one thing where they differ."""
+    found: dict[str, set[str]] = {"featuremill": set()}
+    for receipt in facts.manifest["receipts"]:
+        for name, version in receipt["versions"].items():
+            found.setdefault(name, set()).add(version)
+    found["featuremill"] = found["featuremill"] or {__version__}
+    return {name: words.listed(sorted(versions)) for name, versions in found.items()}
+
+
+def _flat(settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings as lines, the options by their own names."""
+    rows = {key: value for key, value in settings.items() if key != "options"}
+    rows |= {f"options.{key}": value for key, value in settings["options"].items()}
+    return [(key, _plain(value)) for key, value in rows.items()]
+
+
+def _plain(value: Any) -> str:
+    if value is None or isinstance(value, str):
+        return value or "none"
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+    )
+
+
+def _devices(facts: Facts) -> list[dict[str, Any]]:
+    rows = []
+    receipts = {receipt["shard"]: receipt for receipt in facts.manifest["receipts"]}
+    for lane in sorted({shard.lane for shard in facts.shards}):
+        names = [shard.name for shard in facts.shards if shard.lane == lane]
+        mine = [receipts[name] for name in names]
+        rows.append(
+            {
+                "name": lane,
+                "shards": len(mine),
+                "busy": words.duration(facts.busy_seconds(lane)),
+                "memory": words.size(int(max(r["peak_memory_mb"] for r in mine) * 2**20)),
+                "settings": ", ".join(
+                    f"{label} {words.listed(sorted({str(r[key]) for r in mine}))}"
+                    for label, key in (
+                        ("threads", "threads"),
+                        ("batch", "batch_cost"),
+                        ("attention", "backend"),
+                    )
+                    if any(r[key] for r in mine)
+                ),
+            }
+        )
+    return rows
+
+
+def _reproduce(facts: Facts) -> dict[str, str]:
+    manifest, settings = facts.manifest, facts.manifest["settings"]
+    kinds = {receipt["device"]["kind"] for receipt in manifest["receipts"]}
+    config = {
+        "run": manifest["run"],
+        "inputs": [file["path"] for file in manifest["inputs"]],
+        "workload": settings["workload"],
+        "options": settings["options"],
+        "device": kinds.pop() if len(kinds) == 1 else "auto",
+        "outputs": [name for name, file in FILES.items() if file in manifest["outputs"]],
+        "max_failed": manifest["counts"]["failed"],
+    }
+    name = f"{manifest['run']}.yaml"
+    gpus = len({r["device"]["uuid"] for r in manifest["receipts"] if r["device"]["kind"] == "cuda"})
+    limit = f" --resources gpu={gpus}" if gpus else ""
+    checks = "".join(
+        f"echo {shlex.quote(file['sha256'] + '  ' + file['path'])} | sha256sum --check\n"
+        for file in manifest["inputs"][:20]
+    )
+    return {
+        "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=10_000),
+        "commands": f"{checks}snakemake --configfile {shlex.quote(name)} --cores all{limit}",
+    }

@@ -1,0 +1,88 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable
+
+import numpy as np
+
+NBSP = "\u00a0"
+"""Between a number and its unit, where no line may end."""
+
+
+def count(number: float) -> str:
+    """Return 12345 as "12,345"."""
+    return f"{number:,.0f}"
+
+
+def records(number: int) -> str:
+    """Return "1 record" or "12,345 records"."""
+    return plural(number, "record")
+
+
+def plural(number: int, noun: str) -> str:
+    """Return `number` and `noun`, with an s where there is more or less than one."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def short(number: float) -> str:
+    """Return a number to three digits: "842", "12.3 k", "1.87 M", "36.9 G"."""
+    scaled, prefix = float(number), ""
+    for prefix in ("", "k", "M", "G", "T"):
+        if abs(scaled) < 999.5 or prefix == "T":
+            break
+        scaled /= 1000
+    digits = 0 if not prefix or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    return f"{scaled:.{digits}f}{NBSP}{prefix}".rstrip(NBSP)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in the two largest units that say something."""
+    if seconds < 9.95:
+        return f"{seconds:.1f}{NBSP}s"
+    total = round(seconds)
+    for unit, name, part, part_name in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if total >= unit:
+            rest = total % unit // part
+            return f"{total // unit}{NBSP}{name}" + (f" {rest}{NBSP}{part_name}" if rest else "")
+    return f"{total}{NBSP}s"
+
+
+def moment(seconds: float) -> str:
+    """Return a clock time in UTC: the hosts of a run may stand in different zones."""
+    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def parsed(moment: str) -> float:
+    """Return an ISO 8601 time in seconds since 1970."""
+    return datetime.datetime.fromisoformat(moment).timestamp()
+
+
+def size(num_bytes: int) -> str:
+    """Return a file's size in decimal units, as file managers show it."""
+    return f"{short(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes}{NBSP}B"
+
+
+def share(part: float, whole: float) -> str:
+    """Return `part` of `whole` in per cent; "under 1 %" rather than a nought that is not one."""
+    percent = 100 * part / whole if whole else 0.0
+    if 0 < percent < 1:
+        return f"under 1{NBSP}%"
+    return f"{percent:.0f}{NBSP}%"
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return "a", "a and b" or "a, b and c"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def rounded(values: np.ndarray) -> list[float]:
+    """Return `values` to four significant digits: all that a screen shows."""
+    return [float(f"{value:.4g}") for value in values]

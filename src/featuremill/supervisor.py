@@ -1,0 +1,209 @@
+"""The supervisor of one shard's workers: restarts them, and tells bad records from bad devices.
+
+A worker that dies with a batch in flight is held against that batch's records: the next worker runs
+each of them alone, and a record that kills a worker alone as well becomes a failed row. A worker
+that dies with nothing in flight, or of a device error, is held against the device. Someone stopping
+the run is held against nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from featuremill import journal
+from featuremill.devices import Device, devices_for
+from featuremill.errors import DeviceError, UserError, WorkloadError
+from featuremill.lease import Lease, lease
+from featuremill.progress import Progress
+
+MAX_FAILURES_A_DEVICE = 2
+MAX_DEATHS_IN_A_ROW = 10
+"""Deaths without one batch committed in between: then it is not the records."""
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+log = logging.getLogger("featuremill.extract")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the supervisor asks of a worker."""
+
+    run_folder: str
+    recipe: str
+    shard: str
+    workload: str
+    options: dict[str, Any]
+    weights: str | None
+    threads: int
+    stall_seconds: float
+    supervisor_pid: int
+    device: dict[str, Any] = field(default_factory=dict)
+    solo: list[int] = field(default_factory=list)
+    """Rows that were in flight when a worker died: each in a batch of its own now."""
+    condemned: dict[str, str] = field(default_factory=dict)
+    """Rows (as text) that killed a worker alone, each with its reason: failed, without another
+    try."""
+
+
+class _WorkerDiedError(Exception):
+    def __init__(self, manner: str, blames_device: bool = False) -> None:
+        super().__init__(manner)
+        self.blames_device = blames_device
+
+
+class Supervisor:
+    """Runs workers on one shard until its journal is finished."""
+
+    def __init__(self, job: Job, journal_path: Path, device_choice: Any, lock: int) -> None:
+        self.num_deaths = 0
+        self.seconds_waited = 0.0
+        self._job = job
+        self._log_path = journal_path.with_suffix(".log")
+        self._device_choice = device_choice
+        self._lock = lock
+        self._solo: set[int] = set()
+        self._condemned: dict[str, str] = {}
+        self._failures: Counter[str] = Counter()
+        self._name = f"shard {job.shard[:8]}"
+
+    def run(self) -> dict[str, Any]:
+        """Return the summary of the worker that finished the shard.
+
+        Raises:
+            UserError: when the worker found that what was asked cannot be done.
+            WorkloadError: when the workload fails outside a record.
+            DeviceError: when no device is left, or workers die on everything.
+        """
+        self._recall_strikes()
+        deaths_in_a_row = 0
+        while True:
+            commits = self._num_commits()
+            waiting_since = time.monotonic()
+            with lease(self._devices()) as slot:
+                self.seconds_waited += time.monotonic() - waiting_since
+                try:
+                    return self._run_worker(slot)
+                except _WorkerDiedError as death:
+                    self.num_deaths += 1
+                    self._blame(slot.device, death)
+                    manner = str(death)
+            deaths_in_a_row = 1 if self._num_commits() > commits else deaths_in_a_row + 1
+            if deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
+                raise DeviceError(
+                    f"{self._name}: {deaths_in_a_row} workers died in a row: {manner}."
+                )
+            log.warning("%s: the worker %s; starting another", self._name, manner)
+
+    def _recall_strikes(self) -> None:
+        """Learn from the journal's log which rows were in flight when earlier workers died."""
+        state = journal.read_log(self._log_path)
+        for rows in state.strikes if state else []:
+            self._strike(rows, "in an earlier job")
+
+    def _strike(self, rows: tuple[int, ...], manner: str) -> None:
+        if len(rows) == 1 and rows[0] in self._solo:
+            self._condemned[str(rows[0])] = f"crashed the worker twice: {manner}"
+        self._solo.update(rows)
+
+    def _blame(self, device: Device, death: _WorkerDiedError) -> None:
+        state = journal.read_log(self._log_path)
+        if death.blames_device or state is None or not state.in_flight:
+            self._failures[device.uuid] += 1
+            return
+        journal.add_strike(self._log_path, state.in_flight)
+        self._strike(state.in_flight, str(death))
+
+    def _num_commits(self) -> int:
+        state = journal.read_log(self._log_path)
+        return len(state.commits) if state else 0
+
+    def _devices(self) -> list[Device]:
+        """Return the devices worth a try, those that failed least first."""
+        allowed = devices_for(self._device_choice)
+        left = [d for d in allowed if self._failures[d.uuid] < MAX_FAILURES_A_DEVICE]
+        if not left:
+            names = ", ".join(device.name for device in allowed)
+            raise DeviceError(
+                f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
+                "see the log, then run the same command again: it goes on from here."
+            )
+        return sorted(left, key=lambda device: self._failures[device.uuid])
+
+    def _run_worker(self, slot: Lease) -> dict[str, Any]:
+        """Run one worker to its end; return its summary.
+
+        Raises:
+            _WorkerDiedError: saying how it died.
+        """
+        job = replace(
+            self._job,
+            device=slot.device._asdict(),
+            solo=sorted(self._solo),
+            condemned=self._condemned,
+        )
+        descriptors = [self._lock, *([] if slot.descriptor is None else [slot.descriptor])]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "featuremill.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            pass_fds=descriptors,
+            env=_environment(slot.device, job.threads),
+        )
+        try:
+            return self._follow(worker, job)
+        finally:
+            worker.kill()
+            worker.wait()
+
+    def _follow(self, worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
+        assert worker.stdin and worker.stdout
+        with worker.stdin as pipe:
+            pipe.write(json.dumps(asdict(job)))
+        summary: dict[str, Any] | None = None
+        message = ""
+        progress = Progress(log, self._name)
+        for line in worker.stdout:
+            event = json.loads(line)
+            kind = event.pop("event")
+            if kind == "progress":
+                progress.show(event)
+            elif kind == "done":
+                summary = event
+            else:
+                message = event["message"]
+        status = worker.wait()
+        if status == 0 and summary is not None:
+            return summary
+        if status == UserError.exit_status:
+            raise UserError(message)
+        if status == WorkloadError.exit_status and message:
+            raise WorkloadError(f"{self._name}: {message}; the log has the traceback.")
+        if -status in INTERRUPTS:
+            raise SystemExit(128 - status)
+        if status == DeviceError.exit_status:
+            raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)
+        raise _WorkerDiedError(_manner_of_death(status))
+
+
+def _manner_of_death(status: int) -> str:
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"left with status {status} (the log has the stack of a hang or crash)"
+
+
+def _environment(device: Device, threads: int) -> dict[str, str]:
+    own = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    own["CUDA_VISIBLE_DEVICES"] = device.uuid if device.kind == "cuda" else ""
+    own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return {**os.environ, **own}

@@ -1,0 +1,179 @@
+"""Weights: a checkpoint becomes, once, one memory-mapped file, and a JSON that names it.
+
+Reads: a checkpoint (of the package, downloaded, or a path). Writes: `weights/<name>.json` and, in
+the cache folder, a safetensors file. Of two at once, one converts and the other adopts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill import store
+from featuremill.errors import UserError
+from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2.sources import Source, name_of
+
+__all__ = ["Weights", "add_arguments", "convert", "name_of", "read", "run"]
+
+LAYOUT = "esm2-1"
+"""Folder of the converted files; another one whenever what is written changes."""
+VERSION = 1
+
+_log = logging.getLogger(__name__)
+
+
+class Weights(NamedTuple):
+    """Converted weights: what a workload loads."""
+
+    name: str
+    path: Path
+    sha256: str
+    """Of the file, and so of the values: their conversion always gives the same bytes."""
+    metadata: dict[str, str]
+    """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the verb takes."""
+    parser.add_argument("model", help="a model's name or the path of a checkpoint")
+    parser.add_argument(
+        "--output", type=Path, required=True, help="the weights/<name>.json to write"
+    )
+    parser.add_argument("--cache", type=Path, help="folder for converted weights and its locks")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Convert the model if that has not been done, and write the JSON."""
+    entry = convert(arguments.model, arguments.cache)
+    store.write_json(arguments.output, entry)
+    _log.info("%s → %s (%.1f MB)", entry["name"], entry["path"], entry["bytes"] / 1e6)
+
+
+def read(path: Path) -> Weights:
+    """Return the weights that the JSON `path` names, after a look whether they are still there."""
+    heal = f"delete {path} and run again"
+    try:
+        entry = json.loads(path.read_text())
+        found = weights_of(entry)
+        size = entry["bytes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: this cannot be read ({error}); {heal}.") from None
+    if not found.path.is_file() or found.path.stat().st_size != size:
+        raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
+    return found
+
+
+def weights_of(entry: dict[str, Any]) -> Weights:
+    """Return the weights that the JSON object `entry` describes."""
+    return Weights(entry["name"], Path(entry["path"]), entry["sha256"], entry["metadata"])
+
+
+def cache_folder(given: Path | None = None) -> Path:
+    """Return where converted weights are kept."""
+    if given:
+        return given
+    if named := os.environ.get("FEATUREMILL_CACHE"):
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featuremill"
+
+
+def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
+    """Return the JSON object for `model`, converting its checkpoint unless the cache has it."""
+    source = sources.locate(model)
+    # A published model goes by its name, so that its checkpoint may be deleted once converted.
+    key = source.name
+    if source.kind != "published":
+        key += f"-{_sha256_of(source.path)[:16]}"
+    folder = cache_folder(cache).absolute() / LAYOUT
+    with _locked(folder / f"{key}.lock"):
+        record = folder / f"{key}.json"
+        entry = _cached(record)
+        if entry is None:
+            entry = _convert(source, folder / f"{key}.safetensors")
+            store.write_json(record, entry)
+    entry["source"]["location"] = source.location
+    return entry
+
+
+def _cached(record: Path) -> dict[str, Any] | None:
+    """Return what an earlier conversion left, if its file still has the bytes that it had then."""
+    if not record.exists():
+        return None
+    try:
+        entry: dict[str, Any] = json.loads(record.read_text())
+        path, sha256 = Path(entry["path"]), entry["sha256"]
+        if _sha256_of(path) == sha256:
+            _log.info("found converted weights %s", path)
+            return entry
+        reason = "its sha256 is not the one it was written with"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason = str(error)
+    _log.warning("cached weights %s are damaged (%s); converting again", record, reason)
+    return None
+
+
+def _convert(source: Source, path: Path) -> dict[str, Any]:
+    """Write the weights of `source` to `path`; return the JSON object that describes them."""
+    if source.kind == "published" and not source.path.is_file():
+        sources.download(source)
+    from featuremill.workloads.esm2 import checkpoint
+
+    _log.info("converting %s", source.path)
+    found = checkpoint.read(source.path)
+    with store.replacing(path) as temporary:
+        sha256 = checkpoint.write(found, temporary)
+    metadata = found.metadata()
+    if source.kind == "published":
+        metadata["license"] = sources.PUBLISHED_LICENSE
+    name = source.name
+    if source.kind == "local" and name not in sources.PUBLISHED_GIGABYTES:
+        # The recipe must not depend on where a file lies or on what somebody called it.
+        name = f"esm2_t{found.num_layers}_w{found.width}-{sha256[:8]}"
+    return {
+        "version": VERSION,
+        "name": name,
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "sha256": sha256,
+        "source": {
+            "kind": source.kind,
+            "location": source.location,
+            "sha256": _sha256_of(source.path),
+            "bytes": source.path.stat().st_size,
+        },
+        "metadata": metadata,
+    }
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock `path`; it falls with its holder, so nothing needs to be cleaned up."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    except OSError as error:
+        raise UserError(
+            f"{path.parent}: converted weights cannot be kept here ({error.strerror}); "
+            "name another folder with --cache or FEATUREMILL_CACHE."
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting for another process that converts the same model")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

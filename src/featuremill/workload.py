@@ -1,0 +1,99 @@
+"""The contract of a workload: everything the core asks of one, and nothing else.
+
+A workload is a module (or any object) with the attributes of `Workload`. The built-in ones stand in
+`featuremill.workloads`; others register an entry point in a group of that name. The core owns
+planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
+knows what a record is and how to compute its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict
+
+from featuremill.errors import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from featuremill.devices import Device
+    from featuremill.weights import Weights
+
+BUILT_IN = ("composition", "esm2")
+
+
+class Record(NamedTuple):
+    """One input record. `payload` is what gets computed; equal payloads are computed once."""
+
+    id: str
+    description: str
+    payload: bytes
+    source: str
+    line: int
+    """Where the record starts: a line of `source`, or its number in formats without lines."""
+    reason: str = ""
+    """Why the record is refused; empty for a good one."""
+    note: str = ""
+    """What was mended on the way in, such as "J read as X"; empty when nothing was."""
+
+
+class WorkloadOptions(BaseModel):
+    """Base of every workload's options: each field described, unknown keys refused, frozen."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+    def delivers(self) -> set[Literal["pooled", "per_residue"]]:
+        """Return what comes out: vectors of a whole record, of each of its residues, or both."""
+        return {"pooled"}
+
+
+class Workload(Protocol):
+    """What the core calls. Importing a workload costs nothing: heavy imports belong in `load`."""
+
+    VERSION: str
+    """Bump it whenever the values change for the same input and options."""
+    Options: type[Any]
+    """A subclass of `WorkloadOptions`."""
+
+    def records(self, inputs: Sequence[Path], options: Any) -> Iterator[Record]:
+        """Stream the records of `inputs`, bad ones with a reason. CPU only."""
+
+    def cost(self, payload: bytes, options: Any) -> int:
+        """Return the work in `payload` (tokens, for a language model); at least 1."""
+
+    def weights(self, options: Any) -> str | None:
+        """Return the model whose weights the run needs (a name or a path), or None."""
+
+    def resolve(self, options: Any, device: Device, weights: Weights | None) -> Any:
+        """Return `options` with every "auto" settled; raise UserError for what cannot be done."""
+
+    def schema(self, options: Any, weights: Weights | None) -> pa.Schema:
+        """Return the columns of values that `run` delivers."""
+
+    def batch_cost(self, options: Any, device: Device) -> int:
+        """Return the cost that one batch may hold on `device`."""
+
+    def load(self, options: Any, device: Device, weights: Weights | None) -> Any:
+        """Return the model, ready on `device`."""
+
+    def prepare(self, model: Any, payloads: Sequence[bytes]) -> Any:
+        """Return the host side of one batch; runs ahead of `run`, on a thread."""
+
+    def run(self, model: Any, batch: Any) -> pa.RecordBatch:
+        """Return one row a payload, in order, with the columns of `schema`."""
+
+
+def find_workload(name: str) -> Workload:
+    """Return the workload called `name`, built in or registered by another package."""
+    if name in BUILT_IN:
+        return cast(Workload, import_module(f"featuremill.workloads.{name}"))
+    registered = {point.name: point for point in entry_points(group="featuremill.workloads")}
+    if name not in registered:
+        known = ", ".join([*BUILT_IN, *sorted(registered)])
+        raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
+    return cast(Workload, registered[name].load())

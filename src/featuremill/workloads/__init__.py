@@ -1,0 +1,1 @@
+"""Built-in workloads; each module or folder obeys `featuremill.workload.Workload`."""

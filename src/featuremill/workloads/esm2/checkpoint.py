@@ -1,0 +1,202 @@
+"""Recognising a checkpoint as an ESM-2, and writing it in our layout."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featuremill.workloads.esm2 import layout
+from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
+from featuremill.workloads.esm2.tokens import NUM_TOKENS
+
+NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""Number types that a checkpoint may have, and what the safetensors format calls them."""
+HEADS_OF_SHAPE = {
+    (6, 320): 20,
+    (12, 480): 20,
+    (30, 640): 20,
+    (33, 1280): 20,
+    (36, 2560): 40,
+    (48, 5120): 40,
+}
+"""Attention heads of the published models by (layers, width)."""
+ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
+"""Keys of ESM-1b and ESM-1v, whose other tensors look like those of an ESM-2."""
+IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
+"""Keys that Hugging Face stores with an ESM-2 and does not use."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of ESM-2."""
+
+    tensors: Mapping[str, Tensor]
+    """By the source's names, without the prefix of the whole model."""
+    names: layout.Names
+    num_layers: int
+    width: int
+    num_heads: int
+    inv_freq: Tensor
+    license: str
+
+    def entries(self) -> Iterator[layout.Entry]:
+        """Yield what our file holds of this checkpoint."""
+        yield layout.Entry(layout.FREQUENCIES, (), tuple(self.inv_freq.shape))
+        yield from layout.entries(self.names, self.num_layers, self.width, NUM_TOKENS)
+
+    def tensor(self, entry: layout.Entry) -> Tensor:
+        """Return the tensor of `entry`; several of the source's are put below each other."""
+        parts = [self.tensors[key] for key in entry.keys] or [self.inv_freq]
+        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+
+    def dtype(self, entry: layout.Entry) -> torch.dtype:
+        """Return the number type of `entry`, in which no part of it loses anything."""
+        dtype = (self.tensors[entry.keys[0]] if entry.keys else self.inv_freq).dtype
+        for key in entry.keys[1:]:
+            dtype = torch.promote_types(dtype, self.tensors[key].dtype)
+        return dtype
+
+    def metadata(self) -> dict[str, str]:
+        """Return what is known of the network, as text."""
+        known = {
+            "architecture": "esm2",
+            "num_layers": str(self.num_layers),
+            "embed_dim": str(self.width),
+            "attention_heads": str(self.num_heads),
+            "dtype": str(self.tensors[self.names.embedding].dtype).removeprefix("torch."),
+        }
+        return known | ({"license": self.license} if self.license else {})
+
+
+def read(path: Path) -> Checkpoint:
+    """Return the ESM-2 checkpoint in `path`; raise UserError, with the reason, if it is none."""
+    opened = open_checkpoint(path)
+    is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
+    names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
+    prefix = re.compile("|".join(map(re.escape, names.prefixes)))
+    tensors = {prefix.sub("", k, 1) if prefix.match(k) else k: t for k, t in opened.tensors.items()}
+    try:
+        return _recognise(opened._replace(tensors=tensors), names)
+    except ValueError as error:
+        raise refusal(path, str(error)) from None
+
+
+def write(checkpoint: Checkpoint, path: Path) -> str:
+    """Write `checkpoint` to `path` as safetensors, tensor by tensor; return the file's sha256.
+
+    The bytes follow from the values alone. (The safetensors library wants all tensors in memory at
+    once, which is 30 GB for the largest model, and does not promise the order of its header.)
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for entry in checkpoint.entries():
+        dtype = checkpoint.dtype(entry)
+        start, end = end, end + dtype.itemsize * torch.Size(entry.shape).numel()
+        header[entry.name] = {
+            "dtype": NUMBER_TYPES[dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for chunk in _chunks(checkpoint, len(text).to_bytes(8, "little") + text):
+            file.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
+    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    tensors, facts = opened.tensors, opened.facts
+    _refuse_elders(opened)
+    if names.embedding not in tensors:
+        raise ValueError(f"it has no tensor {names.embedding}")
+    num_layers = 0
+    while any(key.startswith(f"{names.layer}{num_layers}.") for key in tensors):
+        num_layers += 1
+    width = tensors[names.embedding].shape[-1]
+    found = {"num_layers": num_layers, "embed_dim": width}
+    for fact, value in found.items():
+        if int(facts.get(fact, value)) != value:
+            raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
+    inv_freq, num_heads = _rotary(tensors, facts, num_layers, width)
+    checkpoint = Checkpoint(
+        tensors, names, num_layers, width, num_heads, inv_freq, str(facts.get("license", ""))
+    )
+    _check_tensors(checkpoint)
+    return checkpoint
+
+
+def _refuse_elders(opened: Opened) -> None:
+    facts = opened.facts
+    if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in opened.tensors):
+        raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
+    if facts.get("position_embedding_type", "rotary") != "rotary":
+        raise ValueError("its positions are not rotary, so it is of an older network")
+    if not facts.get("token_dropout", True):
+        raise ValueError("its settings switch token dropout off, which every ESM-2 has on")
+
+
+def _rotary(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], num_layers: int, width: int
+) -> tuple[Tensor, int]:
+    """Return the rotary frequencies and the number of heads.
+
+    Frequencies in the checkpoint are kept as they are: where training ran in fp16 they are rounded
+    to it, and the network learned with the rounded ones (huggingface/transformers#19587).
+    """
+    stored = [tensor for key, tensor in tensors.items() if key.endswith("inv_freq")]
+    if any(not torch.equal(tensor, stored[0]) for tensor in stored):
+        raise ValueError("its layers differ in their rotary frequencies")
+    heads = int(facts.get("attention_heads", 0)) or HEADS_OF_SHAPE.get((num_layers, width), 0)
+    if stored:
+        heads_stored, rest = divmod(width, 2 * len(stored[0]))
+        heads = heads or heads_stored
+        if rest or heads != heads_stored:
+            raise ValueError("its rotary frequencies do not fit its width and heads")
+    if not heads:
+        raise ValueError(
+            "nothing says how many attention heads it has; put its config.json beside it"
+        )
+    if width % (2 * heads):
+        raise ValueError(f"{heads} attention heads do not divide its width {width}")
+    head_dim = width // heads
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    return (stored[0] if stored else 1.0 / 10000**exponents), heads
+
+
+def _check_tensors(checkpoint: Checkpoint) -> None:
+    """Raise ValueError where a tensor is missing, has another shape or type, or is one too many."""
+    names = checkpoint.names
+    used = set[str]()
+    for entry in checkpoint.entries():
+        used.update(entry.keys)
+        missing = [key for key in entry.keys if key not in checkpoint.tensors]
+        if missing:
+            raise ValueError(f"it has no tensor {missing[0]}")
+        shape = (entry.shape[0] // max(1, len(entry.keys)), *entry.shape[1:])
+        for key in entry.keys:
+            if checkpoint.tensors[key].shape != shape:
+                has = tuple(checkpoint.tensors[key].shape)
+                raise ValueError(f"its tensor {key} has the shape {has} and not {shape}")
+        if checkpoint.dtype(entry) not in NUMBER_TYPES:
+            raise ValueError(f"its numbers are {checkpoint.dtype(entry)}")
+    encoder = (names.layer, names.embedding.partition(".")[0])
+    for key in checkpoint.tensors:
+        is_known = key in used or key.endswith("inv_freq") or key.startswith(IDLE_KEYS)
+        if key.startswith(encoder) and not is_known:
+            raise ValueError(f"its tensor {key} is no part of an ESM-2")
+
+
+def _chunks(checkpoint: Checkpoint, header: bytes) -> Iterator[Any]:
+    yield header
+    for entry in checkpoint.entries():
+        yield checkpoint.tensor(entry).reshape(-1).view(torch.uint8).numpy()

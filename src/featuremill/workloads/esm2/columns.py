@@ -1,0 +1,36 @@
+"""The columns of a part: their names and types, and Arrow arrays from NumPy ones. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.workloads.esm2.options import Options
+
+Matrix = np.ndarray[tuple[int, int], Any]
+
+
+def schema(options: Options, width: int) -> pa.Schema:
+    """Return the columns: for each layer its pooled vectors, then its residues."""
+    fields: dict[str, pa.DataType] = {}
+    vector = pa.list_(pa.float32(), width)
+    number = pa.float16() if options.output_dtype == "float16" else pa.float32()
+    for layer in options.layers:
+        fields |= {f"{pool}_layer_{layer}": vector for pool in options.pools}
+        if options.per_residue:
+            fields[f"residues_layer_{layer}"] = pa.list_(pa.list_(number, width))
+    return pa.schema(fields)
+
+
+def vectors(rows: Matrix) -> pa.FixedSizeListArray:
+    """Return one vector a row, without copying."""
+    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
+
+
+def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
+    """Return for each length a list of that many of the rows, without copying."""
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(bounds), vectors(rows))

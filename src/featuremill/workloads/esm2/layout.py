@@ -1,0 +1,87 @@
+"""How ESM-2's tensors are called: by fair-esm, by Hugging Face, and in the files that we write.
+
+Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
+out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
+rotary.inv_freq, and final_norm.weight and .bias.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+EMBEDDING = "embed_tokens.weight"
+FREQUENCIES = "rotary.inv_freq"
+
+
+class Names(NamedTuple):
+    """The key names of one source."""
+
+    prefixes: tuple[str, ...]
+    """Prefixes that whole models put before every key; the first that fits is taken off."""
+    embedding: str
+    layer: str
+    final_norm: str
+    parts: Mapping[str, tuple[str, ...]]
+    """Our part of a layer → theirs; several are stacked."""
+
+
+FAIR_ESM = Names(
+    ("encoder.sentence_encoder.", "encoder."),
+    "embed_tokens.weight",
+    "layers.",
+    "emb_layer_norm_after",
+    {
+        "attention_norm": ("self_attn_layer_norm",),
+        "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "out": ("self_attn.out_proj",),
+        "feed_forward_norm": ("final_layer_norm",),
+        "up": ("fc1",),
+        "down": ("fc2",),
+    },
+)
+HUGGING_FACE = Names(
+    ("esm.",),
+    "embeddings.word_embeddings.weight",
+    "encoder.layer.",
+    "encoder.emb_layer_norm_after",
+    {
+        "attention_norm": ("attention.LayerNorm",),
+        "qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
+        "out": ("attention.output.dense",),
+        "feed_forward_norm": ("LayerNorm",),
+        "up": ("intermediate.dense",),
+        "down": ("output.dense",),
+    },
+)
+
+
+class Entry(NamedTuple):
+    """One tensor of our file."""
+
+    name: str
+    keys: tuple[str, ...]
+    """The source's tensors that it is made of, one below the other."""
+    shape: tuple[int, ...]
+
+
+def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Iterator[Entry]:
+    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
+    yield Entry(EMBEDDING, (names.embedding,), (num_tokens, width))
+    for kind in ("weight", "bias"):
+        yield Entry(f"final_norm.{kind}", (f"{names.final_norm}.{kind}",), (width,))
+    matrices = {
+        "qkv": (3 * width, width),
+        "out": (width, width),
+        "up": (4 * width, width),
+        "down": (width, 4 * width),
+    }
+    for layer in range(num_layers):
+        for part, theirs in names.parts.items():
+            shape = matrices.get(part, (width,))
+            for kind in ("weight", "bias"):
+                yield Entry(
+                    f"layers.{layer}.{part}.{kind}",
+                    tuple(f"{names.layer}{layer}.{key}.{kind}" for key in theirs),
+                    shape if kind == "weight" else shape[:1],
+                )

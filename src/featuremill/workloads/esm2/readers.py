@@ -1,0 +1,109 @@
+"""Opening a checkpoint file: its tensors under the names it uses, and what it says of its network.
+
+Knows file formats and nothing of ESM-2. Executes nothing: of a pickle, only tensors, containers
+and the `argparse.Namespace` in which fair-esm keeps a model's settings are built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from featuremill.errors import UserError
+
+FACTS = {
+    "encoder_layers": "num_layers",
+    "encoder_embed_dim": "embed_dim",
+    "encoder_attention_heads": "attention_heads",
+    "num_hidden_layers": "num_layers",
+    "hidden_size": "embed_dim",
+    "num_attention_heads": "attention_heads",
+}
+"""What fair-esm and Hugging Face call the numbers of an architecture."""
+
+
+class Opened(NamedTuple):
+    """The tensors of a file by their names there, and the facts that came with them."""
+
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+    is_elder: bool = False
+    """Whether this is an ESM from before ESM-2, which says so by its outermost keys."""
+
+
+def open_checkpoint(path: Path) -> Opened:
+    """Return what `path` holds, memory-mapped where its format allows that."""
+    opened = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
+    if not opened.tensors or not all(isinstance(t, Tensor) for t in opened.tensors.values()):
+        raise refusal(path, "it holds no dictionary of tensors")
+    facts = _config_beside(path) | opened.facts
+    return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
+
+
+def refusal(path: Path, reason: str) -> UserError:
+    """Return the error that says why `path` cannot be used."""
+    return UserError(
+        f"{path}: this is not a usable ESM-2 checkpoint: {reason}; "
+        "give the .pt of fair-esm, or a .safetensors or pytorch_model.bin of an EsmModel."
+    )
+
+
+def _safetensors(path: Path) -> Opened:
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = dict(file.metadata() or {})
+        return Opened(load_file(path), facts)
+    except (SafetensorError, OSError) as error:
+        raise refusal(path, _reason(path, error)) from None
+
+
+def _pickle(path: Path) -> Opened:
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            raw = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
+    except Exception as error:  # bytes that are no pickle can end in any exception there is
+        raise refusal(path, _reason(path, error)) from None
+    if not isinstance(raw, dict):
+        return Opened({}, {})
+    tensors = raw.get("model", raw)
+    cfg = raw.get("cfg")
+    settings = cfg.get("model") if isinstance(cfg, dict) else None
+    facts = dict(vars(settings)) if isinstance(settings, argparse.Namespace) else {}
+    return Opened(tensors if isinstance(tensors, dict) else {}, facts, "args" in raw)
+
+
+def _config_beside(path: Path) -> dict[str, Any]:
+    """Return Hugging Face's config.json that stands beside the weights; nothing without one."""
+    config = path.parent / "config.json"
+    if not config.is_file():
+        return {}
+    try:
+        facts = json.loads(config.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{config}: this config of a model cannot be read: {error}.") from None
+    return facts if isinstance(facts, dict) and facts.get("model_type") == "esm" else {}
+
+
+def _reason(path: Path, error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    with path.open("rb") as file:
+        start = file.read(512).lstrip()
+    if not start:
+        return "it is empty"
+    if start.startswith(b"<"):
+        return "it is a web page"
+    if start.startswith(b"PK") and not zipfile.is_zipfile(path):
+        return "it is cut short; delete it and fetch it again"
+    first_line = str(error).partition("\n")[0].partition(". ")[0]
+    return f"it cannot be read safely ({type(error).__name__}: {first_line[:120]})"

@@ -1,0 +1,111 @@
+"""Where a model's checkpoint comes from: the package, Meta's server, or a path. No torch here."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import sys
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from featuremill.errors import UserError
+
+_log = logging.getLogger("featuremill.weights")
+
+BUNDLED = Path(__file__).parent / "bundled"
+URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
+"""Where fair-esm's own `esm.pretrained` looks."""
+PUBLISHED_GIGABYTES = {
+    "esm2_t6_8M_UR50D": 0.03,
+    "esm2_t12_35M_UR50D": 0.14,
+    "esm2_t30_150M_UR50D": 0.6,
+    "esm2_t33_650M_UR50D": 2.6,
+    "esm2_t36_3B_UR50D": 5.7,
+    "esm2_t48_15B_UR50D": 30.3,
+}
+"""Meta's models and roughly what their checkpoints weigh; what the server sends is what counts."""
+PUBLISHED_LICENSE = "MIT"
+SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
+GENERIC_STEMS = {"model", "pytorch_model"}
+"""File names that say nothing: such a checkpoint is called after its folder."""
+
+
+class Source(NamedTuple):
+    """A checkpoint to be converted."""
+
+    kind: Literal["bundled", "published", "local"]
+    name: str
+    location: str
+    """The path or URL that it is known by."""
+    path: Path
+    """The file itself; of a published model, where it is or will be downloaded to."""
+
+
+def bundled_names() -> list[str]:
+    """Return the models that come with featuremill."""
+    return sorted(path.stem for path in BUNDLED.glob("*.safetensors"))
+
+
+def is_path(model: str) -> bool:
+    """Tell whether `model` is the path of a checkpoint and not a name."""
+    return "/" in model or model.endswith(SUFFIXES)
+
+
+def name_of(model: str) -> str:
+    """Return the name under which `weights/<name>.json` stands for `model`; looks at no file."""
+    if is_path(model):
+        path = Path(model)
+        stem = path.parent.name if path.stem in GENERIC_STEMS and path.parent.name else path.stem
+        return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
+    names = [*bundled_names(), *PUBLISHED_GIGABYTES]
+    if model not in names:
+        near = difflib.get_close_matches(model, names, n=1)
+        hint = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"there are {', '.join(names)}, or give a path."
+        )
+        raise UserError(f"options.model: there is no model {model!r}; {hint}")
+    return model
+
+
+def locate(model: str) -> Source:
+    """Return where the checkpoint of `model` is or is to come from."""
+    name = name_of(model)
+    if is_path(model):
+        path = Path(model).expanduser()
+        if not path.is_file():
+            raise UserError(f"options.model: {model}: there is no such file; check the path.")
+        return Source("local", name, str(path.resolve()), path)
+    if name not in PUBLISHED_GIGABYTES:
+        path = BUNDLED / f"{name}.safetensors"
+        return Source("bundled", name, f"featuremill/{path.name}", path)
+    return Source("published", name, URL.format(name=name), _hub_folder() / f"{name}.pt")
+
+
+def _hub_folder() -> Path:
+    """Return the folder in which fair-esm, through torch.hub, keeps what it has downloaded."""
+    import torch
+
+    return Path(torch.hub.get_dir()) / "checkpoints"
+
+
+def download(source: Source) -> None:
+    """Fetch a published checkpoint as fair-esm does, to where fair-esm would find it."""
+    import torch
+
+    gigabytes = PUBLISHED_GIGABYTES[source.name]
+    _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
+    try:
+        source.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(
+            source.location, str(source.path), progress=sys.stderr.isatty()
+        )
+    except OSError as error:  # urllib's errors are among them
+        reason = getattr(error, "reason", error)
+        raise UserError(
+            f"{source.location}: cannot be downloaded here ({reason}); fetch it on another "
+            f"machine and set options: model: /path/{source.path.name}, or put it into "
+            f"{source.path.parent}."
+        ) from None

@@ -1,0 +1,427 @@
+"""Broken and odd inputs, one `Case` each: the file, and what must come of it.
+
+Used for the readers (test_inputs) and for whole commands. Every file that is refused in part also
+holds a good record, so that a run has something left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pandas as pd
+from xopen import xopen
+
+Outcome = Literal["error", "refused", "note", "ok"]
+
+UBIQUITIN = "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG"
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+INSULIN_A = "GIVEQCCTSICSLYQLENYCN"
+GOOD = f">sp|P0CG48|UBC_HUMAN Polyubiquitin-C OS=Homo sapiens\n{UBIQUITIN}\n"
+GENE = "ATGCAGATCTTCGTGAAGACTCTGACTGGTAAGACCATCACCCTCGAGGTTGAGCCCAGTGACACCATCGAGAAT"
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kind of input and its documented outcome."""
+
+    name: str
+    make: Callable[[Path], Path]
+    """Write the file into a folder and return its path."""
+    outcome: Outcome
+    """`error`: UserError; `refused`: a record has a reason; `note`: a good one has a note; `ok`."""
+    fragment: str = ""
+    """Part of that sentence, reason or note."""
+    plan: Outcome | None = None
+    """The outcome of `featuremill plan`, where it is not the reader's."""
+    plan_fragment: str = ""
+    unprivileged: bool = False
+    """Root reads everything: use `as_ordinary_user` around the reading."""
+
+
+@contextlib.contextmanager
+def as_ordinary_user() -> Iterator[None]:
+    """Give up root's rights for a while, where we have them."""
+    uid = os.geteuid()
+    if uid:
+        yield
+        return
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(uid)
+
+
+def _file(content: bytes | str, name: str = "in.fa") -> Callable[[Path], Path]:
+    """Return a maker of a file with this content."""
+    data = content.encode() if isinstance(content, str) else content
+
+    def make(folder: Path) -> Path:
+        path = folder / name
+        path.write_bytes(data)
+        return path
+
+    return make
+
+
+def _with_good(record: bytes | str) -> Callable[[Path], Path]:
+    """Return a maker of a FASTA file with a good record and this one."""
+    data = record.encode() if isinstance(record, str) else record
+    return _file(GOOD.encode() + data)
+
+
+def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
+    """Return records that don't compress to nothing, so that half of them is half of the file."""
+    letters = random.Random(1)
+    sequences = ("".join(letters.choices(AMINO_ACIDS, k=60)) for _ in range(num_records))
+    return "".join(template.format(*pair) for pair in enumerate(sequences)).encode()
+
+
+def _packed(data: bytes, format: str) -> bytes:
+    buffer = io.BytesIO()
+    with xopen(buffer, "wb", threads=0, format=format) as stream:
+        stream.write(data)
+    return buffer.getvalue()
+
+
+def _cut(format: str, name: str = "", template: str = ">p{}\n{}\n") -> Callable[[Path], Path]:
+    """Return a maker of a compressed file of which the last third is missing."""
+    head = b"" if template.startswith(">") else b"id,sequence\n"
+    data = _packed(head + _many(30_000, template), format)
+    return _file(data[: len(data) * 2 // 3], name or f"in.fa.{format}")
+
+
+def _corrupt(folder: Path) -> Path:
+    data = bytearray(_packed(_many(30_000), "gz"))
+    data[-6] ^= 0xFF  # in the check sum
+    return _file(bytes(data), "in.fa.gz")(folder)
+
+
+def _wrapped(num_residues: int) -> str:
+    letters = (UBIQUITIN * (num_residues // len(UBIQUITIN) + 1))[:num_residues]
+    return "\n".join(letters[i : i + 60] for i in range(0, num_residues, 60)) + "\n"
+
+
+def _zip(folder: Path) -> Path:
+    path = folder / "in.fa"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("proteins.fa", GOOD)
+    return path
+
+
+def _directory(folder: Path) -> Path:
+    path = folder / "in.fa"
+    path.mkdir()
+    return path
+
+
+def _pipe(folder: Path) -> Path:
+    path = folder / "in.fa"
+    os.mkfifo(path)
+    return path
+
+
+def _dead_link(folder: Path) -> Path:
+    path = folder / "in.fa"
+    path.symlink_to(folder / "gone.fa")
+    return path
+
+
+def _unreadable(folder: Path) -> Path:
+    folder.chmod(0o755)
+    path = _file(GOOD)(folder)
+    path.chmod(0)
+    return path
+
+
+def _parquet(columns: dict[str, list[object]]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        path = folder / "in.parquet"
+        pd.DataFrame(columns).to_parquet(path)
+        return path
+
+    return make
+
+
+FLAT_HEAD = """\
+LOCUS       TINY                 120 bp    DNA     linear   BCT 01-JAN-2020
+DEFINITION  A tiny genome.
+ACCESSION   TINY
+VERSION     TINY.1
+SOURCE      Escherichia coli
+  ORGANISM  Escherichia coli
+            Bacteria.
+FEATURES             Location/Qualifiers
+     source          1..120
+                     /organism="Escherichia coli"
+"""
+FLAT_CDS = f"""\
+     CDS             1..66
+                     /product="insulin A chain"
+                     /translation="{INSULIN_A}"
+"""
+FLAT_TAIL = f"ORIGIN\n        1 {'acgtacgtac ' * 6}\n       61 {'acgtacgtac ' * 6}\n//\n"
+
+SAM = "@HD\tVN:1.6\tSO:coordinate\n@SQ\tSN:chr1\tLN:1000\n"
+HTML = "\n<!DOCTYPE html>\n<html><body>404 Not Found</body></html>\n"
+FASTQ = f"@read1\n{GENE}\n+\n{'I' * len(GENE)}\n"
+
+BROKEN: list[Case] = [
+    # Not a file of records at all.
+    Case("missing", lambda folder: folder / "in.fa", "error", "does not exist"),
+    Case("directory", _directory, "error", "this is a folder"),
+    Case("pipe", _pipe, "error", "this is a pipe"),
+    Case("dead link", _dead_link, "error", "is a link to a file that is gone"),
+    Case("no permission", _unreadable, "error", "you may not read this file", unprivileged=True),
+    Case("empty", _file(""), "error", "this file is empty"),
+    Case("empty gz", _file(_packed(b"", "gz"), "in.fa.gz"), "error", "no record in this file"),
+    Case("blank lines only", _file("\n \n\t\n\r\n"), "error", "no record in this file"),
+    Case("comments only", _file("; nothing\n# here\n"), "error", "no record in this file"),
+    # Something else than its name says.
+    Case(
+        "no header first", _file(f"{UBIQUITIN}\n{GOOD}"), "error", "in.fa:1: a record starts with"
+    ),
+    Case("text first", _file(f"\nDear all,\n{GOOD}"), "error", "in.fa:2: a record starts with"),
+    Case("HTML", _file(HTML), "error", "this is a web page (HTML), probably a failed download"),
+    Case("HTML named gz", _file(HTML, "in.fa.gz"), "error", "this is a web page (HTML)"),
+    Case("HTML named csv", _file(HTML, "in.csv"), "error", "this is a web page (HTML)"),
+    Case("PDF", _file(b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n"), "error", "is a PDF document"),
+    Case("zip", _zip, "error", "is a zip archive or an Office document"),
+    Case("spreadsheet", _file(b"PK\x03\x04", "in.xlsx"), "error", "save it as CSV"),
+    Case("FASTQ", _file(FASTQ), "error", "looks like FASTQ"),
+    Case("SAM", _file(SAM), "error", "is a SAM file of alignments"),
+    Case("GenBank named fa", _file(FLAT_HEAD), "error", "looks like GenBank; name it .gb"),
+    Case("JSON", _file('{"id": "P1"}\n'), "error", "looks like JSON"),
+    Case("UTF-16", _file(GOOD.encode("utf-16")), "error", "this text is UTF-16"),
+    Case("UTF-16 without mark", _file(GOOD.encode("utf-16-le")), "error", "this text is UTF-16"),
+    # Damaged on the way.
+    Case("NUL bytes", _with_good(b">nul\nMKV\0\0\0LL\n"), "error", "in.fa:4: there are NUL bytes"),
+    Case(
+        "NUL bytes far in",
+        _file(_many(9000) + b">nul\nMK\0VLL\n>p\nMKV\n"),
+        "error",
+        "in.fa:18001: there are NUL bytes",
+    ),
+    Case("cut gz", _cut("gz"), "error", "is cut short at about record"),
+    Case("cut zst", _cut("zst"), "error", "is cut short at about record"),
+    Case("cut bz2", _cut("bz2"), "error", "is cut short at about record"),
+    Case("cut xz", _cut("xz"), "error", "is cut short at about record"),
+    Case("cut csv.gz", _cut("gz", "in.csv.gz", "{},{}\n"), "error", "is cut short at about record"),
+    Case("cut head of gz", _file(_packed(b"", "gz")[:7], "in.fa.gz"), "error", "is cut short"),
+    Case(
+        "bytes after gz",
+        _file(_packed(GOOD.encode(), "gz") + b"some other bytes", "in.fa.gz"),
+        "error",
+        "has other bytes after its gzip data",
+    ),
+    Case("corrupt gz", _corrupt, "error", "is corrupt"),
+    Case(
+        "two records run into one",
+        _file(f"{GOOD.strip()}>P2 next\n{INSULIN_A}\n"),
+        "error",
+        "in.fa:1: there is a '>' inside this record's sequence",
+    ),
+    # Records that are refused.
+    Case("empty record", _file(f">P1\n{GOOD}"), "refused", "empty sequence"),
+    Case("last record empty", _with_good(">P1 nothing follows"), "refused", "empty sequence"),
+    Case("only a stop", _with_good(">P1\n*\n"), "refused", "empty sequence"),
+    Case("no id", _with_good(f">\n{INSULIN_A}\n"), "refused", "no id"),
+    Case("no id but spaces", _with_good(f">  \t\n{INSULIN_A}\n"), "refused", "no id"),
+    Case(
+        "illegal letter",
+        _with_good(">P1\nMKV LA#\nGG\n"),
+        "refused",
+        "not an amino acid: '#' at residue 6",
+    ),
+    Case("digits", _with_good(">P1\n1 MKV\n"), "refused", "not an amino acid: '1' at residue 1"),
+    Case(
+        "accented letter",
+        _with_good(">P1\nMK\u00e9V\n"),
+        "refused",
+        "not an amino acid: '\u00e9' at residue 3",
+    ),
+    Case("sharp s", _with_good(">P1\nMKV\u00df\n"), "refused", "not an amino acid: '\u00df'"),
+    Case(
+        "zero-width space",
+        _with_good(">P1\nMK\u200bV\n"),
+        "refused",
+        "not an amino acid: U+200B at residue 3",
+    ),
+    Case(
+        "Latin-1 byte in a sequence",
+        _with_good(b">P1\nMK\xe9V\n"),
+        "refused",
+        "not an amino acid: byte 0xE9 at residue 3",
+    ),
+    Case(
+        "internal stop",
+        _with_good(">P1\nMKV*\nLLG\n"),
+        "refused",
+        "stop codon (*) inside the sequence: residue 4",
+    ),
+    # Records that are taken, with a word about it.
+    Case(
+        "nucleotides", _file(f">gene1\n{GENE}\n>gene2\n{GENE.lower()[:60]}\n"), "note", "looks like"
+    ),
+    Case("RNA", _with_good(f">rna\n{GENE.replace('T', 'U')}\n"), "note", "looks like nucleotides"),
+    Case("J", _with_good(f">P1\nMKVJ{INSULIN_A}j\n"), "note", "J read as X"),
+    Case("only X", _with_good(f">P1\n{'X' * 50}\n"), "note", "no known residue"),
+    Case("only gaps", _with_good(">P1\n---..\n"), "note", "no known residue"),
+    Case(
+        "Latin-1 header",
+        _with_good(b">P1 \xe9nolase de Saccharomyces\nMKVLA\n"),
+        "note",
+        "header read as Latin-1",
+    ),
+    Case("Latin-1 id", _with_good(b">prot\xe9ine\nMKVLA\n"), "note", "header read as Latin-1"),
+    # Odd, but nothing is wrong.
+    Case("byte-order mark", _file(b"\xef\xbb\xbf" + GOOD.encode()), "ok"),
+    Case("byte-order mark inside", _with_good("\ufeff>P1\nMKV\n"), "ok"),
+    Case("CRLF", _file(GOOD.replace("\n", "\r\n")), "ok"),
+    Case("lone CR", _file(GOOD.replace("\n", "\r")), "ok"),
+    Case("no newline at the end", _file(GOOD.strip()), "ok"),
+    Case("blank lines inside", _file(GOOD.replace("\n", "\n\n \n")), "ok"),
+    Case("semicolon comments", _file(f"; Pearson's comments\n{GOOD}; inside\nMKV\n"), "ok"),
+    Case("indented", _with_good("  >P1\n  MKV\n\tLLA\n"), "ok"),
+    Case("trailing stop", _with_good(">P1\nMKVLA*\n"), "ok"),
+    Case("lower case", _with_good(">P1\nmkvla\n"), "ok"),
+    Case("white space in a sequence", _with_good(">P1\nMKV LA\tGG  \n"), "ok"),
+    Case("B, Z, U, O and gaps", _with_good(f">P1\n{INSULIN_A}BZUOX-.\n"), "ok"),
+    Case("one residue", _with_good(">P1\nM\n"), "ok"),
+    Case("36,000 residues", _with_good(f">Q8WZ42|TITIN\n{_wrapped(36_000)}"), "ok"),
+    Case("10 MB on one line", _with_good(f">P1\n{'MKVLAGSTEW' * 1_000_000}\n"), "ok"),
+    Case("tab in the header", _with_good(">P1\tof a table\nMKV\n"), "ok"),
+    Case("slash in an id", _with_good(">Q9Y6K9/12-80\nMKV\n>../../etc/passwd\nMKVL\n"), "ok"),
+    Case("pipes in an id", _with_good(">gi|123|ref|NP_1.1|\nMKV\n"), "ok"),
+    Case("emoji id", _with_good(">\U0001f9ec\U0001f468\u200d\U0001f52c\nMKV\n"), "ok"),
+    Case("id of 10 kB", _with_good(f">{'P' * 10_240} long\nMKV\n"), "ok"),
+    Case("description of 1 MB", _with_good(f">P1 {'word ' * 200_000}\nMKV\n"), "ok"),
+    Case("merged headers of NCBI", _with_good(">WP_1.1 a [b]\x01WP_2.1 a [c]\nMKV\n"), "ok"),
+    Case("plain text named gz", _file(GOOD, "in.fa.gz"), "ok"),
+    Case("gz named fa", _file(_packed(GOOD.encode(), "gz"), "in.fa"), "ok"),
+    Case("gz in two members", _file(2 * _packed(b"", "gz") + _packed(GOOD.encode(), "gz")), "ok"),
+    Case("unknown suffix", _file(GOOD, "proteins.2024"), "ok"),
+    Case("space in the name", _file(GOOD, "my proteins (1).fa"), "ok"),
+    # Matters of the plan: the reader passes both on.
+    Case("same id, same sequence", _file(GOOD + GOOD), "ok"),
+    Case(
+        "same id, other sequence",
+        _with_good(f">sp|P0CG48|UBC_HUMAN\n{INSULIN_A}\n"),
+        "ok",
+        plan="error",
+        plan_fragment="sp|P0CG48|UBC_HUMAN",
+    ),
+    Case(
+        "every record refused",
+        _file(">P1\n>P2\nMK*V\n"),
+        "refused",
+        "empty sequence",
+        plan="error",
+        plan_fragment="empty sequence",
+    ),
+    # Tables.
+    Case("csv, empty", _file("\n", "in.csv"), "error", "no column is the id column among none"),
+    Case("csv, header only", _file("id,sequence\n", "in.csv"), "error", "no record in this file"),
+    Case(
+        "csv without id",
+        _file(f"gene,sequence\nubc,{UBIQUITIN}\n", "in.csv"),
+        "error",
+        "no column is the id column among 'gene', 'sequence'",
+    ),
+    Case(
+        "csv without sequence",
+        _file("id,length\nP1,76\n", "in.csv"),
+        "error",
+        "no column is the sequence column among 'id', 'length'",
+    ),
+    Case(
+        "csv with two sequences",
+        _file("id,Sequence,aa_seq\nP1,MKV,MKL\n", "in.csv"),
+        "error",
+        "'Sequence', 'aa_seq' may each be the sequence column",
+    ),
+    Case(
+        "csv, a row too long",
+        _file(f"id,sequence\nP1,{UBIQUITIN}\nP2,MKV,extra\n", "in.csv"),
+        "error",
+        "Expected 2 fields in line 3, saw 3",
+    ),
+    Case(
+        "csv, all rows too long",
+        _file(f"id,sequence\nP1,{UBIQUITIN},1\nP2,MKV,2\n", "in.csv"),
+        "error",
+        "the rows have more columns than the header",
+    ),
+    Case(
+        "csv, a row too short",
+        _file(f"id,sequence\nP1,{UBIQUITIN}\nP2\n", "in.csv"),
+        "refused",
+        "empty sequence",
+    ),
+    Case(
+        "csv, open quote", _file('id,sequence\n"P1,MKV\nP2,MKL\n', "in.csv"), "error", "EOF inside"
+    ),
+    Case(
+        "csv in Latin-1",
+        _file(f"id,sequence\nprot\u00e9ine,{UBIQUITIN}\n".encode("latin-1"), "in.csv"),
+        "error",
+        "not in UTF-8 (byte 0xE9)",
+    ),
+    Case("FASTA named csv", _file(GOOD, "in.csv"), "error", "looks like FASTA"),
+    Case("csv with blank rows", _file(f"id,sequence\n\nP1,{UBIQUITIN}\n,\n", "in.csv"), "ok"),
+    Case("csv with semicolons", _file(f"ID;Seq\nNA;{UBIQUITIN}\n001;MKV\n", "in.csv"), "ok"),
+    Case(
+        "parquet that is none",
+        _file(f"PAR1{GOOD}", "in.parquet"),
+        "error",
+        "this Parquet file cannot be read",
+    ),
+    Case("parquet without columns", _parquet({"x": [1]}), "error", "no column is the id column"),
+    Case(
+        "parquet with holes",
+        _parquet({"id": [1, 2, None], "sequence": [UBIQUITIN, None, "MKV"]}),
+        "refused",
+        "no id",
+    ),
+    # Flat files.
+    Case(
+        "genbank without CDS",
+        _file(FLAT_HEAD + FLAT_TAIL, "in.gb"),
+        "error",
+        "no CDS in this file has a /translation",
+    ),
+    Case("FASTA named gb", _file(GOOD, "in.gb"), "error", "there is no genbank entry"),
+    Case(
+        "genbank cut in its sequence",
+        _file(FLAT_HEAD + FLAT_CDS + FLAT_TAIL[:99], "in.gb"),
+        "error",
+        "entry 1 is cut short",
+    ),
+    Case(
+        "genbank cut in its features",
+        _file(FLAT_HEAD + FLAT_CDS[:60], "in.gb"),
+        "error",
+        "entry 1 cannot be read as genbank",
+    ),
+    Case(
+        "CDS without a name",
+        _file(
+            FLAT_HEAD
+            + FLAT_CDS
+            + FLAT_CDS.replace("/product", '/protein_id="P1.1"\n' + " " * 21 + "/product")
+            + FLAT_TAIL,
+            "in.gb",
+        ),
+        "refused",
+        "no id",
+    ),
+]

@@ -1,0 +1,98 @@
+"""A workload whose records really do harm: the first letters of a sequence say what happens.
+
+CRASH aborts the process, SEGV writes to address 0, RAISE raises, NAN delivers a value that is not a
+number, EAT needs more memory than there is (in any batch of more than one record), GREED even alone,
+HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend device.
+Every batch takes `batch_seconds`, and is noted in the file `computed`.
+"""
+
+import ctypes
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from featuremill.inputs import proteins
+from featuremill.workload import WorkloadOptions
+
+VERSION = "1"
+SCHEMA = pa.schema({"length": pa.list_(pa.float32(), 1)})
+
+
+class Options(WorkloadOptions):
+    """What a test sets."""
+
+    batch_seconds: float = 0.0
+    """Duration of a batch."""
+    batch_records: int = 4
+    """Records in a batch."""
+    computed: str = ""
+    """File that gets a line for each record that reaches `run`."""
+    broken_load: bool = False
+    """Fail in `load`."""
+    sticky_file: str = ""
+    """While this file exists, STICKY breaks the device."""
+
+
+def records(files, options):
+    return proteins(files)
+
+
+def cost(payload, options):
+    return 1
+
+
+def weights(options):
+    return None
+
+
+def resolve(options, device, weights):
+    return options
+
+
+def schema(options, weights):
+    return SCHEMA
+
+
+def batch_cost(options, device):
+    return options.batch_records
+
+
+def load(options, device, weights):
+    if options.broken_load:
+        raise KeyError("no such layer")
+    return options
+
+
+def prepare(model, payloads):
+    return [payload.decode() for payload in payloads]
+
+
+def run(options, batch):
+    if options.computed:
+        with Path(options.computed).open("a") as computed:
+            computed.write("".join(f"{sequence}\n" for sequence in batch))
+    for sequence in batch:
+        _harm(sequence, len(batch), options)
+    time.sleep(options.batch_seconds)
+    lengths = [[float("nan") if s.startswith("NAN") else float(len(s))] for s in batch]
+    return pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+
+
+def _harm(sequence, batch_size, options):
+    if sequence.startswith("CRASH"):
+        os.abort()
+    if sequence.startswith("SEGV"):
+        ctypes.memset(0, 0, 1)
+    if sequence.startswith("RAISE"):
+        raise ValueError(f"I don't like {sequence}")
+    if sequence.startswith("GREED") or (sequence.startswith("EAT") and batch_size > 1):
+        bytearray(1 << 60)
+    if sequence.startswith("HANG"):
+        time.sleep(3600)
+    if sequence.startswith("GIL"):
+        ctypes.PyDLL(None).sleep(3600)
+    if sequence.startswith("STICKY") and options.sticky_file and Path(options.sticky_file).exists():
+        Path(options.sticky_file).unlink()
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")

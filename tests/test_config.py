@@ -1,0 +1,164 @@
+"""The config: what is accepted, how each mistake is answered, and that its documents are true."""
+
+# ruff: noqa: E501 - a sentence that people get stands here on one line
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from featuremill import config, config_docs
+from featuremill.__main__ import main
+from featuremill.errors import UserError
+from featuremill.workload import BUILT_IN, find_workload
+
+FOLDER = Path(__file__).parents[1] / "config"
+SHIPPED = [FOLDER / "config.yaml", *sorted(FOLDER.glob("examples/*.yaml"))]
+
+
+def read(tmp_path, text):
+    path = tmp_path / "my.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return config.read(path)
+
+
+def refusal(tmp_path, text):
+    with pytest.raises(UserError) as error:
+        read(tmp_path, text)
+    return str(error.value).replace(f"{tmp_path}/", "")
+
+
+def test_the_smallest_config_gets_every_default(tmp_path):
+    run = read(tmp_path, "inputs: a.fa")
+    assert run.inputs == ("a.fa",)
+    assert (run.run, run.workload, run.device, run.max_failed) == ("demo", "esm2", "auto", 0)
+    assert run.outputs == ("parquet", "per_protein_h5")
+    assert run.options == find_workload("esm2").Options().model_dump(mode="json")
+    assert config.validate(run.model_dump(mode="json")) == run, "what is validated stays valid"
+
+
+def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path):
+    run = read(tmp_path, "inputs: a\noptions:\n# model: x\nshards:\noutputs: npy")
+    assert run.options == read(tmp_path, "inputs: a").options
+    assert (run.shards, run.outputs) == (config.Shards(), ("npy",))
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
+        ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, outputs, max_failed."),
+        ("inputs: a\nmodel: x", "my.yaml:2: model: there is no such key here; put it under 'options:'."),
+        ("inputs: a\n\ncost: 3", "my.yaml:3: cost: there is no such key here; put it under 'shards:'."),
+        ("inputs: a\nshards:\n  costs: 3", "my.yaml:3: shards.costs: there is no such key here; did you mean 'cost'?"),
+        ("inputs: a\noptions:\n  layer: 3", "my.yaml:3: options.layer: there is no such key here; did you mean 'layers'?"),
+        ("inputs: a\noptions:\n  device: cpu", "my.yaml:3: options.device: there is no such key here; it belongs to the top level, outside 'options:'."),
+        ("inputs: a\nworkload: composition\noptions:\n  model: x", "my.yaml:4: options.model: there is no such key here; it is one of workload 'esm2', but this run's is 'composition'."),
+        ("inputs: a\nworkload: esm3", "my.yaml:2: workload: there is no workload 'esm3'; known ones are composition, esm2."),
+        ("inputs: a\nshards: 100000", "my.yaml:2: shards: give a section with `cost`, not 100000."),
+        ("inputs: a\nshards:\n  cost: 2e6", "my.yaml:3: shards.cost: give a whole number of at least 1, not the text '2e6' (as a number, write 2000000)."),
+        ("inputs: a\nshards:\n  cost: 0", "my.yaml:3: shards.cost: give a whole number of at least 1, not 0."),
+        ("inputs: a\nmax_failed: true", "my.yaml:2: max_failed: give a whole number of at least 0, not True."),
+        ("inputs: a\nrun: 2026", "my.yaml:2: run: give a text, not 2026; put it in quotes."),
+        ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),
+        ("inputs: a\nrun: ../up", "my.yaml:2: run: use letters, digits, '.', '_' and '-' only, as it names a folder."),
+        ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
+        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `per_protein_h5`, `per_residue_h5`, `npy`, not 'h5'."),
+        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `per_protein_h5`, `per_residue_h5`, `npy`)."),
+        ("inputs: [a, b, a]", "my.yaml:1: inputs: a stands there more than once; keep one."),
+        ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
+        ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
+        ("inputs: a\noptions:\n  layers: [6, last]", "my.yaml:3: options.layers.entry 2: give a whole number, not 'last'."),
+        ("inputs: a\noptions:\n  pool: none", "my.yaml:2: options: pool: none leaves nothing to deliver; set per_residue: true with it."),
+        ("inputs: a\nrun: b\ninputs: c", "my.yaml:3: inputs stands here and in line 1; keep one."),
+        ("inputs: a\nshards:\n  cost: 3\n  cost: 4", "my.yaml:4: shards.cost stands here and in line 3; keep one."),
+        ("inputs: a\n\trun: b", "my.yaml:2: this is not valid YAML (found character '\\t' that cannot start any token); indent with spaces, not tabs."),
+        ("inputs: [a\nrun: b", "my.yaml:2: this is not valid YAML (expected ',' or ']', but got ':'); look there, and one line above, at colons, quotes and indentation."),
+        ("run: 2026-13-45", "my.yaml: this is not valid YAML (month must be in 1..12); look there, and one line above, at colons, quotes and indentation."),
+        ("", "my.yaml:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."),
+        ("- inputs", "my.yaml:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."),
+        (b"inputs: caf\xe9", "my.yaml: this is no UTF-8 text at byte 11; save it as UTF-8."),
+        ("inputs: a\noutputs: per_residue_h5", "my.yaml: outputs: per_residue_h5 needs values per residue, but with these options workload 'esm2' delivers none; change the options or drop the output."),
+        ("inputs: a\noutputs: npy\noptions: {pool: none, per_residue: true}", "my.yaml: outputs: npy needs values per record, but with these options workload 'esm2' delivers none; change the options or drop the output."),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_its_line_and_what_to_do(tmp_path, text, sentence):
+    assert refusal(tmp_path, text) == sentence
+
+
+def test_all_mistakes_are_named_at_once(tmp_path):
+    lines = refusal(tmp_path, "rnu: a\ndevice: gpu\nmax_failed: -1").splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [
+        "my.yaml",
+        "my.yaml:2",
+        "my.yaml:3",
+        "my.yaml:1",
+    ]
+    assert lines[0].startswith("my.yaml: inputs: this is missing; give a list (each entry a text).")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, name):
+    with pytest.raises(UserError, match=r"this config cannot be read \(.+\); featuremill init"):
+        config.read(tmp_path / name)
+
+
+def test_a_dictionary_is_refused_without_lines():
+    with pytest.raises(UserError, match=r"^config: inputs: this is missing"):
+        config.validate({"run": "a"})
+
+
+def test_values_that_no_output_holds_are_named(tmp_path):
+    idle = "inputs: a\noutputs: npy\noptions: {per_residue: true}"
+    assert config.without_effect(read(tmp_path, idle)) == [
+        "options: values per residue are computed, but no output holds them."
+    ]
+    assert config.without_effect(read(tmp_path, idle.replace("npy", "parquet"))) == []
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_have_no_idle_setting(path):
+    assert config.without_effect(config.read(path)) == []
+    schema = json.loads((FOLDER / "schema.json").read_text())
+    jsonschema.Draft202012Validator(schema).validate(yaml.safe_load(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"inputs": []},
+        {"inputs": "a", "runs": "b"},
+        {"inputs": "a", "options": {"hydropathy": True}},
+        {"inputs": "a", "workload": "composition", "options": {"model": "b"}},
+        {"inputs": "a", "outputs": "h5"},
+    ],
+)
+def test_the_schema_refuses_what_the_model_refuses(wrong):
+    assert list(jsonschema.Draft202012Validator(config_docs.run_schema()).iter_errors(wrong))
+    with pytest.raises(UserError):
+        config.validate(wrong)
+
+
+def test_every_option_is_described():
+    for model in (config.Run, config.Shards, *(find_workload(name).Options for name in BUILT_IN)):
+        for name, field in model.model_fields.items():
+            assert field.description or name == "shards", f"{model}.{name}"
+
+
+def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
+    folder = ["--folder", str(tmp_path)]
+    assert main(["config-docs", *folder]) == 0
+    assert main(["config-docs", "--check", *folder]) == 0
+    for name in ("README.md", "schema.json"):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), "run make format"
+    (tmp_path / "README.md").write_text("old")
+    assert main(["config-docs", "--check", *folder]) == 2
+    assert (
+        "README.md: this is not what the code says; run featuremill config-docs"
+        in capsys.readouterr().err
+    )
+    assert (tmp_path / "README.md").read_text() == "old"

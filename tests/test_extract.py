@@ -1,0 +1,168 @@
+"""extract: whatever a record, a device or a person does to a worker, no other record suffers."""
+
+import os
+import signal
+import time
+
+import pyarrow as pa
+import pytest
+
+GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
+
+
+def rows(verbs, plan):
+    """Return the part's rows by their sequence's length, of a plan with one shard."""
+    (shard,) = plan["shards"]
+    path = verbs.run_folder.part(plan["recipe"], shard["shard"])
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all().to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("poison", "reason", "retries"),
+    [
+        ("CRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
+        ("SEGVA", "crashed the worker twice: was killed by SIGSEGV", 2),
+        ("RAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
+        ("NANA", "values are not finite: try a wider dtype", 0),
+        ("GREEDA", "out of memory: MemoryError", 0),
+    ],
+)
+def test_a_poison_record_fails_alone(verbs, poison, reason, retries):
+    plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, retries)
+    found = rows(verbs, plan)
+    (failed,) = [row for row in found if row["status"] == "failed"]
+    assert failed["reason"].startswith(reason)
+    assert failed["length"] is None
+    good = sorted(row["length"][0] for row in found if row["status"] == "ok")
+    assert good == [float(len(sequence)) for _, sequence in GOOD]
+
+
+@pytest.mark.parametrize("poison", ["HANGA", "GILA"])
+def test_a_hang_is_ended_with_a_stack_and_fails_alone(verbs, poison):
+    plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
+    said = verbs.extract(plan, 0, "--stall-seconds", "1")
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
+    assert "Timeout" in said and "featuremill_poison.py" in said
+
+
+def test_two_poison_records_in_one_shard(verbs):
+    records = [*GOOD, ("bad", "CRASHA"), ("worse", "SEGVAA"), ("odd", "RAISEK")]
+    plan = verbs.plan(records, "poison")
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"]) == (20, 3)
+
+
+def test_out_of_memory_halves_the_batch_and_fails_nothing(verbs):
+    plan = verbs.plan([*GOOD, ("big", "EATA")], "poison", {"batch_records": 8})
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"]) == (21, 0)
+    assert receipt["oom_splits"] == 3
+
+
+def test_a_device_error_costs_no_record(verbs):
+    broken = verbs.folder / "broken"
+    broken.touch()
+    plan = verbs.plan([*GOOD, ("x", "STICKYA")], "poison", {"sticky_file": str(broken)})
+    said = verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (21, 0, 1)
+    assert "gave up its device" in said
+
+
+def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(verbs):
+    computed = verbs.folder / "computed.txt"
+    options = {"batch_seconds": 0.3, "computed": str(computed)}
+    plan = verbs.plan(GOOD, "poison", options)
+    shard = plan["shards"][0]["shard"]
+    journal = verbs.run_folder.journal(plan["recipe"], shard)
+    process = verbs.start("extract", verbs.run_folder.root, shard)
+    deadline = time.monotonic() + 60
+    log = journal.with_suffix(".log")
+    while not (log.exists() and log.read_text().count("commit") == 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    size = -1
+    while size != (size := computed.stat().st_size) or time.monotonic() > deadline:
+        time.sleep(0.7)
+    said = verbs.extract(plan)
+    assert "2 of 5 batches resumed" in said
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 0, 0)
+    attempts = computed.read_text().splitlines()
+    assert set(attempts) == {sequence for _, sequence in GOOD}
+    assert len(attempts) - len(set(attempts)) <= 4, "at most the batch in flight is computed again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopping_a_run_is_held_against_no_record(verbs, number):
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.4})
+    shard = plan["shards"][0]["shard"]
+    log = verbs.run_folder.journal(plan["recipe"], shard).with_suffix(".log")
+    process = verbs.start("extract", verbs.run_folder.root, shard, start_new_session=True)
+    while not (log.exists() and "commit" in log.read_text()):
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    _, stderr = process.communicate(timeout=10)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in stderr
+    assert "strike" not in log.read_text()
+    verbs.extract(plan)
+    assert verbs.receipts(plan)[0]["failed"] == 0
+
+
+def test_two_jobs_for_one_shard_compute_it_once(verbs):
+    computed = verbs.folder / "computed.txt"
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.1, "computed": str(computed)})
+    shard = plan["shards"][0]["shard"]
+    both = [verbs.start("extract", verbs.run_folder.root, shard) for _ in range(2)]
+    said = [process.communicate(timeout=60)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sum("another job is at it; waiting" in text for text in said) == 1
+    assert sum("the part is there already" in text for text in said) == 1
+    assert len(computed.read_text().splitlines()) == 20
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
+def test_a_damaged_part_is_computed_again(verbs, damage):
+    plan = verbs.plan(GOOD, "poison")
+    verbs.extract(plan)
+    part = verbs.run_folder.part(plan["recipe"], plan["shards"][0]["shard"])
+    content = part.read_bytes()
+    if damage == "flip":
+        middle = len(content) // 2
+        part.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "cut":
+        part.write_bytes(content[:-100])
+    else:
+        part.unlink()
+    said = verbs.extract(plan)
+    assert part.read_bytes() == content
+    assert ("not those that were written" in said) == (damage != "gone")
+
+
+def test_what_cannot_be_done_is_one_sentence(verbs):
+    plan = verbs.plan(GOOD, "poison")
+    root = verbs.run_folder.root
+    shard = plan["shards"][0]["shard"]
+    assert "there is no shard abc" in verbs("extract", root, "abc", status=2)
+    assert "plan again" in verbs("extract", root, shard, "--recipe", "0" * 32, status=2)
+    verbs.run_folder.shard(shard).unlink()
+    assert "this shard is gone" in verbs("extract", root, shard, status=2)
+    verbs.run_folder.plan.unlink()
+    assert "there is no plan yet" in verbs("extract", root, shard, status=2)
+
+
+def test_a_workload_that_cannot_load_is_not_tried_again(verbs):
+    plan = verbs.plan(GOOD, "poison", {"broken_load": True})
+    said = verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"], status=1)
+    assert "KeyError: 'no such layer'" in said and "starting another" not in said
+    assert not verbs.run_folder.receipt(plan["recipe"], plan["shards"][0]["shard"]).exists()

@@ -1,0 +1,249 @@
+"""The house rules that a tool can check: the declared is used, what is said twice agrees."""
+
+import ast
+import functools
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import featuremill
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = [Requirement(text) for text in PROJECT["dependencies"]]
+EXTRAS = {
+    extra: [Requirement(text) for text in texts]
+    for extra, texts in PROJECT["optional-dependencies"].items()
+}
+PINS = dict(
+    line.split("==")
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if not line.startswith("#")
+)
+CONDA_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash", "snakemake-minimal": "snakemake"}
+FOR_ONE_GPU = re.compile(r"(nvidia|cuda|triton)\b")
+packages_distributions = functools.cache(metadata.packages_distributions)
+MAX_LINES = {"Snakefile": 35, "workflow/rules/*.smk": 60, "src/**/*.py": 300}
+
+
+@functools.cache
+def imports_of(*folders):
+    """Return the top-level modules that the Python files and rules in `folders` import."""
+    found = set()
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    for path in files:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+@functools.cache
+def modules_of(distribution):
+    """Return the top-level modules that an installed distribution provides."""
+    name = canonicalize_name(distribution)
+    return {
+        module
+        for module, owners in packages_distributions().items()
+        if name in map(canonicalize_name, owners)
+    }
+
+
+def files():
+    """Return the project's files: what git would take, without asking git."""
+    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} | {".git"}
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [n for n in folders if n not in ignored and not n.endswith(".egg-info")]
+        yield from (Path(folder, name) for name in names)
+
+
+def requirements_below(requirements):
+    """Return the names of everything that `requirements` need here, themselves included."""
+    found = {}
+    waiting = [(requirement.name, requirement.extras) for requirement in requirements]
+    while waiting:
+        name, extras = waiting.pop()
+        key = canonicalize_name(name)
+        if extras <= found.get(key, {None}):
+            continue
+        found.setdefault(key, {None}).update(extras)
+        for text in metadata.requires(name) or ():
+            needed = Requirement(text)
+            contexts = [{"extra": extra} for extra in ("", *extras)]
+            if not needed.marker or any(map(needed.marker.evaluate, contexts)):
+                waiting.append((needed.name, needed.extras))
+    return set(found)
+
+
+@pytest.mark.parametrize("requirement", [*CORE, *EXTRAS["esm2"]], ids=lambda r: r.name)
+def test_a_dependency_is_imported(requirement):
+    assert modules_of(requirement.name) & imports_of("src")
+
+
+@pytest.mark.parametrize("requirement", EXTRAS["test"], ids=lambda r: r.name)
+def test_a_test_dependency_is_used(requirement):
+    name = requirement.name
+    makefile = (ROOT / "Makefile").read_text()
+    stubs_of = name.removeprefix("types-").removesuffix("-stubs").lower()
+    assert (
+        modules_of(name) & imports_of("tests")
+        or f"$(BIN)/{name} " in makefile
+        or (name != stubs_of and stubs_of in {core.name for core in CORE})
+        or (name == "pytest-timeout" and "\ntimeout = " in (ROOT / "pyproject.toml").read_text())
+    )
+
+
+@pytest.mark.parametrize(
+    ("folder", "declared"),
+    [("src", [*CORE, *EXTRAS["esm2"]]), ("tests", [*CORE, *EXTRAS["esm2"], *EXTRAS["test"]])],
+)
+def test_an_import_is_declared(folder, declared):
+    ours = {"featuremill", "conftest", *(path.stem for path in (ROOT / "tests").glob("*.py"))}
+    provided = set().union(*(modules_of(requirement.name) for requirement in declared))
+    assert imports_of(folder) <= set(sys.stdlib_module_names) | ours | provided
+
+
+def test_constraints_pin_everything_that_is_installed_and_nothing_for_one_kind_of_gpu():
+    everything = requirements_below([*CORE, *EXTRAS["esm2"], *EXTRAS["test"]])
+    pinned = set(map(canonicalize_name, PINS))
+    general = {name for name in everything if name == "nvidia-ml-py" or not FOR_ONE_GPU.match(name)}
+    assert general - pinned == set(), "run make constraints"
+    assert {name for name in pinned if FOR_ONE_GPU.match(name)} == {"nvidia-ml-py"}
+    assert not [pin for pin in PINS.values() if "+" in pin]
+    lines = [f"{name}=={pin}" for name, pin in PINS.items()]
+    assert lines == sorted(lines, key=str.upper)
+
+
+@pytest.mark.parametrize("extra", ["", *EXTRAS])
+def test_pins_lie_within_the_declared_bounds(extra):
+    pins = {canonicalize_name(name): version for name, version in PINS.items()}
+    for requirement in EXTRAS.get(extra, CORE):
+        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+
+
+@pytest.mark.parametrize(("name", "extra"), [("base", []), ("esm2", EXTRAS["esm2"])])
+def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
+    environment = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text())
+    bounds = dict(line.partition(" ")[::2] for line in environment["dependencies"])
+    assert bounds.pop("python") == PROJECT["requires-python"]
+    assert bounds.pop("pip") == ""
+    found = {CONDA_NAMES.get(package, package): bound for package, bound in bounds.items()}
+    assert found == {needed.name: str(needed.specifier) for needed in [*CORE, *extra]}
+
+
+def test_the_version_is_the_same_everywhere():
+    headings = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert PROJECT["version"] == featuremill.__version__ == headings[0]
+
+
+@pytest.mark.parametrize("requirement", [*CORE, *EXTRAS["esm2"]], ids=lambda r: r.name)
+def test_no_dependency_is_under_the_gpl(requirement):
+    about = metadata.metadata(requirement.name)
+    licence = [about["License-Expression"] or about["License"] or ""]
+    licence += [text for text in about.get_all("Classifier") or () if text.startswith("License")]
+    assert any(licence), "unknown"
+    assert not re.search(r"\bA?GPL|General Public", " ".join(licence))
+
+
+def test_no_file_names_a_registry_or_a_folder_of_one_machine():
+    host = re.compile(r"\b(pypi\.org|pythonhosted\.org|npmjs\.(org|com)|anaconda\.org|debian\.org)")
+    folder = re.compile(r"(?<![\w.>}~-])/(root|home|work|opt|Users|tmp/\w+)/\w")
+    for path in files():
+        try:
+            text = path.read_text("utf-8")
+        except UnicodeDecodeError:
+            continue  # a binary file
+        found = host.search(text) or folder.search(text)
+        assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+@pytest.mark.parametrize("pattern", MAX_LINES)
+def test_files_stay_short(pattern):
+    paths = list(ROOT.glob(pattern))
+    assert paths
+    lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in paths}
+    assert {path: n for path, n in lengths.items() if n > MAX_LINES[pattern]} == {}
+
+
+def make(folder, *arguments, **environment):
+    """Run the Makefile's copy in `folder`, as nobody's child: no flags from a make above us."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        (folder / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
+    ours = ("MAKE", "MFLAGS", "PIP_", "PYTHON")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
+    return subprocess.run(
+        ["make", *arguments], cwd=folder, env=clean | environment, capture_output=True, text=True
+    )
+
+
+def program(path, *lines):
+    path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
+    path.chmod(0o755)
+    return path
+
+
+def test_make_lists_every_command(tmp_path):
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
+    listed = [line.split()[1] for line in make(tmp_path).stdout.splitlines()]
+    assert listed == phony
+
+
+@pytest.mark.parametrize(
+    ("lines", "sentence"),
+    [
+        (
+            ['[ "$1" = --version ] && echo Python 3.10.2', 'case "$2" in *_info*) exit 1; esac'],
+            "featuremill needs Python 3.11 or newer, but './python --version' says: Python 3.10.2. "
+            "Install one and name it, as in: make run PYTHON=python3.12",
+        ),
+        (
+            ['case "$2" in *ensurepip*) exit 1; esac'],
+            "./python comes without its venv module; install it (Debian, Ubuntu: "
+            "apt install python3-venv) or uv.",
+        ),
+    ],
+)  # fmt: skip
+def test_make_says_in_a_sentence_what_python_lacks(tmp_path, lines, sentence):
+    program(tmp_path / "python", *lines)
+    tried = make(tmp_path, "run", "PYTHON=./python", PATH="/usr/bin:/bin")
+    assert tried.returncode == 2
+    assert tried.stderr.splitlines()[0] == f"make: {sentence}"
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "installer"), [({}, "uv"), ({"PIP_FIND_LINKS": "wheels"}, "python")]
+)
+def test_make_takes_uv_unless_pip_has_settings_of_its_own(tmp_path, environment, installer):
+    program(tmp_path / "uv")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    plan = make(tmp_path, "-n", "run", PATH=path, **environment).stdout
+    (install,) = (line for line in plan.splitlines() if "-e '.[esm2]'" in line)
+    assert Path(install.split()[0]).name == installer
+
+
+def test_an_install_is_made_once_and_again_when_the_pins_change(tmp_path):
+    """With a pretended interpreter: what counts here is when make calls it."""
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    program(tmp_path / ".venv/bin/python", 'case "$*" in *install*) echo "$@" >> calls;; esac')
+    for target in ("run", ".venv/.test", "run"):
+        assert (
+            make(tmp_path, "-o", "pyproject.toml", "-o", "constraints.txt", target).returncode == 0
+        )
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [call.split()[-1] for call in calls] == [".[esm2]", ".[esm2,test]"]
+    later = (tmp_path / ".venv/.test").stat().st_mtime + 5
+    os.utime(tmp_path / "constraints.txt", (later, later))
+    make_again = make(tmp_path, "-n", "-W", "constraints.txt", "run")
+    assert "Installing into .venv" in make_again.stdout

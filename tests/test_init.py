@@ -1,0 +1,144 @@
+"""featuremill init: what it says of an input, and the config that it writes."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
+from hypothesis import given
+from hypothesis import strategies as st
+
+from featuremill import config, init
+from featuremill.__main__ import main
+from featuremill.workload import find_workload
+
+DEMO = Path(__file__).parent.parent / "config" / "demo.fasta"
+ESM2 = [
+    *("esm2_t6_8M_UR50D", "esm2_t12_35M_UR50D", "esm2_t30_150M_UR50D"),
+    *("esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
+]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+    return tmp_path
+
+
+def write(name: str, content: str) -> str:
+    Path(name).write_text(content, "utf-8")
+    return name
+
+
+def test_the_demo_becomes_a_valid_config(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", str(DEMO)]) == 0
+    run = config.read(Path("demo.yaml"))
+    defaults = config.validate({"inputs": [str(DEMO)], "shards": {"cost": 250_000}})
+    assert run == defaults
+    said = capsys.readouterr().err
+    assert "1,000 protein records, 363,884 residues" in said
+    assert "median length 296, longest 1,488 (sp|Q7TXL6|PPSE_MYCBO)" in said
+    assert "next: snakemake --cores all --configfile demo.yaml" in said
+
+
+def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
+    main(["init", str(DEMO)])
+    text = Path("demo.yaml").read_text("utf-8")
+    assert all(name in text for name in ESM2)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    words = " ".join(text.replace("#", " ").split())
+    fields = config.Run.model_fields | config.Shards.model_fields
+    fields |= find_workload("esm2").Options.model_fields
+    for name, field in fields.items():
+        if name not in ("options", "shards"):
+            assert " ".join((field.description or "").split()) in words, name
+    woken = re.sub(r"^  # (\w+: \S+)$", r"  \1", text, flags=re.MULTILINE)
+    options = yaml.safe_load(woken)["options"]
+    assert options.keys() == find_workload("esm2").Options.model_fields.keys()
+    assert config.validate(yaml.safe_load(woken)) == config.read(Path("demo.yaml"))
+
+
+def test_says_what_is_odd(capsys: pytest.CaptureFixture[str]) -> None:
+    records = f"{GOOD}>P1\n>P2\nMKJV\n>P3\n>P4\nMK*V\n"
+    assert main(["init", write("odd.fa", records)]) == 0
+    said = capsys.readouterr().err
+    assert "5 protein records, 80 residues" in said
+    assert "1 of them: J read as X" in said
+    assert "2 refused: empty sequence (first: odd.fa:3)" in said
+    assert "1 refused: stop codon (*) inside the sequence (first: odd.fa:7)" in said
+
+
+def test_warns_of_nucleotides(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", write("genes.fna", f">g1\n{GENE}\n>g2\n{GENE}A\n>p\n{UBIQUITIN}\n")]) == 0
+    said = capsys.readouterr().err
+    assert "3 nucleotide records" in said
+    assert "warning: these look like nucleotides, not proteins; translate them first" in said
+
+
+def test_names_with_spaces_and_letters_of_all_kinds(capsys: pytest.CaptureFixture[str]) -> None:
+    name = write("mein Prot\u00e9om: no, 'v2'.faa", GOOD)
+    assert main(["init", name, "--output", "my run.yaml"]) == 0
+    run = config.read(Path("my run.yaml"))
+    assert run.inputs == (name,)
+    assert run.run == "mein_Prot_om_no_v2_"
+    assert "--configfile 'my run.yaml'" in capsys.readouterr().err
+
+
+def test_several_inputs_and_another_model() -> None:
+    table = write("b.csv", f"id,sequence\nP1,{INSULIN_A}\n")
+    assert main(["init", write("a.b.fasta", GOOD), table, "--model", ESM2[0]]) == 0
+    run = config.read(Path("a.b.yaml"))
+    assert run.inputs == ("a.b.fasta", "b.csv")
+    assert run.options["model"] == ESM2[0]
+
+
+def test_another_workload() -> None:
+    assert main(["init", write("a.fa", GOOD), "--workload", "composition"]) == 0
+    assert config.read(Path("a.yaml")).workload == "composition"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["a.fa", "--output", "a.fa", "--force"], "this is the input itself"),
+        (["a.fa", "--output", "there.yaml"], "it exists already; add --force"),
+        (["a.fa", "--output", "."], "this is a folder"),
+        (["a.fa", "--output", "there.yaml/a.yaml"], "choose another place"),
+        (["a.fa", "--workload", "esm3"], "there is no workload 'esm3'"),
+        (["a.fa", "--workload", "composition", "--model", "x"], "there is no such key"),
+        (["gone.fa"], "this file does not exist"),
+        (["bad.fa"], "every record is refused"),
+    ],
+)
+def test_refusals(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    write("a.fa", GOOD)
+    write("bad.fa", ">P1\n>P2\nMK*V\n")
+    write("there.yaml", "mine")
+    assert main(["init", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert Path("there.yaml").read_text() == "mine"
+    assert {path.name for path in folder.iterdir()} == {"a.fa", "bad.fa", "there.yaml"}
+
+
+def test_force_overwrites() -> None:
+    write("a.yaml", "old")
+    assert main(["init", write("a.fa", GOOD), "--force"]) == 0
+    assert config.read(Path("a.yaml")).run == "a"
+
+
+@given(st.integers(1, 10**12))
+def test_shards_are_neither_too_few_nor_too_many(total: int) -> None:
+    cost = init.shard_cost(total)
+    assert cost >= init.SMALLEST_COST
+    assert -(-total // cost) <= init.MAX_SHARDS
+    if total >= init.MIN_SHARDS * init.SMALLEST_COST:
+        assert total / cost > init.MIN_SHARDS * 0.85  # rounding may take a little
+    if 2e7 <= total <= 4e9:
+        assert cost == config.Shards().cost

@@ -1,0 +1,250 @@
+"""The readers against Biopython on real files, and against every broken input we could think of."""
+
+from __future__ import annotations
+
+import gzip
+import string
+from io import StringIO
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from Bio import SeqIO
+from Bio.Seq import Seq
+from Bio.SeqFeature import SeqFeature, SimpleLocation
+from Bio.SeqRecord import SeqRecord
+from broken_inputs import BROKEN, INSULIN_A, UBIQUITIN, Case, as_ordinary_user
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from featuremill.errors import UserError
+from featuremill.inputs import columns, proteins
+from featuremill.inputs.residues import ALPHABET, clean
+from featuremill.workload import Record
+
+DEMO = Path(__file__).parent.parent / "config" / "demo.fasta"
+
+
+def read(*paths: Path) -> list[Record]:
+    return list(proteins(paths))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
+def test_broken_input(case: Case, tmp_path: Path) -> None:
+    path = case.make(tmp_path)
+    if case.outcome == "error":
+        with pytest.raises(UserError) as caught:
+            if case.unprivileged:
+                with as_ordinary_user():
+                    read(path)
+            else:
+                read(path)
+        sentence = str(caught.value)
+        assert case.fragment in sentence
+        assert sentence.startswith(str(path)) and sentence.endswith(".") and ";" in sentence
+        assert sentence.isprintable()
+        return
+    records = read(path)
+    refused = [record for record in records if record.reason]
+    notes = [record.note for record in records if record.note]
+    for record in records:
+        assert bool(record.reason) != bool(record.payload)
+        assert not record.payload.translate(None, ALPHABET)
+        for text in (record.id, record.description, record.reason, record.note):
+            text.encode()  # whatever stood in the file, Arrow and HDF5 can hold this
+    if case.outcome == "refused":
+        assert any(case.fragment in record.reason for record in refused)
+    else:
+        assert not refused
+        assert any(case.fragment in note for note in notes) if case.fragment else not notes
+
+
+def test_broken_inputs_are_many_and_distinct() -> None:
+    names = [case.name for case in BROKEN]
+    assert len(names) == len(set(names)) >= 45
+
+
+def test_agrees_with_biopython_on_the_demo() -> None:
+    with DEMO.open() as text:
+        expected = [(r.id, r.description, str(r.seq)) for r in SeqIO.parse(text, "fasta")]
+    records = read(DEMO)
+    assert len({r.id for r in records}) == len({r.payload for r in records}) == 1000
+    assert not [r for r in records if r.reason or r.note]
+    assert expected == [
+        (r.id, f"{r.id} {r.description}".strip(), r.payload.decode()) for r in records
+    ]
+    lines = DEMO.read_text().splitlines()
+    assert all(lines[r.line - 1].startswith(f">{r.id}") for r in records)
+
+
+@pytest.mark.parametrize("format", ["gz", "zst", "bz2", "xz"])
+def test_compressed_files_read_the_same(format: str, tmp_path: Path) -> None:
+    from xopen import xopen
+
+    path = tmp_path / f"demo.fasta.{format}"
+    with xopen(path, "wb", threads=0) as stream:
+        stream.write(DEMO.read_bytes())
+    assert [r._replace(source="") for r in read(path)] == [
+        r._replace(source="") for r in read(DEMO)
+    ]
+
+
+ids = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)
+letters = st.text(ALPHABET.decode() + string.ascii_lowercase.replace("j", ""), min_size=1)
+fasta_records = st.lists(st.tuples(ids, letters), min_size=1, max_size=8)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    records=fasta_records,
+    width=st.integers(1, 100),
+    end=st.sampled_from(["\n", "\r\n", "\r"]),
+    blank=st.sampled_from(["", "\n", " \n\t\n", "; comment\n"]),
+    is_packed=st.booleans(),
+    has_mark=st.booleans(),
+)
+def test_fasta_round_trip(
+    records: list[tuple[str, str]],
+    width: int,
+    end: str,
+    blank: str,
+    is_packed: bool,
+    has_mark: bool,
+    tmp_path: Path,
+) -> None:
+    text = ""
+    expected = []
+    for id, sequence in records:
+        lines = [sequence[i : i + width] for i in range(0, len(sequence), width)]
+        text += blank
+        expected.append((id, sequence.upper().encode(), text.count("\n") + 1))
+        text += f">{id} of a test\n" + blank + "\n".join(lines) + "\n" + blank
+    data = text.replace("\n", end).encode("utf-8-sig" if has_mark else "utf-8")
+    path = write(tmp_path / "in.fa", gzip.compress(data) if is_packed else data)
+    assert [(r.id, r.payload, r.line) for r in read(path)] == expected
+    assert {r.description for r in read(path)} == {"of a test"}
+
+
+@given(st.text())
+def test_clean_never_lets_a_stranger_through(letters: str) -> None:
+    payload, reason, _ = clean(letters)
+    assert not payload.translate(None, ALPHABET)
+    assert bool(payload) != bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("letters", "note"),
+    [
+        ("ACGTTGCAAC" * 3, "looks like nucleotides"),
+        ("ACGUUGCAAC" * 3, "looks like nucleotides"),
+        ("ACGTNNNNNN" * 3, "looks like nucleotides"),
+        ("ACGTTGCAACRYGTACGATCGACTAGCATC", "looks like nucleotides"),
+        ("ACGTTGCAAC" * 2, ""),  # too short to say
+        ("AATAATAATAATAATAATAATAATAATAATA", ""),  # antifreeze peptide, P02732
+        ("MCCGPCGPCCGPCCGPCCGPCGPCGGGCGPCYGPNVCGPCYACGPCGGCYCGYPCC", ""),  # P08175
+    ],
+)
+def test_nucleotides_are_told_from_odd_proteins(letters: str, note: str) -> None:
+    assert clean(letters) == (letters.encode(), "", note)
+
+
+def test_several_notes_stand_side_by_side() -> None:
+    assert clean("JJJJ").note == "J read as X; no known residue"
+
+
+def test_all_inputs_are_looked_at_before_the_first_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"gone\.fa"):
+        next(proteins([DEMO, tmp_path / "gone.fa"]))
+
+
+TABLE = pd.DataFrame(
+    {
+        "Entry": ["NA", "001", "1e5", "P 1", "\U0001f9ec"],
+        "Protein names": ["", "null", "TRUE", "a, b", '"q"'],
+        "Sequence": [UBIQUITIN, INSULIN_A, "MKV*", "mkvj", "MK V"],
+    }
+)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv", "t.csv.gz", "t.tsv.zst", "t.parquet"])
+def test_table_keeps_ids_as_they_are(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name.endswith("parquet"):
+        TABLE.to_parquet(path)
+    else:
+        TABLE.to_csv(path, index=False, sep="\t" if "tsv" in name else ",")
+    records = read(path)
+    assert [r.id for r in records] == TABLE["Entry"].tolist()
+    assert [r.description for r in records] == TABLE["Protein names"].tolist()
+    assert [r.payload for r in records[2:]] == [b"MKV", b"MKVX", b"MKV"]
+    first_line = 1 if name.endswith("parquet") else 2
+    assert [r.line for r in records] == list(range(first_line, first_line + 5))
+
+
+def test_table_of_several_chunks_counts_on(tmp_path: Path) -> None:
+    rows = "".join(f"P{number},MKV\n\n" for number in range(12_000))
+    records = read(write(tmp_path / "in.csv", "id,sequence\n" + rows))
+    assert [r.line for r in records] == list(range(2, 24_002, 2))
+    frame = pd.DataFrame({"id": range(25_000), "sequence": "MKV"})
+    frame.to_parquet(tmp_path / "in.parquet")
+    records = read(tmp_path / "in.parquet")
+    assert [(r.id, r.line) for r in records] == [(str(n), n + 1) for n in range(25_000)]
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        (["ID", "SEQ"], (0, 1, None)),
+        (["name", "id", "sequence"], (1, 2, None)),
+        (["name", "sequence", "protein"], (0, 1, None)),
+        (["protein", "Accession "], (1, 0, None)),
+        (["Entry", "Entry Name", "Protein names", "Sequence"], (0, 3, 2)),
+        (["seq id", "description", "aa"], (0, 2, 1)),
+    ],
+)
+def test_columns_are_found(names: list[str], found: tuple[int, int, int | None]) -> None:
+    assert columns.find(Path("t.csv"), names) == found
+
+
+def genome(molecule: str = "DNA") -> SeqRecord:
+    entry = SeqRecord(Seq("ACGT" * 60), id="TINY.1", name="TINY", description="A tiny genome.")
+    entry.annotations = {"molecule_type": molecule, "organism": "Escherichia coli"}
+    qualifiers = [
+        {"protein_id": ["AAA1.1"], "product": ["ubiquitin"], "translation": [UBIQUITIN]},
+        {"locus_tag": ["b0002"], "translation": [INSULIN_A]},
+        {"locus_tag": ["b0003"], "pseudo": [""]},
+        {"locus_tag": ["b0004"], "translation": ["MK*V"]},
+    ]
+    entry.features = [
+        SeqFeature(SimpleLocation(start, start + 30, 1), type="CDS", qualifiers=told)
+        for start, told in enumerate(qualifiers)
+    ]
+    return entry
+
+
+@pytest.mark.parametrize(("format", "name"), [("genbank", "g.gbk.gz"), ("embl", "g.embl")])
+def test_coding_features_become_records(format: str, name: str, tmp_path: Path) -> None:
+    buffer = StringIO()
+    SeqIO.write([genome(), genome()], buffer, format)
+    data = buffer.getvalue().encode()
+    records = read(write(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data))
+    assert [r.id for r in records] == ["AAA1.1", "b0002", "b0004"] * 2
+    assert [r.line for r in records] == [1, 2, 3, 4, 5, 6]
+    assert records[0].description == "ubiquitin [Escherichia coli]"
+    assert records[0].payload == UBIQUITIN.encode()
+    assert records[2].reason == "stop codon (*) inside the sequence: residue 3"
+
+
+def test_protein_entries_are_records_themselves(tmp_path: Path) -> None:
+    entry = SeqRecord(Seq(UBIQUITIN), id="NP_1.1", name="NP_1", description="polyubiquitin-C")
+    entry.annotations["molecule_type"] = "protein"
+    with (tmp_path / "p.gp").open("w") as text:
+        SeqIO.write([entry], text, "genbank")
+    (record,) = read(tmp_path / "p.gp")
+    assert (record.id, record.payload) == ("NP_1.1", UBIQUITIN.encode())
+    assert record.description == "polyubiquitin-C"

@@ -1,0 +1,106 @@
+"""The journal: whatever is cut off or damaged, what it keeps is right and complete."""
+
+import random
+
+import pyarrow as pa
+import pytest
+
+from featuremill import journal
+from featuremill.journal import Journal, part_schema
+
+VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
+SCHEMA = part_schema(VALUES)
+
+
+def batch(first, count=3):
+    rows = range(first, first + count)
+    columns = [
+        pa.array([row.to_bytes(32, "big") for row in rows], pa.binary(32)),
+        pa.array(["ok"] * count),
+        pa.nulls(count, pa.string()),
+        pa.array([[float(row)] * 4 for row in rows], VALUES.field("value").type),
+    ]
+    return pa.record_batch(columns, schema=SCHEMA)
+
+
+def write(path, firsts, budget=10):
+    opened = Journal(path, SCHEMA, budget)
+    for first in firsts:
+        opened.begin(range(first, first + 3))
+        opened.commit(batch(first))
+    return opened
+
+
+def read(path):
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all()
+
+
+def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
+    whole, resumed = tmp_path / "whole.arrows", tmp_path / "resumed.arrows"
+    digest = write(whole, range(0, 30, 3)).finish()
+    write(resumed, range(0, 12, 3)).close()
+    again = write(resumed, range(12, 30, 3), budget=99)
+    assert (again.num_resumed, again.batch_cost) == (4, 10)
+    assert again.finish() == digest == journal.digest_of_file(whole)
+    assert resumed.read_bytes() == whole.read_bytes()
+    assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_never_gets_past_the_log(tmp_path, seed):
+    """Cut either file anywhere, zero a page or flip a bit: whole leading batches are what is left."""
+    rng = random.Random(seed)
+    path = tmp_path / "j.arrows"
+    write(path, range(0, 60, 3)).close()
+    victim = path if rng.random() < 0.6 else path.with_suffix(".log")
+    content = bytearray(victim.read_bytes())
+    at = rng.randrange(len(content))
+    kind = rng.choice(["cut", "zero", "flip"])
+    if kind == "cut":
+        del content[at:]
+    elif kind == "zero":
+        content[at:] = bytes(len(content) - at)
+    else:
+        content[at] ^= 1 << rng.randrange(8)
+    victim.write_bytes(content)
+    again = Journal(path, SCHEMA, 10)
+    kept = again.num_resumed
+    assert again.rows_done == {row.to_bytes(32, "big") for row in range(3 * kept)}
+    assert again.counts["ok"] == 3 * kept
+    for first in range(3 * kept, 60, 3):
+        again.commit(batch(first))
+    again.finish()
+    clean = tmp_path / "clean.arrows"
+    write(clean, range(0, 60, 3)).finish()
+    assert path.read_bytes() == clean.read_bytes()
+
+
+def test_the_log_tells_what_was_in_flight(tmp_path):
+    path = tmp_path / "j.arrows"
+    opened = write(path, [0, 3])
+    opened.begin([6, 7, 8])
+    opened.close()
+    log = path.with_suffix(".log")
+    assert journal.read_log(log).in_flight == (6, 7, 8)
+    journal.add_strike(log, (6, 7, 8))
+    state = journal.read_log(log)
+    assert (state.in_flight, state.strikes) == ((), [(6, 7, 8)])
+    Journal(path, SCHEMA, 10).close()
+    assert journal.read_log(log).strikes == [(6, 7, 8)], "a resume forgets no strike"
+
+
+def test_a_strike_survives_a_torn_line_before_it(tmp_path):
+    log = tmp_path / "j.log"
+    log.write_text(f"{journal.MAGIC} 10\nbegin 1,2")
+    journal.add_strike(log, (1, 2))
+    assert journal.read_log(log).strikes == [(1, 2)]
+
+
+def test_another_schema_starts_over(tmp_path):
+    path = tmp_path / "j.arrows"
+    write(path, [0]).close()
+    other = part_schema(pa.schema({"value": pa.list_(pa.float32(), 5)}))
+    again = Journal(path, other, 10)
+    again.close()
+    assert again.num_resumed == 0

@@ -1,0 +1,202 @@
+"""plan: nothing is lost, nothing is planned twice, and an edit costs only what is new."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from featuremill.config import validate
+from featuremill.errors import UserError
+from featuremill.plan import plan
+from featuremill.plan import repeats as repeats_module
+from featuremill.plan.shards import read_shard
+from featuremill.store import RunFolder, digest_of
+
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+
+
+def random_proteins(count, seed=0):
+    """Return `count` (id, sequence) pairs."""
+    rng = random.Random(seed)
+    return [
+        (f"p{seed}_{n}", "".join(rng.choices(AMINO_ACIDS, k=rng.randint(1, 60))))
+        for n in range(count)
+    ]
+
+
+def write_fasta(path, records):
+    path.write_text("".join(f">{id} described\n{sequence}\n" for id, sequence in records))
+    return path
+
+
+def make_plan(folder, fasta, cost=500, replan=False):
+    config = validate(
+        {
+            "inputs": [str(fasta)],
+            "workload": "composition",
+            "device": "cpu",
+            "shards": {"cost": cost},
+        }
+    )
+    return plan(RunFolder(folder), config, None, replan=replan)
+
+
+def shard_names(result):
+    return {shard["shard"] for shard in result["shards"]}
+
+
+def check(folder, result, records):
+    """Assert that the manifest leads from every input record to its own payload."""
+    run = RunFolder(folder)
+    rows = pq.read_table(run.manifest).to_pylist()
+    tables = {name: read_shard(run.shard(name)) for name in shard_names(result)}
+    assert [row["id"] for row in rows] == [id for id, _ in records]
+    assert [row["ordinal"] for row in rows] == list(range(len(records)))
+    for row, (_, sequence) in zip(rows, records, strict=True):
+        if row["status"] == "planned":
+            there = tables[row["shard"]].slice(row["row"], 1).to_pylist()[0]
+            assert there["payload"].decode() == sequence
+            assert there["sha256"] == row["sha256"]
+        else:
+            assert row["shard"] is None and row["row"] is None
+    counts = result["counts"]
+    assert counts["input"] == counts["planned"] + counts["refused"] + counts["duplicate"]
+    everything = [digest for table in tables.values() for digest in table["sha256"].to_pylist()]
+    assert len(everything) == len(set(everything)), "a record stands in two shards"
+    for name, table in tables.items():
+        sha256 = table["sha256"].to_pylist()
+        assert sha256 == sorted(sha256)
+        assert name == digest_of(sha256)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_every_record_is_planned_once_whatever_is_edited(data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    sequences = st.text("ACDE", min_size=1, max_size=12)
+    for _ in range(data.draw(st.integers(1, 4), "edits")):
+        chosen = data.draw(st.lists(sequences, min_size=1, max_size=40), "sequences")
+        records = [(f"id{n}", sequence) for n, sequence in enumerate(chosen)]
+        cost = data.draw(st.integers(1, 80), "cost")
+        result = make_plan(folder, write_fasta(folder / "in.fa", records), cost)
+        check(folder, result, records)
+        assert result["counts"]["unique"] == len({sequence for _, sequence in records})
+
+
+def test_new_shards_have_nearly_equal_cost(tmp_path):
+    result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", random_proteins(3000)), cost=4000)
+    costs = [shard["cost"] for shard in result["shards"]]
+    assert result["lengths"]["total"] - sum(costs) < 60, "but for a few short repeated sequences"
+    assert len(costs) == round(sum(costs) / 4000)
+    assert max(costs) - min(costs) <= 2 * 60, "no shard is off by more than the longest records"
+
+
+def test_reordering_or_renaming_changes_no_shard(tmp_path):
+    records = random_proteins(500)
+    first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    renamed = [(f"new_{id}", sequence) for id, sequence in reversed(records)]
+    second = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", renamed))
+    assert shard_names(first) == shard_names(second)
+    assert first["recipe"] == second["recipe"]
+    check(tmp_path, second, renamed)
+
+
+def test_one_edited_record_is_one_new_shard_of_one_record(tmp_path):
+    records = random_proteins(500)
+    first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    records[250] = (records[250][0], "MKVLAAGIVGLLLAQPSFA")
+    second = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    new = [s for s in second["shards"] if s["shard"] not in shard_names(first)]
+    assert [shard["records"] for shard in new] == [1]
+    check(tmp_path, second, records)
+
+
+def test_appended_records_are_the_only_new_ones(tmp_path):
+    records = random_proteins(1000)
+    first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    records += random_proteins(10, seed=1)
+    second = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    new = [s for s in second["shards"] if s["shard"] not in shard_names(first)]
+    assert sum(shard["records"] for shard in new) == 10
+    check(tmp_path, second, records)
+
+
+def test_a_shard_stays_while_half_of_it_is_wanted(tmp_path):
+    records = random_proteins(400)
+    first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records), cost=2000)
+    mostly = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records[:300]), cost=2000)
+    assert shard_names(mostly) == shard_names(first)
+    check(tmp_path, mostly, records[:300])
+    few = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records[:40]), cost=2000)
+    assert not shard_names(few) & shard_names(first)
+    check(tmp_path, few, records[:40])
+
+
+def test_replan_forgets_the_last_plan_but_not_the_content(tmp_path):
+    records = random_proteins(300)
+    fresh = make_plan(tmp_path / "a", write_fasta(tmp_path / "in.fa", records))
+    for end in (100, 200, 300):
+        grown = make_plan(tmp_path / "b", write_fasta(tmp_path / "in.fa", records[:end]))
+    assert shard_names(grown) != shard_names(fresh)
+    again = make_plan(tmp_path / "b", tmp_path / "in.fa", replan=True)
+    assert shard_names(again) == shard_names(fresh)
+
+
+def test_a_lost_shard_file_is_written_again(tmp_path):
+    records = random_proteins(300)
+    first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    RunFolder(tmp_path).shard(first["shards"][1]["shard"]).unlink()
+    second = make_plan(tmp_path, tmp_path / "in.fa")
+    check(tmp_path, second, records)
+
+
+def test_the_same_sequence_under_two_ids_is_computed_once_and_delivered_twice(tmp_path):
+    records = [("a", "MKV"), ("b", "MKV"), ("c", "MKL")]
+    result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    assert result["counts"]["planned"] == 3
+    assert result["counts"]["unique"] == 2
+    check(tmp_path, result, records)
+
+
+def test_the_same_id_and_sequence_is_one_row(tmp_path):
+    records = [("a", "MKV"), ("b", "MKL"), ("a", "MKV"), ("a", "MKV")]
+    result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    assert result["counts"]["duplicate"] == 2
+    status = pq.read_table(tmp_path / "manifest.parquet")["status"].to_pylist()
+    assert status == ["planned", "planned", "duplicate", "duplicate"]
+
+
+def test_one_id_with_two_sequences_names_both_lines_and_keeps_the_last_plan(tmp_path):
+    fasta = write_fasta(tmp_path / "in.fa", [("a", "MKV"), ("b", "MKL")])
+    make_plan(tmp_path, fasta)
+    before = (tmp_path / "plan.json").read_bytes()
+    write_fasta(fasta, [("a", "MKV"), ("b", "MKL"), ("a", "MKT")])
+    with pytest.raises(UserError, match=r"in\.fa:1 and .*in\.fa:5: the id 'a'"):
+        make_plan(tmp_path, fasta)
+    assert (tmp_path / "plan.json").read_bytes() == before
+    assert not (tmp_path / "store" / "spool").exists()
+
+
+def test_repeated_ids_are_found_in_several_passes(tmp_path, monkeypatch):
+    monkeypatch.setattr(repeats_module, "KEYS_A_PASS", 37)
+    records = [*random_proteins(300), *random_proteins(300)]
+    result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
+    assert result["counts"]["duplicate"] == 300
+
+
+def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
+    keys = np.array([(7, 0), (7, 1), (7, 2)], repeats_module.ID_KEY)
+    keys.tofile(tmp_path / "ids.bin")
+    rows = pa.table({"id": ["a", "b", "a"], "sha256": [b"1", b"2", b"1"]})
+    assert repeats_module.repeated_rows(rows, tmp_path / "ids.bin").tolist() == [2]
+
+
+def test_an_input_without_a_good_record_is_an_error(tmp_path):
+    fasta = write_fasta(tmp_path / "in.fa", [("a", ""), ("b", "M*K")])
+    with pytest.raises(UserError, match="all 2 records were refused"):
+        make_plan(Path(tmp_path), fasta)

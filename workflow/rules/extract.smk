@@ -1,0 +1,27 @@
+# extract: compute one shard on one GPU slot (or on the CPU).
+#
+#   in    weights/<name>.json; the shard itself stands in the store, named by the wildcard
+#   out   receipts/<recipe>/<shard>.json: counts, seconds, device, the part's digest
+#   also  store/parts/<recipe>/<shard>.arrows, undeclared, so that no rerun deletes it
+
+
+rule extract:
+    input:
+        # A weights file of another mtime is no reason to compute again: the recipe holds its sha256.
+        weights=ancient(weights_files),
+    output:
+        f"{results}/receipts/{{recipe}}/{{shard}}.json",
+    log:
+        f"{logs}/extract/{{recipe}}/{{shard}}.log",
+    params:
+        folder=results,
+    wildcard_constraints:
+        recipe="[0-9a-f]{32}",
+        shard="[0-9a-f]{32}",
+    threads: support.extract_threads(workflow, num_gpus)
+    resources:
+        gpu=0 if run.device == "cpu" else 1,
+        mem_mb=8000,
+    shell:
+        "exec featuremill extract {params.folder:q} {wildcards.shard}"
+        " --recipe {wildcards.recipe} --threads {threads} --log {log:q}"

@@ -1,0 +1,35 @@
+# merge: gather the parts into results in input order, and account for every record.
+#
+#   in    plan.json, manifest.parquet, a receipt for each shard of the plan
+#   out   the files of config `outputs`, failed.tsv, manifest.json (provenance and counts)
+
+from featuremill.outputs import FILES
+
+
+def receipts(wildcards):
+    with checkpoints.plan.get(**wildcards).output.plan.open() as handle:
+        plan = json.load(handle)
+    shards = (shard["shard"] for shard in plan["shards"])
+    return [f"{results}/receipts/{plan['recipe']}/{shard}.json" for shard in shards]
+
+
+rule merge:
+    input:
+        plan=rules.plan.output.plan,
+        manifest=rules.plan.output.manifest,
+        receipts=receipts,
+    output:
+        manifest=f"{results}/manifest.json",
+        failed=f"{results}/failed.tsv",
+        files=[f"{results}/{FILES[name]}" for name in run.outputs],
+    log:
+        f"{logs}/merge.log",
+    params:
+        folder=results,
+        outputs=run.outputs,
+        max_failed=run.max_failed,
+    resources:
+        mem_mb=4000,
+    shell:
+        "exec featuremill merge {params.folder:q} --outputs {params.outputs}"
+        " --max-failed {params.max_failed} --log {log:q}"

@@ -1,0 +1,17 @@
+# weights: turn a checkpoint into one memory-mapped file, once for all runs.
+#
+#   in    a checkpoint: bundled, downloaded by name, or a local path (config: options.model)
+#   out   weights/<name>.json: where the file is, its sha256, the model's shape
+
+
+rule weights:
+    output:
+        "weights/{name}.json",
+    log:
+        "logs/weights/{name}.log",
+    params:
+        model=run.options.get("model", ""),
+    resources:
+        mem_mb=8000,
+    shell:
+        "exec featuremill weights {params.model:q} --output {output:q} --log {log:q}"
