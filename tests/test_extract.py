@@ -36,8 +36,8 @@ def test_a_poison_record_fails_alone(verbs, poison, reason, retries):
     found = rows(verbs, plan)
     (failed,) = [row for row in found if row["status"] == "failed"]
     assert failed["reason"].startswith(reason)
-    assert failed["length"] is None
-    good = sorted(row["length"][0] for row in found if row["status"] == "ok")
+    assert failed["letters"] is None
+    good = sorted(row["letters"][0] for row in found if row["status"] == "ok")
     assert good == [float(len(sequence)) for _, sequence in GOOD]
 
 

@@ -324,7 +324,7 @@ def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
 
 def test_strangers_text_is_only_text(tmp_path: Path) -> None:
     run = FakeRun(refused=1, failed=1, ids=HOSTILE + "{0}", reasons=(f"bad {HOSTILE}",))
-    run.failed_reason = f"{HOSTILE}: {HOSTILE}"
+    run.failed_reason = f"{HOSTILE}: {HOSTILE * 3_000}"
     page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
     for each in (page, *(Page(path) for path in (tmp_path / "figures").iterdir())):
         assert not [tag for tag, _ in each.elements if tag == "img"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
-from featuremill import __version__, log
+from featuremill import __version__, log, machine
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 VERBS = {
@@ -29,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = _parser(next((word for word in given if word in VERBS), None))
     parsed = parser.parse_args(given)
+    if os.environ.get(machine.DIE_WITH_PARENT):
+        machine.die_with_parent(os.getppid(), signal.SIGTERM)
     log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
     try:
         status = parsed.run(parsed)

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from featuremill import journal, machine
+from featuremill import journal
 from featuremill.errors import UserError
 from featuremill.store import RunFolder, sync, write_json
 from featuremill.supervisor import INTERRUPTS, Job, Supervisor
@@ -47,10 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill extract`."""
-    parent = os.getppid()
     for number in INTERRUPTS:
         signal.signal(number, _leave)
-    machine.die_with_parent(parent, signal.SIGTERM)
     folder = RunFolder(arguments.run_folder)
     plan = _read_plan(folder, arguments.shard, arguments.recipe)
     extraction = Extraction(

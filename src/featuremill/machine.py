@@ -13,6 +13,8 @@ from featuremill import __version__
 from featuremill.devices import Device
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+DIE_WITH_PARENT = "FEATUREMILL_DIE_WITH_PARENT"
+"""Set by the workflow: a verb then ends when the Snakemake that started it dies."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 

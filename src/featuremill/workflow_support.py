@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
+from featuremill import machine
 from featuremill.config import Run, check_outputs, validate, without_effect
 from featuremill.devices import cuda_devices
 from featuremill.errors import UserError
@@ -51,8 +52,13 @@ def weights_json(run: Run) -> list[str]:
     return [f"weights/{name_of(model)}.json"] if model else []
 
 
-def put_featuremill_on_path() -> None:
-    """Let jobs find the `featuremill` of this Python, also where its environment is not active."""
+def prepare_jobs() -> None:
+    """Set what jobs inherit: the `featuremill` of this Python, and that they end with Snakemake.
+
+    The path is for environments that are not active; a job whose Snakemake was killed must not go on
+    beside the next one.
+    """
+    os.environ[machine.DIE_WITH_PARENT] = "1"
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if here not in folders:
@@ -89,7 +95,7 @@ def heal_stale_lock(workflow: Any, results: str) -> None:
     owner died; if that was on this machine since it was started, the owner's Snakemake locks mean
     nothing any more. A second run while the first lives does not get it and is refused as ever.
     """
-    if not workflow.is_main_process or workflow.dryrun:
+    if not workflow.is_main_process or workflow.output_settings.dryrun:
         return
     OWNER_FILE.parent.mkdir(exist_ok=True)
     owner = OWNER_FILE.open("a+")

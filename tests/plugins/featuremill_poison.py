@@ -17,7 +17,7 @@ from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
 
 VERSION = "1"
-SCHEMA = pa.schema({"length": pa.list_(pa.float32(), 1)})
+SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
 
 
 class Options(WorkloadOptions):
@@ -25,6 +25,8 @@ class Options(WorkloadOptions):
 
     batch_seconds: float = 0.0
     """Duration of a batch."""
+    record_seconds: float = 0.0
+    """Duration of reading a record."""
     batch_records: int = 4
     """Records in a batch."""
     computed: str = ""
@@ -36,7 +38,9 @@ class Options(WorkloadOptions):
 
 
 def records(files, options):
-    return proteins(files)
+    for record in proteins(files):
+        time.sleep(options.record_seconds)
+        yield record
 
 
 def cost(payload, options):

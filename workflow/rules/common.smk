@@ -7,12 +7,22 @@
 import json
 
 from featuremill import workflow_support as support
+from featuremill.calm import calm_output
 
 run = support.validated(config)
 results = f"results/{run.run}"
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
 
-support.put_featuremill_on_path()
+calm_output(workflow)
+support.prepare_jobs()
 support.heal_stale_lock(workflow, results)
 num_gpus = support.cap_gpus(workflow, run.device)
+
+
+def receipts(wildcards):
+    """Return the receipts that the plan asks for, once there is a plan."""
+    with checkpoints.plan.get(**wildcards).output.plan.open() as handle:
+        plan = json.load(handle)
+    shards = (shard["shard"] for shard in plan["shards"])
+    return [f"{results}/receipts/{plan['recipe']}/{shard}.json" for shard in shards]

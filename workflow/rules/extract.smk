@@ -10,18 +10,20 @@ rule extract:
         # A weights file of another mtime is no reason to compute again: the recipe holds its sha256.
         weights=ancient(weights_files),
     output:
-        f"{results}/receipts/{{recipe}}/{{shard}}.json",
+        receipt=f"{results}/receipts/{{recipe}}/{{shard}}.json",
     log:
         f"{logs}/extract/{{recipe}}/{{shard}}.log",
-    params:
-        folder=results,
     wildcard_constraints:
         recipe="[0-9a-f]{32}",
         shard="[0-9a-f]{32}",
+    conda:
+        "../../envs/esm2.yaml"
     threads: support.extract_threads(workflow, num_gpus)
     resources:
         gpu=0 if run.device == "cpu" else 1,
         mem_mb=8000,
+    params:
+        folder=subpath(output.receipt, ancestor=3),
     shell:
         "exec featuremill extract {params.folder:q} {wildcards.shard}"
         " --recipe {wildcards.recipe} --threads {threads} --log {log:q}"

@@ -6,13 +6,6 @@
 from featuremill.outputs import FILES
 
 
-def receipts(wildcards):
-    with checkpoints.plan.get(**wildcards).output.plan.open() as handle:
-        plan = json.load(handle)
-    shards = (shard["shard"] for shard in plan["shards"])
-    return [f"{results}/receipts/{plan['recipe']}/{shard}.json" for shard in shards]
-
-
 rule merge:
     input:
         plan=rules.plan.output.plan,
@@ -24,12 +17,14 @@ rule merge:
         files=[f"{results}/{FILES[name]}" for name in run.outputs],
     log:
         f"{logs}/merge.log",
-    params:
-        folder=results,
-        outputs=run.outputs,
-        max_failed=run.max_failed,
+    conda:
+        "../../envs/base.yaml"
     resources:
         mem_mb=4000,
+    params:
+        folder=subpath(output.manifest, parent=True),
+        outputs=run.outputs,
+        max_failed=run.max_failed,
     shell:
         "exec featuremill merge {params.folder:q} --outputs {params.outputs}"
         " --max-failed {params.max_failed} --log {log:q}"

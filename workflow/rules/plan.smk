@@ -14,12 +14,14 @@ checkpoint plan:
         manifest=f"{results}/manifest.parquet",
     log:
         f"{logs}/plan.log",
-    params:
-        folder=results,
-        config=json.dumps(run.model_dump(mode="json", exclude={"outputs", "max_failed"})),
-        weights=[f"--weights={path}" for path in weights_files],
+    conda:
+        "../../envs/base.yaml"
     resources:
         mem_mb=4000,
+    params:
+        folder=subpath(output.plan, parent=True),
+        config=json.dumps(run.model_dump(mode="json", exclude={"outputs", "max_failed"})),
+        weights=[f"--weights={path}" for path in weights_files],
     shell:
         "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
         " {params.weights:q} --log {log:q}"

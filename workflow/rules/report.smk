@@ -1,19 +1,39 @@
 # report: draw what happened as one HTML page that opens offline.
 #
 #   in    manifest.json and what it names
-#   out   report.html; the same figures one by one for `snakemake --report`
+#   out   report.html; the same figures one by one, for `snakemake --report`
+
+figures = ["accounting", "timeline", "throughput", "stages", "lengths", "embeddings"]
 
 
 rule report:
     input:
         manifest=rules.merge.output.manifest,
     output:
-        page=f"{results}/report.html",
+        page=report(
+            f"{results}/report.html",
+            caption="../report/report.rst",
+            category="Report",
+            labels={"run": run.run, "figure": "everything on one page"},
+        ),
+        figures=[
+            report(
+                f"{results}/figures/{figure}.html",
+                caption=f"../report/{figure}.rst",
+                category="Figures",
+                labels={"run": run.run, "figure": figure},
+            )
+            for figure in figures
+        ],
     log:
         f"{logs}/report.log",
-    params:
-        folder=results,
+    conda:
+        "../../envs/base.yaml"
     resources:
         mem_mb=4000,
+    params:
+        folder=subpath(output.page, parent=True),
+        figures=subpath(output[1], parent=True),
     shell:
-        "exec featuremill report {params.folder:q} --output {output.page:q} --log {log:q}"
+        "exec featuremill report {params.folder:q} --output {output.page:q}"
+        " --figures {params.figures:q} --log {log:q}"

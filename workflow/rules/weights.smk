@@ -9,9 +9,11 @@ rule weights:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
-    params:
-        model=run.options.get("model", ""),
+    conda:
+        "../../envs/esm2.yaml"
     resources:
         mem_mb=8000,
+    params:
+        model=run.options.get("model", ""),
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log {log:q}"

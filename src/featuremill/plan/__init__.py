@@ -23,7 +23,9 @@ import pyarrow as pa
 from featuremill import weights as weights_verb
 from featuremill.config import Run, read, validate
 from featuremill.devices import Device, cpu, cuda_devices
-from featuremill.errors import UserError
+from featuremill.errors import UserError, WorkloadError
+from featuremill.journal import COLUMNS
+from featuremill.outputs import IDENTITY
 from featuremill.plan.announce import announce
 from featuremill.plan.manifest import write_manifest
 from featuremill.plan.repeats import repeated_rows
@@ -34,6 +36,8 @@ from featuremill.weights import Weights
 from featuremill.workload import Workload, find_workload
 
 PLAN_VERSION = 1
+RESERVED = {*IDENTITY.names, *(column.name for column in COLUMNS)}
+"""Names of columns that a workload cannot give to its values."""
 log = logging.getLogger("featuremill.plan")
 
 
@@ -75,6 +79,11 @@ def plan(
     device = planning_device(config.device)
     settings = settings_of(config.workload, workload, options, device, weights)
     options = workload.Options.model_validate(settings["options"])
+    values = workload.schema(options, weights)
+    if taken := RESERVED & set(values.names):
+        raise WorkloadError(
+            f"workload {config.workload}: the name {taken.pop()!r} is the core's own."
+        )
     folder.store.mkdir(parents=True, exist_ok=True)
     with (folder.store / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -110,7 +119,7 @@ def plan(
         }
         write_json(folder.store / "plan.json", result)
         write_json(folder.plan, result)
-    announce(folder, result, workload.schema(options, weights), device)
+    announce(folder, result, values, device)
     return result
 
 

@@ -115,6 +115,7 @@ def read(path: Path) -> Problems:
     counts: dict[tuple[str, str], int] = {}
     examples: dict[tuple[str, str], list[Example]] = {}
     listed = 0
+    csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
             listed += 1

@@ -95,9 +95,8 @@ def _lead(facts: Facts) -> str:
     manifest, settings = facts.manifest, facts.manifest["settings"]
     model = settings["options"].get("model")
     what = settings["workload"] + (f" with {model}" if model else "")
-    files = words.listed(Path(file["path"]).name for file in manifest["inputs"][:3])
-    if more := len(manifest["inputs"]) - 3:
-        files += f" and {more} more" if more > 0 else ""
+    names = [Path(file["path"]).name for file in manifest["inputs"]]
+    files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)
     finished = words.moment(words.parsed(manifest["finished"]))
     return f"{what}, of {files}. Finished {finished}."
 

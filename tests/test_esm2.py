@@ -1,0 +1,478 @@
+"""The ESM-2 workload against fair-esm's own network and, as a second opinion, transformers'."""
+
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from esm2_models import (
+    cosines,
+    demo_proteins,
+    fair_esm,
+    fair_esm_bundled,
+    hugging_face_config,
+    hugging_face_state,
+    relative_l2,
+    representations,
+    save_fair_esm,
+    tokens_of,
+)
+from pydantic import ValidationError
+
+from featuremill import weights
+from featuremill.devices import Device, cpu
+from featuremill.errors import UserError
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2.encoder import DTYPES, Encoder
+from featuremill.workloads.esm2.packing import pack
+from featuremill.workloads.esm2.tokens import tokenize, windows
+
+CPU = cpu()
+SMALL = (12, 480, 20)
+"""Layers, width and heads of esm2_t12_35M."""
+NUM_BATCHED = 10
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def bundled(cache):
+    """Our weights of the bundled model and fair-esm's network with the same."""
+    return weights.weights_of(weights.convert("mill_t6_1M", cache)), fair_esm_bundled()
+
+
+@pytest.fixture(scope="module")
+def random12(cache):
+    """The same for a random network of 12 layers, with fair-esm's initial weights."""
+    model = fair_esm(*SMALL)
+    path = save_fair_esm(model, cache / "random12.pt")
+    return weights.weights_of(weights.convert(str(path), cache)), model
+
+
+@pytest.fixture
+def both(request):
+    return request.getfixturevalue(request.param)
+
+
+def every_layer(dtype, found, **options):
+    """Return the loaded workload that delivers everything there is, without cutting proteins."""
+    layers = tuple(range(int(found.metadata["num_layers"]) + 1))
+    chosen = {"pool": ("mean", "bos"), "per_residue": True, "output_dtype": "float32"}
+    chosen |= {"long": "full", "dtype": dtype, **options}
+    return esm2.load(esm2.Options(layers=layers, **chosen), CPU, found)
+
+
+def run(model, sequences):
+    """Return for each sequence {column: array}, computed in batches."""
+    rows = []
+    for start in range(0, len(sequences), NUM_BATCHED):
+        payloads = [sequence.encode() for sequence in sequences[start : start + NUM_BATCHED]]
+        values = esm2.run(model, esm2.prepare(model, payloads))
+        rows += [
+            {n: arrow_row(values.column(n)[i]) for n in values.schema.names}
+            for i in range(len(payloads))
+        ]
+    return rows
+
+
+def arrow_row(value):
+    """Return a vector, or a matrix of one vector a residue, as NumPy."""
+    inner = value.values
+    if hasattr(inner, "flatten") and inner.type.__class__.__name__ == "FixedSizeListType":
+        return inner.flatten().to_numpy().reshape(len(inner), -1)
+    return inner.to_numpy()
+
+
+def assert_equal_to_fair_esm(model, reference, sequences, bound=1e-5):
+    for sequence, row in zip(sequences, run(model, sequences), strict=True):
+        for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
+            residues = expected[1:-1]
+            assert relative_l2(row[f"residues_layer_{layer}"], residues) <= bound
+            assert relative_l2(row[f"mean_layer_{layer}"], residues.mean(0)) <= bound
+            assert relative_l2(row[f"bos_layer_{layer}"], expected[0]) <= bound
+
+
+def assert_close_to_fair_esm(model, reference, sequences, bound_l2):
+    num_layers = reference.num_layers + 1
+    residue, pooled, l2 = [[[] for _ in range(num_layers)] for _ in range(3)]
+    for sequence, row in zip(sequences, run(model, sequences), strict=True):
+        for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
+            found = row[f"residues_layer_{layer}"]
+            residue[layer].append(cosines(found, expected[1:-1]))
+            l2[layer].append(relative_l2(found, expected[1:-1]))
+            mean = expected[1:-1].mean(0)
+            pooled[layer].append(float(cosines(row[f"mean_layer_{layer}"], mean)))
+    for layer in range(num_layers):
+        all_residues = np.concatenate(residue[layer])
+        assert all_residues.mean() >= 0.9995
+        assert all_residues.min() >= 0.99
+        assert min(pooled[layer]) >= 0.9999
+        assert np.mean(l2[layer]) <= bound_l2
+
+
+# The real gate: published numerics on real proteins.
+
+
+@pytest.mark.parametrize("both", ["bundled"], indirect=True)
+def test_fp32_equals_fair_esm_on_200_proteins(both):
+    found, reference = both
+    assert_equal_to_fair_esm(every_layer("fp32", found), reference, demo_proteins(200))
+
+
+@pytest.mark.parametrize("dtype, bound_l2", [("bf16", 2e-2), ("fp16", 5e-3)])
+@pytest.mark.parametrize("both", ["bundled"], indirect=True)
+def test_16_bits_are_close_to_fair_esm(both, dtype, bound_l2):
+    found, reference = both
+    count = 200 if dtype == "bf16" else 20  # few CPUs multiply fp16 fast
+    assert_close_to_fair_esm(every_layer(dtype, found), reference, demo_proteins(count), bound_l2)
+
+
+def test_12_layers_equal_fair_esm(random12):
+    found, reference = random12
+    assert_equal_to_fair_esm(every_layer("fp32", found), reference, demo_proteins(20, 600))
+
+
+def test_12_layers_in_bf16_are_close_to_fair_esm(random12):
+    found, reference = random12
+    assert_close_to_fair_esm(every_layer("bf16", found), reference, demo_proteins(20, 600), 2e-2)
+
+
+@pytest.mark.slow
+def test_12_layers_equal_fair_esm_on_200_proteins(random12):
+    found, reference = random12
+    proteins = demo_proteins(200)
+    assert_equal_to_fair_esm(every_layer("fp32", found), reference, proteins)
+    assert_close_to_fair_esm(every_layer("bf16", found), reference, proteins, 2e-2)
+
+
+@pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
+def test_fp32_equals_transformers(both):
+    from transformers import EsmConfig, EsmModel
+
+    found, reference = both
+    config = EsmConfig(**hugging_face_config(reference))
+    second = EsmModel(config, add_pooling_layer=False).eval()
+    second.load_state_dict(hugging_face_state(reference), strict=False)
+    proteins = [*demo_proteins(8, 400), "MKXBUZO.-LV", "M"]
+    for sequence, row in zip(proteins, run(every_layer("fp32", found), proteins), strict=True):
+        with torch.inference_mode():
+            tokens = tokens_of(sequence)
+            states = second(
+                tokens, torch.ones_like(tokens), output_hidden_states=True
+            ).hidden_states
+        assert len(states) == reference.num_layers + 1
+        for layer, expected in enumerate(states):
+            residues = expected[0, 1:-1].numpy()
+            assert relative_l2(row[f"residues_layer_{layer}"], residues) <= 1e-5
+
+
+@pytest.mark.skipif(
+    "FEATUREMILL_ESM2_8M" not in os.environ,
+    reason="set FEATUREMILL_ESM2_8M to Meta's esm2_t6_8M_UR50D.pt to compare with published values",
+)
+def test_published_slice_of_esm2_8m(cache):
+    """Values from the tests of transformers (test_inference_no_head), to their 1e-4."""
+    found = weights.weights_of(weights.convert(os.environ["FEATUREMILL_ESM2_8M"], cache))
+    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    tokens = np.array([0, 6, 4, 13, 5, 4, 16, 12, 11, 7, 2])
+    [(_, hidden)] = encoder.representations(pack([tokens]), {6})
+    expected = [[0.1444, 0.5413, 0.3248], [0.3034, 0.0053, 0.3108], [0.3228, -0.2499, 0.3415]]
+    assert np.allclose(hidden[:3, :3], expected, atol=1e-4)
+
+
+# Unusual input.
+
+
+def encode(encoder, sequences):
+    """Return (layers + 1, tokens, width) of each token sequence."""
+    packed = pack(sequences)
+    layers = range(encoder.num_layers + 1)
+    states = torch.stack([hidden.clone() for _, hidden in encoder.representations(packed, layers)])
+    return [states[:, start:end].numpy() for start, end in pairwise(packed.bounds)]
+
+
+@pytest.fixture(scope="module")
+def encoder(bundled):
+    found, _ = bundled
+    return Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        "XBUZO.-",
+        "MKVX<mask>LLB<mask>U",
+        "<mask>",
+        "<mask><mask><mask>A",
+        "M" + "<mask>" * 40 + "KV",
+        "ACDEFGHIKLMNPQRSTVWY" * 5 + "<mask>",
+    ],
+)
+def test_rare_letters_and_masks_equal_fair_esm(encoder, bundled, sequence):
+    tokens = tokens_of(sequence)
+    without = tokens_of("MKVLAAGIV")  # shares the batch with a masked one
+    found, neighbour = encode(encoder, [tokens[0].numpy(), without[0].numpy()])
+    assert relative_l2(found, representations(bundled[1], tokens)) <= 1e-5
+    assert relative_l2(neighbour, representations(bundled[1], without)) <= 1e-5
+
+
+def test_any_length_equals_fair_esm(encoder, bundled):
+    generator = np.random.default_rng(1)
+    lengths = [
+        1,
+        2,
+        3,
+        13,
+        14,
+        15,
+        29,
+        30,
+        61,
+        62,
+        63,
+        64,
+        65,
+        254,
+        513,
+        1022,
+        1023,
+        1024,
+        2047,
+        3000,
+    ]
+    sequences = ["".join(generator.choice(list("ACDEFGHIKLMNPQRSTVWYX"), n)) for n in lengths]
+    for sequence in sequences:
+        tokens = tokens_of(sequence)
+        [found] = encode(encoder, [tokens[0].numpy()])
+        assert relative_l2(found, representations(bundled[1], tokens)) <= 1e-5
+
+
+def test_tokens_are_those_of_fair_esm():
+    sequence = "LAGVSERTIDPKQNFYMHWCXBUZO.-"
+    assert (
+        tokenize(sequence.encode(), (0, len(sequence))).tolist() == tokens_of(sequence)[0].tolist()
+    )
+    assert tokenize(sequence.encode(), (3, 6)).tolist() == tokens_of("VSE")[0].tolist()
+    assert tokenize(b"J", (0, 1))[1] == 3  # <unk>
+
+
+# The same bits.
+
+
+@pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
+def test_bits_depend_neither_on_the_batch_nor_on_threads(both):
+    found, _ = both
+    model = every_layer("fp32", found)
+    long, *others = sorted(demo_proteins(12, 500), key=len, reverse=True)
+    sequences = ["M", "MK", "MKVLAAGIVG", long[:61], long[:62], long, *others]
+
+    def bits(payloads):
+        values = esm2.run(model, esm2.prepare(model, payloads))
+        return {p: [c[i].as_py() for c in values.columns] for i, p in enumerate(payloads)}
+
+    payloads = [sequence.encode() for sequence in sequences]
+    together = bits(payloads)
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        assert bits(payloads) == together
+        assert bits(payloads[::-1]) == together
+        for payload in payloads[:8]:
+            assert bits([payload]) == {payload: together[payload]}
+
+
+# Long proteins.
+
+
+def test_windows():
+    def cut(length, long, **options):
+        return windows(length, esm2.Options(long=long, **options))
+
+    assert cut(1022, "truncate") == cut(1022, "chunk") == cut(1022, "full") == [(0, 1022)]
+    assert cut(5000, "truncate") == [(0, 1022)]
+    assert cut(5000, "full") == [(0, 5000)]
+    ten = {"max_residues": 10, "chunk_overlap": 4}
+    assert cut(10, "chunk", **ten) == [(0, 10)]
+    assert cut(11, "chunk", **ten) == [(0, 10), (1, 11)]
+    assert cut(16, "chunk", **ten) == [(0, 10), (6, 16)]
+    assert cut(17, "chunk", **ten) == [(0, 10), (6, 16), (7, 17)]
+    assert cut(22, "chunk", **ten) == [(0, 10), (6, 16), (12, 22)]
+    for length in range(1, 200):
+        for overlap in (0, 1, 9):
+            parts = cut(length, "chunk", max_residues=10, chunk_overlap=overlap)
+            assert parts[0][0] == 0 and parts[-1][1] == length
+            assert all(end - start == min(10, length) for start, end in parts)
+            assert all(a[0] < b[0] <= a[1] - overlap for a, b in pairwise(parts))
+            options = esm2.Options(long="chunk", max_residues=10, chunk_overlap=overlap)
+            assert esm2.cost(b"M" * length, options) == sum(e - s + 2 for s, e in parts)
+
+
+def test_chunks_are_averaged_over_their_overlap(bundled):
+    found, _ = bundled
+    protein = demo_proteins(1)[0][:25]
+    whole = every_layer("fp32", found)
+    chunked = every_layer("fp32", found, long="chunk", max_residues=10, chunk_overlap=4)
+    parts = run(whole, [protein[0:10], protein[6:16], protein[12:22], protein[15:25]])
+    [row] = run(chunked, [protein])
+    total, seen = np.zeros((25, 128), np.float32), np.zeros((25, 1), np.float32)
+    for start, part in zip((0, 6, 12, 15), parts, strict=True):
+        total[start : start + 10] += part["residues_layer_6"]
+        seen[start : start + 10] += 1
+    assert np.allclose(row["residues_layer_6"], total / seen, atol=1e-6)
+    assert np.allclose(row["mean_layer_6"], (total / seen).mean(0), atol=1e-6)
+    assert np.allclose(row["bos_layer_6"], np.mean([p["bos_layer_6"] for p in parts], 0), atol=1e-6)
+
+
+def test_truncation_keeps_the_first_residues(bundled):
+    found, _ = bundled
+    protein = demo_proteins(1)[0]
+    cut = every_layer("fp32", found, long="truncate", max_residues=20)
+    [row], [expected] = run(cut, [protein]), run(every_layer("fp32", found), [protein[:20]])
+    assert all(np.array_equal(row[name], expected[name]) for name in expected)
+    assert esm2.cost(protein.encode(), cut.options) == 22
+
+
+# Options.
+
+
+def test_columns_follow_the_options(bundled):
+    found, _ = bundled
+    options = esm2.Options(layers=[-1, 0, 6], pool="none", per_residue=True, dtype="fp32")
+    options = esm2.resolve(options, CPU, found)
+    schema = esm2.schema(options, found)
+    assert schema.names == ["residues_layer_0", "residues_layer_6"]
+    assert str(schema.field(0).type) == "list<item: fixed_size_list<item: halffloat>[128]>"
+    model = esm2.load(options, CPU, found)
+    values = esm2.run(model, esm2.prepare(model, [b"MKV", b"M"]))
+    assert values.schema.equals(schema)
+    assert [len(value) for value in values.column(0)] == [3, 1]
+    [exact, _] = run(every_layer("fp32", found), ["MKV", "M"])
+    assert np.array_equal(
+        arrow_row(values.column(1)[0]), exact["residues_layer_6"].astype(np.float16)
+    )
+    both = esm2.Options(layers=(6,), pool=("bos", "mean"))
+    assert esm2.schema(both, found).names == ["mean_layer_6", "bos_layer_6"]
+
+
+@pytest.mark.parametrize(
+    "wrong, part",
+    [
+        ({"pool": "none"}, "leaves nothing"),
+        ({"pool": ["mean", "none"], "per_residue": True}, "excludes"),
+        ({"pool": []}, "at least 1"),
+        ({"layers": []}, "at least 1"),
+        ({"long": "chunk", "max_residues": 10, "chunk_overlap": 10}, "smaller"),
+        ({"long": "full", "max_residues": 10}, "no effect"),
+        ({"chunk_overlap": 10}, "no effect"),
+        ({"output_dtype": "float32"}, "no effect"),
+        ({"max_residues": 0}, "greater"),
+        ({"layer": 6}, "not permitted"),
+    ],
+)
+def test_contradictions_are_refused(wrong, part):
+    with pytest.raises(ValidationError, match=part):
+        esm2.Options(**wrong)
+
+
+AMPERE = Device("cuda", "GPU-1", "NVIDIA A100", has_bf16=True, num_multiprocessors=108)
+TURING = Device("cuda", "GPU-2", "Tesla T4", has_bf16=False)
+OLD_CPU = Device("cpu", "cpu", "old", has_bf16=False)
+NEW_CPU = Device("cpu", "cpu", "new", has_bf16=True)
+
+
+def test_resolve_settles_the_dtype_and_refuses_what_cannot_be(bundled):
+    found, _ = bundled
+
+    def dtype(device, asked="auto"):
+        return esm2.resolve(esm2.Options(dtype=asked), device, found).dtype
+
+    devices = (AMPERE, TURING, OLD_CPU, NEW_CPU)
+    assert [dtype(device) for device in devices] == ["bf16", "fp16", "fp32", "bf16"]
+    assert [dtype(device, "fp32") for device in devices] == ["fp32"] * 4
+    for device in (TURING, OLD_CPU):
+        with pytest.raises(UserError, match="has no bf16"):
+            dtype(device, "bf16")
+    for layer in (7, -8):
+        with pytest.raises(UserError, match=f"no layer {layer}"):
+            esm2.resolve(esm2.Options(layers=layer), CPU, found)
+    resolved = esm2.resolve(esm2.Options(layers=(-1, 3, -7, 6)), CPU, found)
+    assert resolved.layers == (0, 3, 6)
+    assert esm2.Options.model_validate(resolved.model_dump(mode="json")) == resolved
+
+
+def test_batches_follow_the_device():
+    assert esm2.batch_cost(esm2.Options(), AMPERE) == 128 * 108
+    assert esm2.batch_cost(esm2.Options(), OLD_CPU) == 4096
+    assert esm2.batch_cost(esm2.Options(batch_tokens=77), AMPERE) == 77
+
+
+def test_planning_needs_no_torch():
+    code = (
+        "import sys; from featuremill.workloads import esm2; from featuremill import weights\n"
+        "from featuremill.devices import cpu; from pathlib import Path\n"
+        "facts = {'num_layers': '6', 'embed_dim': '128', 'attention_heads': '8'}\n"
+        "found = weights.Weights('w', Path('w'), '', facts)\n"
+        "options = esm2.resolve(esm2.Options(), cpu(), found)\n"
+        "assert esm2.schema(options, found).names == ['mean_layer_6']\n"
+        "assert esm2.cost(b'MK', options) == 4 and weights.name_of(options.model) == 'w'\n"
+    ).replace("weights.name_of(options.model)", "weights.name_of('/a/w.pt')")
+    code += "assert not {'torch', 'esm', 'safetensors'} & set(sys.modules), sorted(sys.modules)"
+    source = str(Path(esm2.__file__).parents[3])
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": source}
+    )
+
+
+def test_the_backend_has_a_name(bundled):
+    assert every_layer("fp32", bundled[0]).backend == "sdpa flash_attention per sequence"
+
+
+# On a GPU: the same functions against their CPU twin.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
+@pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
+def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
+    found, _ = both
+    sequences = [
+        tokens_of(s)[0].numpy() for s in [*demo_proteins(20), "M", "MK<mask>V<mask>", "X" * 3000]
+    ]
+    twin = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    device = torch.device("cuda")
+    encoder = Encoder(found.path, found.metadata, device, DTYPES[dtype])
+    has_varlen = torch.cuda.get_device_capability() >= (8, 0) and dtype != "fp32"
+    assert encoder.backend.name.startswith("varlen flash" if has_varlen else "sdpa")
+    packed = pack(sequences)
+    num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
+    pairs = zip(
+        encoder.representations(packed.to(device), layers),
+        twin.representations(packed, layers),
+        strict=True,
+    )
+    for (_, hidden), (_, expected) in pairs:
+        assert relative_l2(hidden[:num_real].cpu(), expected[:num_real]) <= bound_l2
+        assert cosines(hidden[:num_real].cpu(), expected[:num_real]).mean() >= 0.9995
+
+
+@pytest.mark.gpu
+def test_cuda_delivers_the_columns_of_the_schema(bundled):
+    found, _ = bundled
+    options = esm2.Options(layers=(0, -1), pool=("mean", "bos"), per_residue=True)
+    device = Device("cuda", "", "", torch.cuda.get_device_capability() >= (8, 0))
+    options = esm2.resolve(options, device, found)
+    model = esm2.load(options, device, found)
+    payloads = [protein.encode() for protein in demo_proteins(10)]
+    values = esm2.run(model, esm2.prepare(model, payloads))
+    assert values.schema.equals(esm2.schema(options, found)) and values.num_rows == 10

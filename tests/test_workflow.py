@@ -1,0 +1,270 @@
+"""The workflow under the real Snakemake: what is computed again, what a kill leaves, who is refused."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from featuremill.store import RunFolder
+
+LETTERS = "DEFGHIKLMNPQRSTVWY"  # without A and C, so that no random sequence means harm
+DATA = ["embeddings.parquet", "per-protein.h5", "failed.tsv"]
+
+
+def random_records(count, seed=0):
+    rng = random.Random(seed)
+    return [(f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(5, 60)))) for n in range(count)]
+
+
+class Workflow:
+    """A folder with an input and a config, and Snakemake runs in it."""
+
+    def __init__(self, folder, environment, records, **options):
+        self.folder = folder
+        self.environment = {**environment, "FEATUREMILL_QUIET": ""}
+        self.run_folder = RunFolder(folder / "results" / "test")
+        self.computed = folder / "computed.txt"
+        self.options = {"computed": "computed.txt", "batch_records": 10, **options}
+        self.write(records)
+        self.configure()
+
+    def write(self, records):
+        text = "".join(f">{id} described\n{sequence}\n" for id, sequence in records)
+        (self.folder / "in.fa").write_text(text)
+
+    def configure(self, **options):
+        config = {
+            "run": "test",
+            "inputs": "in.fa",
+            "workload": "poison",
+            "options": {**self.options, **options},
+            "shards": {"cost": 50},
+            "device": "cpu",
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def start(self, *arguments, snakefile=ROOT / "Snakefile", **more):
+        command = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
+        command += ["--workflow-profile", str(ROOT / "profiles" / "default")]
+        command += ["--configfile", "config.yaml", "--cores", "2", *arguments]
+        return subprocess.Popen(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            **more,
+        )
+
+    def __call__(self, *arguments, status=0, **more):
+        process = self.start(*arguments, **more)
+        said, _ = process.communicate(timeout=240)
+        assert process.returncode == status, said
+        return said
+
+    def news(self):
+        """Return the sequences computed since the last call."""
+        lines = self.computed.read_text().splitlines() if self.computed.exists() else []
+        self.computed.unlink(missing_ok=True)
+        return lines
+
+    def data(self):
+        return {name: (self.run_folder.root / name).read_bytes() for name in DATA}
+
+    def counts(self):
+        return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
+
+
+@pytest.fixture
+def workflow(tmp_path, environment):
+    return Workflow(tmp_path, environment, random_records(200))
+
+
+def test_only_what_is_new_is_computed(workflow):
+    records = random_records(200)
+    said = workflow()
+    assert "200 of 200 records ok" in said and "Select jobs" not in said
+    assert sorted(workflow.news()) == sorted(sequence for _, sequence in records)
+    before = workflow.data()
+
+    os.utime(workflow.folder / "in.fa")
+    workflow()
+    assert workflow.news() == [], "a touched input"
+    workflow("--forceall", "--resources", "gpu=4")
+    assert workflow.news() == [], "everything forced, another number of GPUs"
+    assert workflow.data() == before
+
+    records[100] = (records[100][0], "MKVLLWY")
+    workflow.write(records)
+    workflow()
+    assert workflow.news() == ["MKVLLWY"], "one record edited"
+
+    records += random_records(2, seed=1)
+    workflow.write(records)
+    workflow("--cores", "1")
+    assert sorted(workflow.news()) == sorted(s for _, s in records[-2:]), "1 % appended"
+
+    workflow.write([(f"new_{id}", sequence) for id, sequence in reversed(records)])
+    workflow()
+    assert workflow.news() == [], "reordered and renamed"
+    assert workflow.counts() == {"input": 202, "ok": 202, "failed": 0, "refused": 0, "duplicate": 0}
+
+
+def test_an_option_changed_and_changed_back_costs_one_computation(workflow):
+    workflow()
+    workflow.news()
+    before = workflow.data()
+    workflow.configure(batch_records=7)
+    workflow()
+    assert len(workflow.news()) == 200
+    workflow.configure()
+    workflow()
+    assert workflow.news() == []
+    assert workflow.data() == before
+
+
+def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, environment):
+    """Above 1 MB Snakemake compares no checksums, so plan runs again; it must change nothing."""
+    rng = random.Random(5)
+    sequences = ("".join(rng.choices(LETTERS, k=50_000)) for _ in range(100))
+    workflow = Workflow(tmp_path, environment, [(f"p{n}", s) for n, s in enumerate(sequences)])
+    assert (tmp_path / "in.fa").stat().st_size > 5_000_000
+    workflow()
+    assert len(workflow.news()) == 100
+    os.utime(tmp_path / "in.fa")
+    assert "distinct records to compute" in workflow(), "plan ran"
+    assert workflow.news() == []
+
+    for part in ("Snakefile", "workflow", "envs"):
+        subprocess.run(["cp", "-r", ROOT / part, tmp_path], check=True)
+    rule = tmp_path / "workflow" / "rules" / "extract.smk"
+    edited = rule.read_text().replace("exec featuremill extract", "true; exec featuremill extract")
+    assert edited != rule.read_text()
+    rule.write_text(edited)
+    assert "the part is there already" in workflow(snakefile=tmp_path / "Snakefile")
+    assert workflow.news() == []
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+
+
+MOMENTS = {
+    "plan": lambda run: any((run.store / "spool").glob("rows*")),
+    "extract": lambda run: any("commit" in log.read_text() for log in run.store.glob("journals/*/*.log")),
+    "merge": lambda run: any(run.root.glob(".per-protein*")),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, environment, moment):
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    options = {"record_seconds": 0.002, "batch_seconds": 0.05}
+    records = random_records(400)
+    whole = Workflow(tmp_path / "whole", environment, records, **options)
+    whole()
+    killed = Workflow(tmp_path / "killed", environment, records, **options)
+    process = killed.start()
+    wait_for(lambda: MOMENTS[moment](killed.run_folder))
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert list((killed.folder / ".snakemake" / "locks").iterdir()), "the lock was left behind"
+    assert not (killed.run_folder.root / "manifest.json").exists()
+    time.sleep(0.5)  # jobs get SIGTERM from the kernel and leave
+    assert not orphans(killed.folder)
+    said = killed()
+    assert killed.data() == whole.data()
+    assert killed.counts()["ok"] == 400
+    again = killed.news()
+    if moment == "extract":
+        assert "batches resumed" in said
+        assert len(again) - len(set(again)) <= 10, "at most the batch in flight twice"
+    else:
+        assert len(again) == len(set(again)) == 400
+
+
+def orphans(folder):
+    """Return the command lines of processes that work in `folder`."""
+    found = []
+    for process in os.listdir("/proc"):
+        try:
+            if process.isdigit() and os.readlink(f"/proc/{process}/cwd") == str(folder):
+                with open(f"/proc/{process}/cmdline") as handle:
+                    found.append(handle.read())
+        except OSError:
+            continue
+    return found
+
+
+def test_a_second_run_is_refused_while_the_first_lives(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(60), batch_seconds=0.5)
+    first = workflow.start()
+    wait_for(lambda: MOMENTS["extract"](workflow.run_folder))
+    assert "LockException" in workflow(status=1)
+    first.communicate(timeout=120)
+    assert first.returncode == 0
+    assert len(workflow.news()) == 60
+
+
+def test_a_failed_shard_stops_no_other_and_the_rest_is_kept(tmp_path, environment):
+    records = [*random_records(100), ("odd", "RAISEK")]
+    workflow = Workflow(tmp_path, environment, records)
+    said = workflow(status=1)
+    assert "1 of 101 records failed and max_failed is 0" in said
+    assert len(workflow.news()) >= 101
+    said = workflow("--config", "max_failed=1")
+    assert "100 of 101 records ok, 1 failed: all accounted for" in said
+    assert workflow.news() == []
+
+
+def test_a_wrong_config_is_one_sentence(workflow):
+    (workflow.folder / "config.yaml").write_text("inputs: in.fa\nworkload: poison\nshard: {cost: 3}\n")
+    said = workflow(status=1)
+    assert "shard" in said and "did you mean" in said and "Traceback" not in said
+
+
+def test_a_dry_run_reads_no_input_and_writes_nothing(workflow):
+    said = workflow("-n")
+    assert "rule plan" in said or "checkpoint plan" in said
+    assert not (workflow.folder / "results").exists()
+
+
+CAP = """
+from featuremill.workflow_support import cap_gpus
+cap_gpus(workflow, "auto")
+rule all:
+    input: expand("{n}.done", n=range(4))
+rule one:
+    output: "{n}.done"
+    resources: gpu=1
+    shell: "date +%s.%N > {output}; sleep 0.6; date +%s.%N >> {output}"
+"""
+
+
+@pytest.mark.parametrize(("arguments", "most"), [((), 1), (("--resources", "gpu=2"), 2)])
+def test_the_gpu_resource_is_capped_when_the_user_gives_none(tmp_path, arguments, most):
+    """No GPU is visible here, so the cap is 1; what the user gives stands."""
+    (tmp_path / "Snakefile").write_text(CAP)
+    subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "4", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""},
+        check=True,
+        capture_output=True,
+    )
+    spans = [[float(x) for x in (tmp_path / f"{n}.done").read_text().split()] for n in range(4)]
+    together = max(sum(a <= start < b for a, b in spans) for start, _ in spans)
+    assert together == most
