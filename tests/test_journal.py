@@ -49,7 +49,8 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_damage_never_gets_past_the_log(tmp_path, seed):
-    """Cut either file anywhere, zero a page or flip a bit: whole leading batches are what is left."""
+    """Cut either file anywhere, zero a page or flip a bit: whole leading batches are what is
+    left."""
     rng = random.Random(seed)
     path = tmp_path / "j.arrows"
     write(path, range(0, 60, 3)).close()

@@ -1,4 +1,5 @@
-"""The workflow under the real Snakemake: what is computed again, what a kill leaves, who is refused."""
+"""The workflow under the real Snakemake: what is computed again, what a kill leaves, who is
+refused."""
 
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -20,7 +22,9 @@ DATA = ["embeddings.parquet", "per-protein.h5", "failed.tsv"]
 
 def random_records(count, seed=0):
     rng = random.Random(seed)
-    return [(f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(5, 60)))) for n in range(count)]
+    return [
+        (f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(5, 60)))) for n in range(count)
+    ]
 
 
 class Workflow:
@@ -163,7 +167,9 @@ def wait_for(condition, seconds=60):
 
 MOMENTS = {
     "plan": lambda run: any((run.store / "spool").glob("rows*")),
-    "extract": lambda run: any("commit" in log.read_text() for log in run.store.glob("journals/*/*.log")),
+    "extract": lambda run: any(
+        "commit" in log.read_text() for log in run.store.glob("journals/*/*.log")
+    ),
     "merge": lambda run: any(run.root.glob(".per-protein*")),
 }
 
@@ -199,12 +205,11 @@ def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, envi
 def orphans(folder):
     """Return the command lines of processes that work in `folder`."""
     found = []
-    for process in os.listdir("/proc"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if process.isdigit() and os.readlink(f"/proc/{process}/cwd") == str(folder):
-                with open(f"/proc/{process}/cmdline") as handle:
-                    found.append(handle.read())
-        except OSError:
+            if (process / "cwd").readlink() == folder:
+                found.append((process / "cmdline").read_text())
+        except OSError:  # it has ended meanwhile
             continue
     return found
 
@@ -231,7 +236,8 @@ def test_a_failed_shard_stops_no_other_and_the_rest_is_kept(tmp_path, environmen
 
 
 def test_a_wrong_config_is_one_sentence(workflow):
-    (workflow.folder / "config.yaml").write_text("inputs: in.fa\nworkload: poison\nshard: {cost: 3}\n")
+    wrong = "inputs: in.fa\nworkload: poison\nshard: {cost: 3}\n"
+    (workflow.folder / "config.yaml").write_text(wrong)
     said = workflow(status=1)
     assert "shard" in said and "did you mean" in said and "Traceback" not in said
 

@@ -33,12 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if os.environ.get(machine.DIE_WITH_PARENT):
         machine.die_with_parent(os.getppid(), signal.SIGTERM)
     log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
+    verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
-        logging.getLogger(f"featuremill.{parsed.verb}").error("%s", error)
+        verb_log.error("%s", error)
         return error.exit_status
+    except OSError as error:
+        verb_log.error("%s", _sentence(error))
+        verb_log.debug("the whole story", exc_info=True)
+        return 1
     return int(status or 0)
+
+
+def _sentence(error: OSError) -> str:
+    """Say what the operating system refused: a full disk, a read-only folder, a lost mount."""
+    where = f"{error.filename}: " if error.filename else ""
+    what = error.strerror or str(error)
+    return f"{where}{what}; nothing is lost: mend that and run the same command again."
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

@@ -14,7 +14,14 @@ from snakemake.logging import logger
 
 SCREEN = "DefaultStreamHandler"
 """Snakemake's name for the handler that writes to the terminal."""
-EVENTS = {"workflow_started", "job_info", "job_started", "job_finished", "run_info", "resources_info"}
+EVENTS = {
+    "workflow_started",
+    "job_info",
+    "job_started",
+    "job_finished",
+    "run_info",
+    "resources_info",
+}
 BEGINNINGS = (
     "Assuming unrestricted shared filesystem usage",
     "Building DAG of jobs",

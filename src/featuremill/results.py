@@ -24,7 +24,7 @@ def load(run: str | Path) -> pd.DataFrame:
         UserError: when the run has no embeddings.parquet.
     """
     table = pq.read_table(_file(run, "parquet"))
-    frame = table.select(["id", "length", "sha256"]).to_pandas().set_index("id")
+    frame: pd.DataFrame = table.select(["id", "length", "sha256"]).to_pandas().set_index("id")
     for name in table.column_names[3:]:
         column = table[name]
         if hasattr(column.type, "list_size"):
@@ -37,8 +37,8 @@ def load(run: str | Path) -> pd.DataFrame:
 def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], npt.NDArray[Any]]:
     """Return (ids, vectors) of `run`, vectors of shape (records, width) in the order of the ids.
 
-    The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read from
-    embeddings.parquet. `column` chooses among several pooled values; the first is the default.
+    The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read
+    from embeddings.parquet. `column` chooses among several pooled values; the first is the default.
 
     Raises:
         UserError: when the run has no such file or column.

@@ -55,8 +55,8 @@ def weights_json(run: Run) -> list[str]:
 def prepare_jobs() -> None:
     """Set what jobs inherit: the `featuremill` of this Python, and that they end with Snakemake.
 
-    The path is for environments that are not active; a job whose Snakemake was killed must not go on
-    beside the next one.
+    The path is for environments that are not active; a job whose Snakemake was killed must not go
+    on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = "1"
     here = str(Path(sys.executable).parent)

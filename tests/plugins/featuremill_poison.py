@@ -1,9 +1,9 @@
 """A workload whose records really do harm: the first letters of a sequence say what happens.
 
 CRASH aborts the process, SEGV writes to address 0, RAISE raises, NAN delivers a value that is not a
-number, EAT needs more memory than there is (in any batch of more than one record), GREED even alone,
-HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend device.
-Every batch takes `batch_seconds`, and is noted in the file `computed`.
+number, EAT needs more memory than there is (in any batch of more than one record), GREED even
+alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend
+device. Every batch takes `batch_seconds`, and is noted in the file `computed`.
 """
 
 import ctypes
