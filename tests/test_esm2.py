@@ -135,7 +135,7 @@ def test_fp32_equals_fair_esm_on_200_proteins(both):
 @pytest.mark.parametrize("both", ["bundled"], indirect=True)
 def test_16_bits_are_close_to_fair_esm(both, dtype, bound_l2):
     found, reference = both
-    count = 200 if dtype == "bf16" else 20  # few CPUs multiply fp16 fast
+    count = 200 if dtype == "bf16" else 10  # few CPUs multiply fp16 fast
     assert_close_to_fair_esm(every_layer(dtype, found), reference, demo_proteins(count), bound_l2)
 
 
@@ -280,15 +280,18 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(both):
 
     def bits(payloads):
         values = esm2.run(model, esm2.prepare(model, payloads))
-        return {p: [c[i].as_py() for c in values.columns] for i, p in enumerate(payloads)}
+        names = values.schema.names
+        return {
+            payload: [arrow_row(values.column(name)[i]).tobytes() for name in names]
+            for i, payload in enumerate(payloads)
+        }
 
     payloads = [sequence.encode() for sequence in sequences]
     together = bits(payloads)
     for num_threads in (1, 2, 3):
         torch.set_num_threads(num_threads)
-        assert bits(payloads) == together
         assert bits(payloads[::-1]) == together
-        for payload in payloads[:8]:
+        for payload in payloads[:6]:
             assert bits([payload]) == {payload: together[payload]}
 
 

@@ -57,6 +57,14 @@ def run(arguments: argparse.Namespace) -> None:
         config = read(arguments.config)
     else:
         config = validate(json.loads(arguments.config_json))
+    workload = find_workload(config.workload)
+    model = workload.weights(workload.Options.model_validate(config.options))
+    if model and not arguments.weights:
+        path = f"weights/{weights_verb.name_of(model)}.json"
+        raise UserError(
+            f"plan: {model} needs its weights: featuremill weights {model} --output {path}, "
+            f"then featuremill plan … --weights {path}."
+        )
     found = weights_verb.read(arguments.weights) if arguments.weights else None
     plan(RunFolder(arguments.run_folder), config, found, arguments.weights, arguments.replan)
 

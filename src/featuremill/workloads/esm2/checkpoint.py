@@ -33,6 +33,16 @@ IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys that Hugging Face stores with an ESM-2 and does not use."""
 
 
+ROTARY_BASE = 10000.0
+REQUIRED = {
+    "position_embedding_type": "rotary",
+    "token_dropout": True,
+    "layer_norm_eps": 1e-5,
+    "rope_theta": ROTARY_BASE,
+}
+"""Settings that the encoder relies on, where a checkpoint states them."""
+
+
 class Checkpoint(NamedTuple):
     """A checkpoint of ESM-2."""
 
@@ -80,7 +90,7 @@ def read(path: Path) -> Checkpoint:
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
     names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
     prefix = re.compile("|".join(map(re.escape, names.prefixes)))
-    tensors = {prefix.sub("", k, 1) if prefix.match(k) else k: t for k, t in opened.tensors.items()}
+    tensors = {_plain(key, prefix): tensor for key, tensor in opened.tensors.items()}
     try:
         return _recognise(opened._replace(tensors=tensors), names)
     except ValueError as error:
@@ -113,6 +123,17 @@ def write(checkpoint: Checkpoint, path: Path) -> str:
     return digest.hexdigest()
 
 
+def _plain(key: str, prefix: re.Pattern[str]) -> str:
+    """Return `key` without the whole model's prefix and without TensorFlow's words.
+
+    transformers 5 reads gamma and beta as weight and bias, and then also saves under those names.
+    """
+    bare = key[found.end() :] if (found := prefix.match(key)) else key
+    return re.sub(
+        r"(?<=LayerNorm\.)gamma$", "weight", re.sub(r"(?<=LayerNorm\.)beta$", "bias", bare)
+    )
+
+
 def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
     """Return the checkpoint; raise ValueError with what is wrong about it."""
     tensors, facts = opened.tensors, opened.facts
@@ -139,10 +160,9 @@ def _refuse_elders(opened: Opened) -> None:
     facts = opened.facts
     if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in opened.tensors):
         raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
-    if facts.get("position_embedding_type", "rotary") != "rotary":
-        raise ValueError("its positions are not rotary, so it is of an older network")
-    if not facts.get("token_dropout", True):
-        raise ValueError("its settings switch token dropout off, which every ESM-2 has on")
+    for fact, value in REQUIRED.items():
+        if facts.get(fact, value) != value:
+            raise ValueError(f"its settings say {fact} {facts[fact]}, where an ESM-2 has {value}")
 
 
 def _rotary(
@@ -170,7 +190,7 @@ def _rotary(
         raise ValueError(f"{heads} attention heads do not divide its width {width}")
     head_dim = width // heads
     exponents = torch.arange(0, head_dim, 2).float() / head_dim
-    return (stored[0] if stored else 1.0 / 10000**exponents), heads
+    return (stored[0] if stored else 1.0 / ROTARY_BASE**exponents), heads
 
 
 def _check_tensors(checkpoint: Checkpoint) -> None:

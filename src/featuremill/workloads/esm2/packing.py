@@ -17,7 +17,7 @@ from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
 """With this many rows or more, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the
-same bits whatever the other rows are; with fewer, other kernels run and don't (tests/test_esm2.py)."""
+same bits whatever the other rows are; with fewer, other kernels run (tests/test_esm2.py)."""
 
 
 class Packed(NamedTuple):

@@ -95,10 +95,11 @@ def _config_beside(path: Path) -> dict[str, Any]:
 
 
 def _reason(path: Path, error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    with path.open("rb") as file:
-        start = file.read(512).lstrip()
+    try:
+        with path.open("rb") as file:
+            start = file.read(512).lstrip()
+    except OSError as unreadable:
+        return f"{unreadable.strerror}"
     if not start:
         return "it is empty"
     if start.startswith(b"<"):

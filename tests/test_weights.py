@@ -1,0 +1,395 @@
+"""The verb weights: conversion, cache, lock, and the ways in which a checkpoint can be unusable."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from esm2_models import (
+    BUNDLED,
+    fair_esm,
+    fair_esm_bundled,
+    hugging_face_config,
+    relative_l2,
+    representations,
+    save_fair_esm,
+    save_hugging_face,
+    tokens_of,
+)
+from safetensors.torch import load_file, save_file
+
+from featuremill import weights
+from featuremill.errors import UserError
+from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2.encoder import Encoder
+from featuremill.workloads.esm2.packing import pack
+
+TINY = (2, 16, 2)
+SEQUENCE = "MKTAYIAKQRXBUZO" * 20
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return fair_esm(*TINY)
+
+
+def assert_same_network(entry, reference):
+    """Compare the converted network with fair-esm's."""
+    found = weights.weights_of(entry)
+    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    tokens = tokens_of(SEQUENCE)
+    pairs = encoder.representations(pack([tokens[0].numpy()]), range(reference.num_layers + 1))
+    for (_, hidden), expected in zip(pairs, representations(reference, tokens), strict=True):
+        assert relative_l2(hidden[: len(expected)], expected) <= 1e-5
+
+
+def test_verb_writes_what_read_finds(cache, tmp_path, environment):
+    output = tmp_path / "weights" / "mill_t6_1M.json"
+    command = [sys.executable, "-m", "featuremill", "weights", "mill_t6_1M"]
+    for _ in range(2):
+        subprocess.run(
+            [*command, "--output", output, "--cache", cache], check=True, env=environment
+        )
+    entry = json.loads(output.read_text())
+    assert entry["source"] | {"sha256": "", "bytes": 0} == {
+        "kind": "bundled",
+        "location": "featuremill/mill_t6_1M.safetensors",
+        "sha256": "",
+        "bytes": 0,
+    }
+    found = weights.read(output)
+    assert found.name == "mill_t6_1M" and found.sha256 == entry["sha256"]
+    assert found.metadata | {"license": "", "dtype": ""} == {
+        "architecture": "esm2",
+        "num_layers": "6",
+        "embed_dim": "128",
+        "attention_heads": "8",
+        "dtype": "",
+        "license": "",
+    }
+    assert_same_network(entry, fair_esm_bundled())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_fair_esm_checkpoint(cache, tmp_path, tiny, dtype):
+    path = save_fair_esm(tiny, tmp_path / "my model.pt", dtype)
+    entry = weights.convert(str(path), cache)
+    assert entry["metadata"]["dtype"] == str(dtype).removeprefix("torch.")
+    tensors = load_file(entry["path"])
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}  # nothing lost, nothing added
+    as_stored = {k: v.to(dtype) for k, v in tiny.state_dict().items()}
+    rounded = fair_esm(*TINY, as_stored)
+    # Rounded rotary frequencies are part of a network that was trained with them.
+    assert torch.equal(
+        rounded.layers[0].self_attn.rot_emb.inv_freq, tensors["rotary.inv_freq"].float()
+    )
+    assert_same_network(entry, rounded)
+
+
+def test_the_same_values_are_the_same_weights(cache, tmp_path, tiny):
+    (tmp_path / "a").mkdir()
+    first = weights.convert(str(save_fair_esm(tiny, tmp_path / "a" / "one.pt")), cache)
+    other = weights.convert(str(save_fair_esm(tiny, tmp_path / "other.pt", extra=1)), cache)
+    again = weights.convert(str(tmp_path / "a" / "one.pt"), tmp_path / "elsewhere")
+    state = {k: v.clone() for k, v in tiny.state_dict().items() if "lm_head" not in k}
+    save_file(state, tmp_path / "plain.safetensors", {"attention_heads": "2"})
+    plain = weights.convert(str(tmp_path / "plain.safetensors"), cache)
+    assert first["source"]["sha256"] != other["source"]["sha256"]
+    for entry in (other, again, plain):
+        assert entry["sha256"] == first["sha256"]
+        assert entry["name"] == first["name"]  # so the recipe is the same, too
+    changed = fair_esm(*TINY)
+    changed.layers[1].fc1.bias += 1e-3
+    different = weights.convert(str(save_fair_esm(changed, tmp_path / "one.pt")), cache)
+    assert different["sha256"] != first["sha256"] and different["name"] != first["name"]
+
+
+@pytest.mark.parametrize("prefix", ["", "esm."])
+def test_hugging_face_checkpoints(cache, tmp_path, tiny, prefix):
+    path = save_hugging_face(tiny, tmp_path / "my_esm", prefix)
+    assert weights.name_of(str(path)) == "my_esm"
+    assert_same_network(weights.convert(str(path), cache), tiny)
+    state = load_file(path)
+    state["classifier.weight"] = torch.ones(2, 16)
+    torch.save(state, path.with_name("pytorch_model.bin"))
+    path.unlink()
+    entry = weights.convert(str(path.with_name("pytorch_model.bin")), cache)
+    assert_same_network(entry, tiny)
+
+
+def test_transformers_own_folder(cache, tmp_path):
+    """What save_pretrained writes today, whatever it calls its buffers."""
+    from transformers import EsmConfig, EsmModel
+
+    torch.manual_seed(0)
+    config = EsmConfig(**hugging_face_config(fair_esm(*TINY)))
+    model = EsmModel(config, add_pooling_layer=False).eval()
+    model.save_pretrained(tmp_path / "saved")
+    found = weights.weights_of(weights.convert(str(tmp_path / "saved/model.safetensors"), cache))
+    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    tokens = tokens_of(SEQUENCE)
+    [(_, hidden)] = encoder.representations(pack([tokens[0].numpy()]), {2})
+    with torch.inference_mode():
+        expected = model(tokens, torch.ones_like(tokens)).last_hidden_state[0]
+    assert relative_l2(hidden[: len(expected)], expected) <= 1e-5
+
+
+def test_heads_of_published_shapes_need_no_config(cache, tmp_path):
+    model = fair_esm(6, 320, 20)
+    path = save_hugging_face(model, tmp_path / "esm")
+    (path.parent / "config.json").unlink()
+    entry = weights.convert(str(path), cache)
+    assert entry["metadata"]["attention_heads"] == "20"
+
+
+def test_a_published_name_is_taken_from_the_hub_folder(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    hub = tmp_path / "hub" / "checkpoints"
+    hub.mkdir(parents=True)
+    model = fair_esm(6, 320, 20)
+    path = save_fair_esm(model, hub / "esm2_t6_8M_UR50D.pt")
+    entry = weights.convert("esm2_t6_8M_UR50D", cache)
+    assert entry["name"] == "esm2_t6_8M_UR50D" and entry["metadata"]["license"] == "MIT"
+    assert_same_network(entry, model)
+    local = weights.convert(str(path), cache)
+    assert (local["name"], local["sha256"]) == (entry["name"], entry["sha256"])
+    path.unlink()
+    assert weights.convert("esm2_t6_8M_UR50D", cache) == entry
+
+
+def test_no_network_is_one_sentence_that_says_what_to_do(cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setattr(sources, "URL", "http://127.0.0.1:9/{name}.pt")
+    with pytest.raises(UserError) as caught:
+        weights.convert("esm2_t12_35M_UR50D", cache)
+    text = str(caught.value)
+    assert text.startswith("http://127.0.0.1:9/esm2_t12_35M_UR50D.pt: cannot be downloaded here")
+    assert "options: model: /path/esm2_t12_35M_UR50D.pt" in text
+    assert str(tmp_path / "torch" / "hub" / "checkpoints") in text
+    assert "\n" not in text and not list((tmp_path / "torch" / "hub" / "checkpoints").iterdir())
+
+
+def test_two_processes_convert_once(cache, tmp_path, environment):
+    path = save_fair_esm(fair_esm(12, 240, 4), tmp_path / "m.pt")
+    command = [sys.executable, "-m", "featuremill", "weights", path, "--cache", cache]
+    processes = [
+        subprocess.Popen(
+            [*map(str, command), "--output", str(tmp_path / f"{number}.json")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for number in range(3)
+    ]
+    logs = [process.communicate(timeout=120)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], logs
+    assert sum("converting " in log for log in logs) == 1
+    assert sum("found converted" in log for log in logs) == 2
+    entries = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(3)]
+    assert entries[0] == entries[1] == entries[2]
+
+
+def test_damaged_cache_is_converted_again(cache, caplog):
+    first = weights.convert("mill_t6_1M", cache)
+    path = weights.weights_of(first).path
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert weights.convert("mill_t6_1M", cache) == first
+    assert path.read_bytes() == good
+    assert [r.levelname for r in caplog.records if "damaged" in r.message] == ["WARNING"]
+    path.unlink()
+    assert weights.convert("mill_t6_1M", cache) == first
+    path.with_suffix(".json").write_text("{")
+    assert weights.convert("mill_t6_1M", cache) == first
+
+
+def test_read_says_how_to_heal(cache, tmp_path):
+    entry = weights.convert("mill_t6_1M", cache)
+    output = tmp_path / "w.json"
+    for text in ("{", "[]", json.dumps({**entry, "path": "/nowhere"})):
+        output.write_text(text)
+        with pytest.raises(UserError, match=r"delete .*w\.json and run again"):
+            weights.read(output)
+    output.write_text(json.dumps(entry))
+    assert weights.read(output).path.exists()
+    with weights.read(output).path.open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(UserError, match="gone or not whole"):
+        weights.read(output)
+
+
+def test_cache_folder_is_where_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("FEATUREMILL_CACHE", raising=False)
+    assert str(weights.cache_folder()) == "/home/me/.cache/featuremill"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert str(weights.cache_folder()) == "/xdg/featuremill"
+    monkeypatch.setenv("FEATUREMILL_CACHE", "/mine")
+    assert str(weights.cache_folder()) == "/mine"
+    assert weights.cache_folder(tmp_path) == tmp_path
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="--cache"):
+        weights.convert("mill_t6_1M", tmp_path / "file")
+
+
+def test_names():
+    assert weights.name_of("mill_t6_1M") == "mill_t6_1M"
+    assert weights.name_of("/data/esm2_t6_8M_UR50D.pt") == "esm2_t6_8M_UR50D"
+    assert weights.name_of("./mein Modell.safetensors") == "mein_Modell"
+    assert weights.name_of("nets/fine/model.safetensors") == "fine"
+    for wrong, hint in (("esm2_t6_8M", "'esm2_t6_8M_UR50D'"), ("ProtT5", "mill_t6_1M")):
+        with pytest.raises(UserError, match=re.escape(hint)):
+            weights.name_of(wrong)
+
+
+def without(key):
+    return lambda state: {k: v for k, v in state.items() if not k.endswith(key)}
+
+
+def changed(key, value):
+    return lambda state: {k: value(v) if k.endswith(key) else v for k, v in state.items()}
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (without("embed_tokens.weight"), "no tensor embed_tokens.weight"),
+        (without("layers.1.fc1.bias"), "no tensor layers.1.fc1.bias"),
+        (without("emb_layer_norm_after.weight"), "no tensor emb_layer_norm_after.weight"),
+        (changed("layers.0.fc2.weight", lambda v: v[:, 1:]), r"shape \(16, 63\) and not"),
+        (changed("embed_tokens.weight", lambda v: v[:20]), r"shape \(20, 16\)"),
+        (changed("k_proj.bias", lambda v: v.double()), "float64"),
+        (changed("1.self_attn.rot_emb.inv_freq", lambda v: v / 2), "differ in their rotary"),
+        (changed("inv_freq", lambda v: v[:3]), "do not fit"),
+        (lambda s: s | {"encoder.sentence_encoder.embed_positions.weight": torch.ones(2)}, "older"),
+        (lambda s: s | {"encoder.layers.0.lora_A": torch.ones(2)}, "lora_A is no part"),
+        (lambda s: s | {"x": "text"}, "no dictionary of tensors"),
+        (lambda s: {}, "no dictionary of tensors"),
+    ],
+)
+def test_other_networks_are_refused(cache, tmp_path, tiny, change, reason):
+    path = save_fair_esm(tiny, tmp_path / "m.pt")
+    with torch.serialization.safe_globals([__import__("argparse").Namespace]):
+        raw = torch.load(path)
+    raw["model"] = change(raw["model"])
+    torch.save(raw, path)
+    with pytest.raises(UserError, match=reason) as caught:
+        weights.convert(str(path), cache)
+    assert str(caught.value).startswith(f"{path}: this is not a usable ESM-2 checkpoint: ")
+
+
+@pytest.mark.parametrize(
+    "settings, reason",
+    [
+        ({"token_dropout": False}, "token_dropout False"),
+        ({"encoder_layers": 3}, "num_layers 2, its settings say 3"),
+        ({"encoder_attention_heads": 4}, "do not fit"),
+        ({"encoder_attention_heads": 0}, None),
+    ],
+)
+def test_settings_must_fit_the_tensors(cache, tmp_path, tiny, settings, reason):
+    path = save_fair_esm(tiny, tmp_path / "m.pt", **settings)
+    if reason is None:  # the rotary frequencies tell
+        assert weights.convert(str(path), cache)["metadata"]["attention_heads"] == "2"
+        return
+    with pytest.raises(UserError, match=reason):
+        weights.convert(str(path), cache)
+
+
+def test_heads_that_nobody_knows_are_asked_for(cache, tmp_path, tiny):
+    path = save_hugging_face(tiny, tmp_path / "x")
+    (tmp_path / "x" / "config.json").unlink()
+    with pytest.raises(UserError, match=r"put its config\.json beside it"):
+        weights.convert(str(path), cache)
+
+
+def test_esm1b_in_hugging_face_clothes_is_refused(cache, tmp_path, tiny):
+    path = save_hugging_face(tiny, tmp_path / "x")
+    config = path.with_name("config.json")
+    config.write_text(config.read_text().replace("rotary", "absolute"))
+    with pytest.raises(UserError, match="position_embedding_type absolute"):
+        weights.convert(str(path), cache)
+    config.write_text("{")
+    with pytest.raises(UserError, match=r"config.json: this config of a model cannot be read"):
+        weights.convert(str(path), cache)
+
+
+class Evil:
+    """A pickle that would run a command."""
+
+    def __reduce__(self):
+        return (print, ("executed",))
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+@pytest.mark.parametrize(
+    "kind, reason",
+    [
+        ("empty", "it is empty"),
+        ("html", "it is a web page"),
+        ("text", "cannot be read safely"),
+        ("cut", "cut short|cannot be read safely"),
+        ("evil", "cannot be read safely"),
+        ("tensor", "no dictionary|cannot be read safely"),
+    ],
+)
+def test_files_of_other_kinds(cache, tmp_path, tiny, kind, reason, suffix, capfd):
+    path = tmp_path / f"file{suffix}"
+    whole = save_fair_esm(tiny, tmp_path / "m.pt") if suffix == ".pt" else BUNDLED
+    if kind == "evil":
+        torch.save({"model": Evil()}, path)
+    elif kind == "tensor":
+        torch.save(torch.ones(3), path)
+    else:
+        contents = {
+            "empty": b"",
+            "html": b"\n<!DOCTYPE html><html><body>404</body></html>",
+            "text": b"hello world " * 100,
+            "cut": whole.read_bytes()[: whole.stat().st_size // 2],
+        }
+        path.write_bytes(contents[kind])
+    with pytest.raises(UserError, match=reason) as caught:
+        weights.convert(str(path), cache)
+    assert "\n" not in str(caught.value)
+    assert "executed" not in capfd.readouterr().out
+    assert not [p for p in cache.rglob("*") if p.suffix == ".safetensors"]
+
+
+def test_missing_file(cache):
+    with pytest.raises(UserError, match="there is no such file"):
+        weights.convert("/nowhere/at_all.pt", cache)
+
+
+def test_old_checkpoint_outside_of_a_zip(cache, tmp_path, tiny):
+    """torch.save before 1.6 wrote a bare pickle, which cannot be memory-mapped."""
+    path = save_fair_esm(tiny, tmp_path / "m.pt")
+    with torch.serialization.safe_globals([__import__("argparse").Namespace]):
+        raw = torch.load(path)
+    torch.save(raw, path, _use_new_zipfile_serialization=False)
+    assert_same_network(weights.convert(str(path), cache), tiny)
+
+
+def test_older_esm_is_named_as_such(cache, tmp_path):
+    torch.save({"args": 1, "model": {"x": torch.ones(1)}}, tmp_path / "esm1b.pt")
+    with pytest.raises(UserError, match="older network"):
+        weights.convert(str(tmp_path / "esm1b.pt"), cache)
+
+
+def test_values_are_stored_as_they_are(cache):
+    """Every number of the bundled checkpoint is found again, in its own type."""
+    source = load_file(BUNDLED)
+    ours = load_file(weights.convert("mill_t6_1M", cache)["path"])
+    for layer in range(6):
+        parts = [source[f"layers.{layer}.self_attn.{x}_proj.weight"] for x in "qkv"]
+        assert np.array_equal(ours[f"layers.{layer}.qkv.weight"], torch.cat(parts))
+        assert torch.equal(ours[f"layers.{layer}.up.bias"], source[f"layers.{layer}.fc1.bias"])
+    assert torch.equal(ours["embed_tokens.weight"], source["embed_tokens.weight"])
