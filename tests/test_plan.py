@@ -14,7 +14,7 @@ from featuremill.config import validate
 from featuremill.errors import UserError
 from featuremill.plan import plan
 from featuremill.plan import repeats as repeats_module
-from featuremill.plan.shards import read_shard
+from featuremill.shardfile import read_shard
 from featuremill.store import RunFolder, digest_of
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

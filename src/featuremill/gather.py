@@ -18,8 +18,8 @@ from featuremill.errors import IntegrityError
 from featuremill.journal import COLUMNS
 from featuremill.outputs import IDENTITY
 from featuremill.parts import Part
-from featuremill.plan.announce import expected_bytes
-from featuremill.plan.shards import digests
+from featuremill.shardfile import digests
+from featuremill.sizes import expected_bytes
 
 BLOCK_BYTES = 256 * 2**20
 """Values held in memory at once."""

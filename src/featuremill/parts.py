@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from featuremill.errors import IntegrityError
 from featuremill.journal import digest_of_file
-from featuremill.plan.shards import digests
+from featuremill.shardfile import digests
 from featuremill.store import RunFolder
 
 

@@ -25,6 +25,7 @@ from featuremill import weights as weights_verb
 from featuremill.batches import make_batches
 from featuremill.devices import Device
 from featuremill.errors import DeviceError, UserError
+from featuremill.shardfile import read_shard
 from featuremill.store import RunFolder
 from featuremill.supervisor import Job
 from featuremill.workload import Workload, find_workload
@@ -71,8 +72,7 @@ class Worker:
         self.workload: Workload = find_workload(job.workload)
         self.options = self.workload.Options.model_validate(job.options)
         self.weights = weights_verb.read(Path(job.weights)) if job.weights else None
-        with pa.memory_map(str(folder.shard(job.shard))) as source:
-            self.shard: pa.Table = pa.ipc.open_file(source).read_all()
+        self.shard = read_shard(folder.shard(job.shard))
         self.values = self.workload.schema(self.options, self.weights)
         self.costs = [
             self.workload.cost(payload.as_py(), self.options) for payload in self.shard["payload"]

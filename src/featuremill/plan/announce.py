@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from featuremill.devices import Device
+from featuremill.sizes import expected_bytes, human_bytes
 from featuremill.store import RunFolder
 
 log = logging.getLogger("featuremill.plan")
@@ -53,28 +54,3 @@ def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
             f"{len(shards)} shards for {num_gpus} GPUs: {idle} will idle; lower shards.cost."
         )
     return lines
-
-
-def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
-    """Return the bytes of the values: exact for fixed-size columns, one element a residue in
-    lists."""
-    return sum(_bytes_of(field.type, num_rows, total_length) for field in schema)
-
-
-def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:
-    if pa.types.is_fixed_size_list(kind):
-        return _bytes_of(kind.value_type, count * kind.list_size, total_length)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _bytes_of(kind.value_type, total_length, total_length)
-    if pa.types.is_primitive(kind):
-        return count * int(kind.bit_width) // 8
-    return 0
-
-
-def human_bytes(size: float) -> str:
-    """Return `size` bytes in the largest unit that leaves a number of at least one."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -17,14 +17,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.plan.spool import NUM_BUCKETS, Spool
+from featuremill.shardfile import SHARD, Digests, digests, read_shard
 from featuremill.store import RunFolder, digest_of, replacing
 
-SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
 NOWHERE = -1
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
 """Where a record is: index into the list of shards, and row there; shard NOWHERE when refused."""
-
-Digests = npt.NDArray[np.bytes_]
 
 
 class Shard(NamedTuple):
@@ -60,22 +58,6 @@ class OldShard:
         first_bytes = self.sha256.view(np.uint8)[::32]
         self.edges = np.searchsorted(first_bytes, np.arange(NUM_BUCKETS + 1))
         self.file_bytes = path.stat().st_size
-
-
-def read_shard(path: Path) -> pa.Table:
-    """Return the shard's table (sha256, payload), memory-mapped."""
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
-
-
-def digests(column: pa.ChunkedArray) -> Digests:
-    """Return a binary(32) column as a NumPy array of 32-byte strings."""
-    chunks = [
-        np.frombuffer(c.buffers()[1], "S32", count=len(c), offset=c.offset * 32)
-        for c in column.chunks
-        if len(c)
-    ]
-    return np.concatenate(chunks) if chunks else np.empty(0, "S32")
 
 
 def payload_lengths(table: pa.Table) -> npt.NDArray[np.int64]:
