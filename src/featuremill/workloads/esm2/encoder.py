@@ -26,6 +26,9 @@ NORM_EPSILON = 1e-5
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
 
+SERIAL_ELEMENTS = 32_000
+"""Fewer elements than torch's grain size (32,768): work that it does not share between threads."""
+
 
 class Linear(NamedTuple):
     """Weight (out, in) and bias (out) of a product, or scale and shift of a LayerNorm."""
@@ -145,7 +148,12 @@ class Encoder:
 def rotate(qk_T2D: Tensor, rotation_T1D: Tensor) -> None:
     """Turn query and key in place, in fp32; neighbours in D make one complex number."""
     wide_T2D = qk_T2D.float()
-    pairs = wide_T2D.view(*wide_T2D.shape[:2], -1, 2)
-    torch.view_as_complex(pairs).mul_(rotation_T1D)
+    pairs_T2D = torch.view_as_complex(wide_T2D.view(*wide_T2D.shape[:2], -1, 2))
+    # Elements at the end of a thread's share would go through other code, which rounds otherwise.
+    rows = (
+        SERIAL_ELEMENTS // wide_T2D[0].numel() if wide_T2D.device.type == "cpu" else len(wide_T2D)
+    )
+    for pairs, turns in zip(pairs_T2D.split(rows), rotation_T1D.split(rows), strict=True):
+        pairs *= turns
     if wide_T2D is not qk_T2D:
         qk_T2D.copy_(wide_T2D)
