@@ -1,4 +1,4 @@
-"""Held-out pseudo-perplexity of `mill_t6_1M`, of an untrained network and of residue frequencies.
+"""Held-out pseudo-perplexity of `mill_t6_1M`, of an untrained network and of two simple baselines.
 
 One protein per held-out cluster (its representative), 15 % of the residues masked with a fixed
 seed, through fair-esm's own forward pass. Pseudo-perplexity is exp of the mean cross-entropy of
@@ -21,6 +21,7 @@ from torch.nn import functional
 from train import SHAPE, build_network
 
 BOOTSTRAPS = 2000
+PSEUDO_COUNTS = 160  # of the training set's frequencies, in the composition baseline
 
 
 def load_network(weights: Path) -> ESM2:
@@ -52,6 +53,19 @@ def log_frequencies(fasta: Path) -> dict[str, float]:
     text = b"".join(fasta.read_bytes().splitlines()[1::2])
     counts = np.array([text.count(amino_acid.encode()) for amino_acid in AMINO_ACIDS])
     return dict(zip(AMINO_ACIDS, np.log(counts / counts.sum()), strict=True))
+
+
+def composition_losses(
+    frequency: dict[str, float], sequence: str, masked: np.ndarray
+) -> np.ndarray:
+    """Return the cross-entropy of each masked residue under the protein's own composition.
+
+    It is counted over the residues that are not masked, with pseudo-counts.
+    """
+    visible = np.delete(np.array(list(sequence)), masked)
+    counts = {a: (visible == a).sum() + PSEUDO_COUNTS * np.exp(frequency[a]) for a in AMINO_ACIDS}
+    total = sum(counts.values())
+    return np.array([-np.log(counts[sequence[position]] / total) for position in masked])
 
 
 def masked_positions(sequences: list[str], seed: int) -> list[np.ndarray]:
@@ -92,7 +106,7 @@ def perplexity(losses: list[np.ndarray], seed: int) -> dict[str, float | list[fl
 
 
 def main() -> None:
-    """Print one JSON object with the three perplexities."""
+    """Print one JSON object with the four perplexities."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="folder with prepare.py's files")
     parser.add_argument("weights", type=Path, help="the .safetensors file")
@@ -109,6 +123,7 @@ def main() -> None:
     pairs = [(sequence, m) for sequence, m in zip(sequences, masked, strict=True) if len(m)]
     frequency = log_frequencies(arguments.work / "train.fasta")
     losses = {"unigram": [np.array([-frequency[s[i]] for i in m]) for s, m in pairs]}
+    losses["composition"] = [composition_losses(frequency, s, m) for s, m in pairs]
     untrained = build_network(arguments.seed).eval()
     for name, network in (("untrained", untrained), ("trained", load_network(arguments.weights))):
         losses[name] = [cross_entropies(network, sequence, m) for sequence, m in pairs]
