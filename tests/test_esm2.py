@@ -150,6 +150,7 @@ def test_12_layers_in_bf16_are_close_to_fair_esm(random12):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_12_layers_equal_fair_esm_on_200_proteins(random12):
     found, reference = random12
     proteins = demo_proteins(200)

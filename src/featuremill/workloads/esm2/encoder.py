@@ -149,11 +149,11 @@ def rotate(qk_T2D: Tensor, rotation_T1D: Tensor) -> None:
     """Turn query and key in place, in fp32; neighbours in D make one complex number."""
     wide_T2D = qk_T2D.float()
     pairs_T2D = torch.view_as_complex(wide_T2D.view(*wide_T2D.shape[:2], -1, 2))
-    # Elements at the end of a thread's share would go through other code, which rounds otherwise.
-    rows = (
-        SERIAL_ELEMENTS // wide_T2D[0].numel() if wide_T2D.device.type == "cpu" else len(wide_T2D)
-    )
-    for pairs, turns in zip(pairs_T2D.split(rows), rotation_T1D.split(rows), strict=True):
-        pairs *= turns
+    rows = len(pairs_T2D)
+    if wide_T2D.device.type == "cpu":
+        # Numbers at the end of a thread's share go through other code, which rounds otherwise.
+        rows = SERIAL_ELEMENTS // pairs_T2D[0].numel()
+    for start in range(0, len(pairs_T2D), rows):
+        pairs_T2D[start : start + rows].mul_(rotation_T1D[start : start + rows])
     if wide_T2D is not qk_T2D:
         qk_T2D.copy_(wide_T2D)

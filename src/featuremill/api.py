@@ -1,0 +1,92 @@
+"""Features of sequences at hand, for notebooks: the engine of a run without its files."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill import compute, config, machine, weights
+from featuremill.batches import make_batches
+from featuremill.devices import devices_for
+from featuremill.errors import UserError
+from featuremill.inputs import residues
+from featuremill.workloads import esm2
+
+Progress = Callable[[int, int], object]
+"""Called after each batch with (sequences done, sequences in all); equal ones count once."""
+
+
+def embed(
+    sequences: Sequence[str],
+    model: str = "mill_t6_1M",
+    *,
+    layer: int = -1,
+    pool: Literal["mean", "bos"] = "mean",
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
+    long: Literal["truncate", "full", "chunk"] = "truncate",
+    max_residues: int = 1022,
+    chunk_overlap: int = 256,
+    batch_tokens: int | None = None,
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    progress: Progress | None = None,
+) -> npt.NDArray[np.float32]:
+    """Return one vector a sequence, shape (sequences, width), in their order.
+
+    The numbers are those of a run with the same options (config/README.md explains them) on the
+    same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
+    ones are computed once.
+
+    Raises:
+        UserError: when an option is wrong, or a sequence, named by its index, is no protein.
+    """
+    options = {
+        "model": model,
+        "layers": [layer],
+        "pool": [pool],
+        "dtype": dtype,
+        "long": long,
+        "max_residues": max_residues,
+        "chunk_overlap": chunk_overlap,
+        "batch_tokens": batch_tokens,
+    }
+    checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
+    payloads = _payloads(sequences)
+    chosen = machine.with_processors(devices_for(device)[0])
+    found = weights.weights_of(weights.convert(model))
+    resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
+    loaded = esm2.load(resolved, chosen, found)
+
+    # In the order of a shard, so that the batches are those of a run with a single shard.
+    distinct = sorted(set(payloads), key=lambda payload: hashlib.sha256(payload).digest())
+    vectors = np.empty((len(distinct), int(found.metadata["embed_dim"])), np.float32)
+    costs = [esm2.cost(payload, resolved) for payload in distinct]
+    num_done = 0
+    for rows in make_batches(costs, esm2.batch_cost(resolved, chosen)):
+        values = esm2.run(loaded, esm2.prepare(loaded, [distinct[row] for row in rows]))
+        if compute.not_finite(values).any():
+            raise UserError(f"embed: {compute.NOT_FINITE}, such as dtype='fp32'.")
+        vectors[rows] = values.column(0).flatten().to_numpy().reshape(len(rows), -1)
+        num_done += len(rows)
+        if progress:
+            progress(num_done, len(distinct))
+    row_of = {payload: row for row, payload in enumerate(distinct)}
+    return vectors[[row_of[payload] for payload in payloads]]
+
+
+def _payloads(sequences: Sequence[object]) -> list[bytes]:
+    if isinstance(sequences, str):
+        raise UserError("sequences: this is one string; give a list of them.")
+    payloads = []
+    for index, sequence in enumerate(sequences):
+        if not isinstance(sequence, str):
+            kind = type(sequence).__name__
+            raise UserError(f"sequences[{index}]: this is of type {kind}; give a string.")
+        cleaned = residues.clean(sequence)
+        if cleaned.reason:
+            raise UserError(f"sequences[{index}]: {cleaned.reason}; remove or mend it.")
+        payloads.append(cleaned.payload)
+    return payloads

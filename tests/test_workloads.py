@@ -1,0 +1,205 @@
+"""The contract, over every built-in workload."""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from esm2_models import ROOT, demo_proteins
+
+import featuremill
+from featuremill import weights as weights_verb
+from featuremill.batches import make_batches
+from featuremill.compute import check, not_finite
+from featuremill.devices import cpu
+from featuremill.errors import UserError
+from featuremill.workload import BUILT_IN, Workload, find_workload
+
+CPU = cpu()
+OPTIONS = {
+    "composition": [{}, {"hydropathy": False}],
+    "esm2": [
+        {"dtype": "fp32"},
+        {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
+        {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
+    ],
+}
+CASES = [(name, options) for name in BUILT_IN for options in OPTIONS[name]]
+NAMES = [name for name in vars(Workload) if not name.startswith("_")]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def ready(request, cache):
+    """Return (workload, resolved options, weights) of a case."""
+    name, options = request.param
+    workload = find_workload(name)
+    asked = workload.Options(**options)
+    model = workload.weights(asked)
+    found = weights_verb.weights_of(weights_verb.convert(model, cache)) if model else None
+    return workload, workload.resolve(asked, CPU, found), found
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_importing_costs_nothing(name):
+    code = (
+        f"import sys; from featuremill.workload import find_workload; find_workload({name!r})\n"
+        "heavy = {'torch', 'esm', 'safetensors', 'transformers', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_has_every_name_and_describes_its_options(name):
+    workload = find_workload(name)
+    missing = [part for part in [*NAMES, "VERSION", "Options"] if not hasattr(workload, part)]
+    assert not missing
+    assert workload.VERSION and isinstance(workload.VERSION, str)
+    for field, info in workload.Options.model_fields.items():
+        assert info.description and info.description.endswith("."), field
+    assert workload.Options.model_config["extra"] == "forbid"
+    assert workload.Options.model_config["frozen"]
+
+
+@pytest.mark.parametrize("ready", CASES, indirect=True, ids=str)
+def test_resolved_options_survive_json_and_resolving_again(ready):
+    workload, options, found = ready
+    again = workload.Options.model_validate_json(options.model_dump_json())
+    assert again == options
+    assert workload.resolve(again, CPU, found) == options
+    assert "auto" not in options.model_dump().values()
+
+
+@pytest.mark.parametrize("ready", CASES, indirect=True, ids=str)
+def test_runs_what_it_reads_and_delivers_its_schema(ready, tmp_path):
+    workload, options, found = ready
+    proteins = demo_proteins(8, 300)
+    fasta = tmp_path / "in.fa"
+    fasta.write_text("".join(f">{i} text\n{p}\n" for i, p in enumerate(proteins)) + ">x\nM1\n")
+    *good, bad = workload.records([fasta], options)
+    assert [record.payload.decode() for record in good] == proteins
+    assert bad.reason and not any(record.reason for record in good)
+    costs = [workload.cost(record.payload, options) for record in good]
+    assert all(
+        isinstance(cost, int) and cost >= 1 for cost in [*costs, workload.cost(b"M", options)]
+    )
+    assert workload.batch_cost(options, CPU) >= max(costs)
+    schema = workload.schema(options, found)
+    model = workload.load(options, CPU, found)
+    batch = workload.prepare(model, [record.payload for record in good])
+    values = workload.run(model, batch)
+    check(values, schema, len(good))
+    assert not not_finite(values).any()
+
+
+@pytest.mark.parametrize("ready", CASES, indirect=True, ids=str)
+def test_a_record_does_not_depend_on_its_batch(ready):
+    workload, options, found = ready
+    model = workload.load(options, CPU, found)
+    payloads = [p.encode() for p in (*demo_proteins(8, 300), "M", "MK", "X")]
+
+    def run(chosen):
+        return workload.run(model, workload.prepare(model, chosen))
+
+    together = run(payloads)
+    for start, end in ((0, 1), (3, 5), (8, 9), (9, 11), (10, 11)):
+        assert run(payloads[start:end]).equals(together.slice(start, end - start))
+    assert run(payloads[::-1]).to_pylist() == together.to_pylist()[::-1]
+
+
+def test_unknown_workload_names_the_known_ones():
+    with pytest.raises(UserError, match="composition, esm2"):
+        find_workload("esm3")
+
+
+def test_composition_counts_letters():
+    workload = find_workload("composition")
+    model = workload.load(workload.Options(), CPU, None)
+    [row, unknown] = workload.run(model, workload.prepare(model, [b"AAWX", b"X"])).to_pylist()
+    assert row["composition"][0] == 0.5 and row["composition"][18] == 0.25
+    assert math.isclose(row["hydropathy"][0], (1.8 + 1.8 - 0.9) / 4, rel_tol=1e-6)
+    assert unknown == {"composition": [0.0] * 20, "hydropathy": [0.0]}
+
+
+# featuremill.embed
+
+
+@pytest.fixture
+def cached(cache, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+
+
+def test_embed_gives_the_numbers_of_the_workload(cached, cache):
+    proteins = demo_proteins(40)
+    seen = []
+    vectors = featuremill.embed(
+        [*proteins, proteins[0].lower() + "*"],
+        dtype="bf16" if CPU.has_bf16 else "fp32",
+        batch_tokens=2000,
+        progress=lambda done, of: seen.append((done, of)),
+    )
+    assert vectors.shape == (41, 128) and vectors.dtype == np.float32
+    assert np.array_equal(vectors[0], vectors[40])
+    assert len(seen) > 1 and seen[-1] == (40, 40) and seen == sorted(seen)
+    esm2 = find_workload("esm2")
+    found = weights_verb.weights_of(weights_verb.convert("mill_t6_1M", cache))
+    options = esm2.resolve(esm2.Options(batch_tokens=2000), CPU, found)
+    model = esm2.load(options, CPU, found)
+    payloads = sorted((p.encode() for p in proteins), key=sha256)
+    costs = [esm2.cost(payload, options) for payload in payloads]
+    for rows in make_batches(costs, 2000):
+        chosen = [payloads[row] for row in rows]
+        values = esm2.run(model, esm2.prepare(model, chosen)).column(0)
+        for payload, value in zip(chosen, values, strict=True):
+            assert np.array_equal(vectors[proteins.index(payload.decode())], value.values)
+
+
+def sha256(payload):
+    import hashlib
+
+    return hashlib.sha256(payload).digest()
+
+
+def test_embed_options(cached):
+    protein = demo_proteins(1)[0]
+    first = featuremill.embed([protein], layer=0, pool="bos", dtype="fp32")
+    assert np.array_equal(first, featuremill.embed(["M"], layer=0, pool="bos", dtype="fp32"))
+    cut = featuremill.embed([protein], max_residues=20, dtype="fp32")
+    assert np.array_equal(cut, featuremill.embed([protein[:20]], dtype="fp32"))
+    assert featuremill.embed([]).shape == (0, 128)
+
+
+@pytest.mark.parametrize(
+    "sequences, options, part",
+    [
+        (["MK", "M1"], {}, r"sequences\[1\]: not an amino acid: '1' at residue 2"),
+        (["MK", ""], {}, r"sequences\[1\]: empty sequence"),
+        (["MK", None], {}, r"sequences\[1\]: this is of type NoneType"),
+        ("MK", {}, "one string"),
+        (["MK"], {"layer": 9}, "no layer 9"),
+        (["MK"], {"pool": "max"}, "pool"),
+        (["MK"], {"model": "esm2_t6_8M"}, "'esm2_t6_8M_UR50D'"),
+    ],
+)
+def test_embed_says_what_is_wrong(cached, sequences, options, part):
+    with pytest.raises(UserError, match=part):
+        featuremill.embed(sequences, **options)
+
+
+def test_importing_featuremill_costs_nothing():
+    code = (
+        "import sys, featuremill; featuremill.SNAKEFILE\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'pandas', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(featuremill.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
