@@ -424,9 +424,10 @@ def test_batches_follow_the_device():
 def test_planning_needs_no_torch():
     code = (
         "import sys; from featuremill.workloads import esm2; from featuremill import weights\n"
+        "from featuremill.workload import Weights\n"
         "from featuremill.devices import cpu; from pathlib import Path\n"
         "facts = {'num_layers': '6', 'embed_dim': '128', 'attention_heads': '8'}\n"
-        "found = weights.Weights('w', Path('w'), '', facts)\n"
+        "found = Weights('w', Path('w'), '', facts)\n"
         "options = esm2.resolve(esm2.Options(), cpu(), found)\n"
         "assert esm2.schema(options, found).names == ['mean_layer_6']\n"
         "assert esm2.cost(b'MK', options) == 4 and weights.name_of(options.model) == 'w'\n"

@@ -99,6 +99,7 @@ class Extraction:
             recipe=plan["recipe"],
             shard=shard,
             workload=plan["workload"],
+            cost_unit=plan["cost_unit"],
             options=plan["settings"]["options"],
             weights=plan["weights"],
             threads=threads,

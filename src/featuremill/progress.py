@@ -7,31 +7,34 @@ import sys
 import time
 from typing import Any
 
+EVERY_SECONDS = 10.0
+
 
 class Progress:
-    """Logs how far a worker is, at most every `every_seconds`."""
+    """Logs how far a worker is, now and then."""
 
-    def __init__(self, log: logging.Logger, what: str, every_seconds: float = 10.0) -> None:
+    def __init__(self, log: logging.Logger, what: str, cost_unit: str) -> None:
         self._log = log
         self._what = what
-        self._every_seconds = every_seconds
+        self._cost_unit = cost_unit
         self._level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
         self._last = time.monotonic()
 
     def show(self, event: dict[str, Any]) -> None:
         """Log a worker's progress event: rows, speed and the time left, by cost."""
         now = time.monotonic()
-        if now - self._last < self._every_seconds or not event["cost_run"]:
+        if now - self._last < EVERY_SECONDS or not event["cost_run"]:
             return
         self._last = now
         speed = event["cost_run"] / event["seconds"]
         self._log.log(
             self._level,
-            "%s: %s of %s records, %s/s, %s left",
+            "%s: %s of %s records, %s %s/s, %s left",
             self._what,
             f"{event['rows']:,}",
             f"{event['of']:,}",
             f"{speed:,.0f}",
+            self._cost_unit,
             clock(event["cost_left"] / speed),
         )
 

@@ -42,6 +42,7 @@ class Job:
     recipe: str
     shard: str
     workload: str
+    cost_unit: str
     options: dict[str, Any]
     weights: str | None
     threads: int
@@ -172,7 +173,7 @@ class Supervisor:
             pipe.write(json.dumps(asdict(job)))
         summary: dict[str, Any] | None = None
         message = ""
-        progress = Progress(log, self._name)
+        progress = Progress(log, self._name, job.cost_unit)
         for line in worker.stdout:
             event = json.loads(line)
             kind = event.pop("event")
@@ -206,6 +207,6 @@ def _environment(device: Device, threads: int) -> dict[str, str]:
     own = dict.fromkeys(THREAD_VARIABLES, str(threads))
     own["CUDA_VISIBLE_DEVICES"] = device.uuid if device.kind == "cuda" else ""
     own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-    # Threads that spin at OpenMP's barriers take the cores from whoever else is on the machine: with
-    # three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
+    # Threads that spin at OpenMP's barriers take the cores from whoever else is on the machine:
+    # with three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
     return {"OMP_WAIT_POLICY": "passive", **os.environ, **own}

@@ -15,31 +15,21 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from featuremill import store
 from featuremill.errors import UserError
+from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.sources import Source, name_of
 
-__all__ = ["Weights", "add_arguments", "convert", "name_of", "read", "run"]
+__all__ = ["add_arguments", "convert", "name_of", "read", "run"]
 
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
 VERSION = 1
 
 _log = logging.getLogger(__name__)
-
-
-class Weights(NamedTuple):
-    """Converted weights: what a workload loads."""
-
-    name: str
-    path: Path
-    sha256: str
-    """Of the file, and so of the values: their conversion always gives the same bytes."""
-    metadata: dict[str, str]
-    """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

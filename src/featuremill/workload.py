@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featuremill.devices import Device
-    from featuremill.weights import Weights
 
 BUILT_IN = ("composition", "esm2")
 
@@ -42,6 +41,17 @@ class Record(NamedTuple):
     """What was mended on the way in, such as "J read as X"; empty when nothing was."""
 
 
+class Weights(NamedTuple):
+    """Converted weights: what a workload loads."""
+
+    name: str
+    path: Path
+    sha256: str
+    """Of the file, and so of the values: their conversion always gives the same bytes."""
+    metadata: dict[str, str]
+    """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
+
+
 class WorkloadOptions(BaseModel):
     """Base of every workload's options: each field described, unknown keys refused, frozen."""
 
@@ -55,6 +65,8 @@ class WorkloadOptions(BaseModel):
 class Workload(Protocol):
     """What the core calls. Importing a workload costs nothing: heavy imports belong in `load`."""
 
+    COST_UNIT: str
+    """What `cost` counts, in the plural: tokens, residues."""
     VERSION: str
     """Bump it whenever the values change for the same input and options."""
     Options: type[Any]

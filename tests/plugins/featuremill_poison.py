@@ -17,6 +17,7 @@ from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
 
 VERSION = "1"
+COST_UNIT = "records"
 SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
 
 

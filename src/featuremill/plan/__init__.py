@@ -32,8 +32,7 @@ from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.shards import Cutter, OldShard, Shard
 from featuremill.plan.spool import Spool, Tally
 from featuremill.store import RunFolder, recipe_of, write_json
-from featuremill.weights import Weights
-from featuremill.workload import Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
 RESERVED = {*IDENTITY.names, *(column.name for column in COLUMNS)}
@@ -108,6 +107,7 @@ def plan(
             "run": config.run,
             "workload": config.workload,
             "workload_version": workload.VERSION,
+            "cost_unit": workload.COST_UNIT,
             "recipe": recipe_of(settings),
             "settings": settings,
             "device": config.device,

@@ -13,6 +13,7 @@ from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
 
 VERSION = "1"
+COST_UNIT = "residues"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 

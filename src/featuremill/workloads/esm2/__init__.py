@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from featuremill.devices import Device
-    from featuremill.weights import Weights
+    from featuremill.workload import Weights
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Protein
 
 __all__ = [
+    "COST_UNIT",
     "VERSION",
     "Options",
     "batch_cost",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 VERSION = "1"
+COST_UNIT = "tokens"
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
 """Whole waves of the matrix products: 16,896 tokens on an H100."""
