@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from featuremill.config import validate
+from featuremill.devices import cpu
 from featuremill.errors import UserError
-from featuremill.plan import plan
+from featuremill.plan import plan, settings_of
 from featuremill.plan import repeats as repeats_module
 from featuremill.shardfile import read_shard
-from featuremill.store import RunFolder, digest_of
+from featuremill.store import RunFolder, digest_of, recipe_of
+from featuremill.workload import Weights, find_workload
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -200,3 +202,15 @@ def test_an_input_without_a_good_record_is_an_error(tmp_path):
     fasta = write_fasta(tmp_path / "in.fa", [("a", ""), ("b", "M*K")])
     with pytest.raises(UserError, match="all 2 records were refused"):
         make_plan(Path(tmp_path), fasta)
+
+
+def test_how_to_compute_is_no_part_of_the_recipe():
+    workload = find_workload("esm2")
+    weights = Weights("w", Path("w"), "0" * 64, {"num_layers": "6", "embed_dim": "8"})
+    recipes = {
+        recipe_of(settings_of("esm2", workload, workload.Options(**options), cpu(), weights))
+        for options in ({}, {"batch_tokens": 100}, {"batch_tokens": 7})
+    }
+    assert len(recipes) == 1
+    other = settings_of("esm2", workload, workload.Options(layers=[0]), cpu(), weights)
+    assert recipe_of(other) not in recipes
