@@ -100,7 +100,7 @@ class Extraction:
             shard=shard,
             workload=plan["workload"],
             cost_unit=plan["cost_unit"],
-            options=plan["settings"]["options"],
+            options=plan["settings"]["options"] | plan["execution"],
             weights=plan["weights"],
             threads=threads,
             stall_seconds=stall_seconds,

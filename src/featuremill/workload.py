@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -56,6 +56,8 @@ class WorkloadOptions(BaseModel):
     """Base of every workload's options: each field described, unknown keys refused, frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    EXECUTION: ClassVar[frozenset[str]] = frozenset()
+    """Fields that say how to compute and not what: the recipe does not hold them."""
 
     def delivers(self) -> set[Literal["pooled", "per_residue"]]:
         """Return what comes out: vectors of a whole record, of each of its residues, or both."""

@@ -85,7 +85,9 @@ def plan(
     options = workload.Options.model_validate(config.options)
     device = planning_device(config.device)
     settings = settings_of(config.workload, workload, options, device, weights)
-    options = workload.Options.model_validate(settings["options"])
+    options = workload.Options.model_validate(
+        settings["options"] | options.model_dump(mode="json", include=options.EXECUTION)
+    )
     values = workload.schema(options, weights)
     if taken := RESERVED & set(values.names):
         raise WorkloadError(
@@ -110,6 +112,7 @@ def plan(
             "cost_unit": workload.COST_UNIT,
             "recipe": recipe_of(settings),
             "settings": settings,
+            "execution": options.model_dump(mode="json", include=options.EXECUTION),
             "device": config.device,
             "weights": str(weights_path) if weights_path else None,
             "inputs": _describe_inputs(config, tally),
@@ -153,7 +156,7 @@ def settings_of(
     return {
         "workload": name,
         "version": workload.VERSION,
-        "options": resolved.model_dump(mode="json"),
+        "options": resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
         "weights_sha256": weights.sha256 if weights else None,
     }
 

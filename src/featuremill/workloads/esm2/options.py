@@ -15,6 +15,8 @@ POOLS: tuple[Pool, ...] = ("mean", "bos")
 class Options(WorkloadOptions):
     """Which features of which ESM-2 are computed, and how."""
 
+    EXECUTION = frozenset({"batch_tokens"})
+
     model: str = "mill_t6_1M"
     """The network: `mill_t6_1M` (small, comes with featuremill), one of Meta's `esm2_t6_8M_UR50D`,
     `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`, `esm2_t36_3B_UR50D`,
@@ -44,7 +46,7 @@ class Options(WorkloadOptions):
     residue's vector is the mean over them; `mean` pools these, `bos` is the mean over windows."""
     batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens (residues + 2) that are computed together. If not given: 128 for each multiprocessor
-    of a GPU, 4096 on a CPU."""
+    of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number they have."""
 
     @field_validator("layers", "pool", mode="before")
     @classmethod
