@@ -1,0 +1,174 @@
+"""Issues of one GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from featuremill.doctor.facts import Gpu
+from featuremill.doctor.findings import Findings, Issue, Severity, busy_by, gigabytes
+from featuremill.doctor.trial import Trial
+
+EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS = 1, 2, 3
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
+
+
+def check(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    """Yield what is wrong with `gpu` and what is good to know of it."""
+    if gpu.trouble or gpu.is_divided:
+        yield _issue(findings, gpu, _unreachable(gpu))
+        return
+    trial = findings.trial(gpu)
+    if trial is None:  # hidden: said once for all
+        return
+    if trial.error and (findings.lacks_cuda or findings.is_driver_too_old):  # said once for all
+        return
+    if trial.error and not trial.is_missing:
+        yield _issue(findings, gpu, _failed(gpu, trial))
+    yield from _used(gpu)
+    yield from _small(findings, gpu)
+    yield from _sick(gpu)
+
+
+def _issue(findings: Findings, gpu: Gpu, found: tuple[str, str, str]) -> Issue:
+    """Return a failure: an error when no other GPU is left, for then nothing can start."""
+    severity: Severity = "warning" if findings.accessible else "error"
+    code, what, remedy = found
+    return Issue(severity, code, f"{gpu.label} ({gpu.name}): {what}", remedy, gpu.uuid)
+
+
+def _unreachable(gpu: Gpu) -> tuple[str, str, str]:
+    if gpu.is_divided:
+        return (
+            "mig-without-slices",
+            "MIG is on, but there are no slices, so nothing can run on it.",
+            f"Make slices: nvidia-smi mig -i {gpu.id} -cgi …, or switch MIG off: "
+            f"nvidia-smi -i {gpu.id} -mig 0.",
+        )
+    if gpu.is_lost:
+        return (
+            "lost",
+            "the driver has lost it; jobs go to others.",
+            f"Look for Xid in dmesg; nvidia-smi --gpu-reset -i {gpu.id}, or reboot.",
+        )
+    return (
+        "nvml-error",
+        f"it answers with an error ({gpu.trouble}).",
+        f"nvidia-smi -q -i {gpu.id} tells more; reset it or leave it out with --devices.",
+    )
+
+
+def _failed(gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
+    if gpu.compute_mode == PROHIBITED:
+        return (
+            "prohibited",
+            "its compute mode is Prohibited.",
+            f"sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
+        )
+    if gpu.capability and trial.arch_list and not has_kernels(gpu.capability, trial.arch_list):
+        return (
+            "no-kernels",
+            f"torch {trial.torch} has no kernels for it ({gpu.architecture}).",
+            "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one built "
+            "for an older CUDA), or leave it out with --devices.",
+        )
+    if gpu.compute_mode in (EXCLUSIVE_THREAD, EXCLUSIVE_PROCESS) and busy_by(gpu):
+        return (
+            "exclusive",
+            f"its compute mode lets one process in, and that is {busy_by(gpu)}.",
+            f"Wait for it, or: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
+        )
+    if trial.is_silent:
+        return (
+            "no-answer",
+            f"a small product on it came to nothing: {trial.error}.",
+            "Look for Xid in dmesg; reset it or leave it out with --devices.",
+        )
+    return (
+        "allocation-failed",
+        f"64 MB and a small product on it failed: {trial.error.rstrip('.')}.",
+        "If memory is short, see who holds it; else nvidia-smi, a reset, or --devices without it.",
+    )
+
+
+def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
+    """Tell whether code for these architectures runs on a GPU of that capability.
+
+    Binary code runs within its major version, from its minor version on; with the suffix `a` on
+    that one alone; PTX is compiled for anything later.
+    """
+    for found in map(ARCHITECTURE.fullmatch, arch_list):
+        if not found:
+            continue
+        kind, major, minor, suffix = found[1], int(found[2]), int(found[3]), found[4]
+        if suffix == "a":
+            fits = (major, minor) == capability
+        elif kind == "compute":
+            fits = (major, minor) <= capability
+        else:
+            fits = major == capability[0] and minor <= capability[1]
+        if fits:
+            return True
+    return False
+
+
+def _used(gpu: Gpu) -> Iterator[Issue]:
+    if by := busy_by(gpu):
+        yield Issue(
+            "warning",
+            "busy",
+            f"{gpu.label} ({gpu.name}) is in use by {by}.",
+            "Jobs wait for it or take another; leave it out with --devices, or ask its user.",
+            gpu.uuid,
+        )
+    if gpu.compute_mode in (EXCLUSIVE_THREAD, EXCLUSIVE_PROCESS):
+        yield Issue(
+            "note",
+            "exclusive",
+            f"{gpu.label} ({gpu.name}) lets one process in at a time (exclusive compute mode).",
+            f"Fine with one slot a GPU; for more: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
+            gpu.uuid,
+        )
+
+
+def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    need_mb = findings.need_mb(gpu.uuid)
+    if gpu.memory_mb is not None and gpu.memory_mb < need_mb:
+        yield Issue(
+            "note",
+            "too-small",
+            f"{gpu.label} ({gpu.name}) has {gigabytes(gpu.memory_mb)}, and "
+            f"{findings.needed(gpu.uuid)}.",
+            "Leave it out with --devices, or take a smaller model or batch_tokens.",
+            gpu.uuid,
+        )
+    elif gpu.free_mb is not None and gpu.free_mb < need_mb:
+        yield Issue(
+            "warning",
+            "little-memory",
+            f"{gpu.label} ({gpu.name}) has {gigabytes(gpu.free_mb)} free, and "
+            f"{findings.needed(gpu.uuid)}.",
+            "See in nvidia-smi who holds the rest, and wait or ask.",
+            gpu.uuid,
+        )
+
+
+def _sick(gpu: Gpu) -> Iterator[Issue]:
+    if gpu.ecc_errors:
+        yield Issue(
+            "warning",
+            "ecc",
+            f"{gpu.label} ({gpu.name}) had {gpu.ecc_errors} uncorrectable memory errors since the "
+            "driver was loaded.",
+            f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.id}; reset it; if they come back, have it "
+            "replaced.",
+            gpu.uuid,
+        )
+    if gpu.throttle:
+        yield Issue(
+            "warning",
+            "throttled",
+            f"{gpu.label} ({gpu.name}) is slowed down now: {', '.join(gpu.throttle)}.",
+            f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.id}; see to its cooling.",
+            gpu.uuid,
+        )
