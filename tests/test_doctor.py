@@ -9,6 +9,7 @@ import re
 import resource
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -242,8 +243,7 @@ def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
     assert answer["memory"]["fits"] == []
 
 
-# One broken GPU beside a good one, or the pretend torch that makes it so: what it is called, and a
-# word of its remedy.
+# What it is called: GPU 1's state, what comes of using it, and a word of the remedy.
 BROKEN = {
     "lost": ({"lost": True}, {}, "nvidia-smi --gpu-reset -i 1"),
     "nvml-error": ({"error": 999}, {}, "nvidia-smi -q -i 1"),
@@ -252,27 +252,45 @@ BROKEN = {
     "no-answer": ({}, {"crashes": ["GPU-1"]}, "Xid"),
     "allocation-failed": ({}, {"fails": {"GPU-1": "CUDA error: unknown"}}, "nvidia-smi"),
     "exclusive": (
-        {"compute_mode": 3, "used_mb": 900},
+        {"compute_mode": 3, "used_mb": 1900},
         {"fails": {"GPU-1": "busy or unavailable"}},
         "-c DEFAULT",
     ),
+    "full": ({"used_mb": 79_990}, {"fails": {"GPU-1": "CUDA out of memory"}}, "ask its user"),
     "mig-without-slices": ({"more": {"mig": 1}}, {}, "-cgi"),
 }
 
 
-@pytest.mark.parametrize("code", BROKEN)
-def test_a_broken_gpu_is_passed_over_with_a_remedy_and_stops_a_run_only_when_alone(doctor, code):
-    state, world, remedy = BROKEN[code]
-    answer = doctor(Gpu("GPU-0"), Gpu("GPU-1", **state), **world)("--json")
-    broken = [issue for issue in answer["issues"] if issue["code"] == code]
-    assert broken[0]["severity"] == "warning"
-    assert remedy in broken[0]["remedy"]
-    assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False]
+def broken(code, uuid):
+    state, world, _ = BROKEN[code]
+    return Gpu(uuid, **state), json.loads(json.dumps(world).replace("GPU-1", uuid))
+
+
+def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
+    gpus, fails, crashes = [], {}, []
+    for number, code in enumerate(BROKEN):
+        gpu, world = broken(code, f"GPU-{number}")
+        gpus.append(gpu)
+        fails |= world.get("fails", {})
+        crashes += world.get("crashes", [])
+    answer = doctor(*gpus, Gpu("GPU-fine"), fails=fails, crashes=crashes)("--json")
+    for number, code in enumerate(BROKEN):
+        found = [i for i in answer["issues"] if i["what"].startswith(f"GPU {number} ")]
+        issue = next(issue for issue in found if issue["code"] == code)
+        assert issue["severity"] == "warning"
+        assert BROKEN[code][2].replace("-i 1", f"-i {number}") in issue["remedy"]
+    accessible = [gpu["accessible"] for gpu in answer["gpus"]]
+    assert accessible == [False] * len(BROKEN) + [True]
     assert answer["recommended"]["resources"] == "gpu=1"
-    assert [one["id"] for one in answer["recommended"]["not_counted"]] == [1]
-    alone = doctor(Gpu("GPU-1", **state), **world)("--json", status=1)
-    assert "error" in {issue["severity"] for issue in alone["issues"] if issue["code"] == code}
-    assert not alone["cuda_available"]
+    assert [one["id"] for one in answer["recommended"]["not_counted"]] == [*range(len(BROKEN))]
+
+
+@pytest.mark.parametrize(("code", "status"), [("lost", 1), ("no-kernels", 1), ("full", 0)])
+def test_a_broken_gpu_alone_stops_a_run_and_a_full_one_lets_it_wait(doctor, code, status):
+    gpu, world = broken(code, "GPU-1")
+    answer = doctor(gpu, **world)("--json", status=status)
+    assert code in {i["code"] for i in answer["issues"] if i["severity"] == "error" or not status}
+    assert not answer["cuda_available"]
 
 
 def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor):
@@ -298,13 +316,36 @@ def test_gpus_that_others_use(doctor):
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
     assert re.fullmatch(rf"\S+'s .+ \(pid {os.getpid()}, 6\.8 GB\)", by[0])
     assert by[1:] == [
-        "a process that is not visible from here (2.9 GB)",
-        "a process that is not visible from here (2.4 GB)",
+        "a process that cannot be seen from here (2.9 GB)",
+        "a process that cannot be seen from here (2.4 GB)",
         None,
     ]
     assert answer["gpus"][0]["processes"][0]["memory_mb"] == 7000
     assert codes(answer) == {"busy", "little-memory"}
     assert answer["recommended"]["resources"] == "gpu=1"
+
+
+def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
+    check = doctor(Gpu("GPU-0", total_mb=3000, used_mb=2500), Gpu("GPU-1"), Gpu("GPU-2"))
+    command = [sys.executable, "-m", "featuremill", "lease", "--gpus", "1", "--devices", "1"]
+    command += ["--", "sh", "-c", "echo held; sleep 60"]
+    holder = subprocess.Popen(command, env=check.environment, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    failed = {"GPU-2": [[time.time(), "exit 3"]] * 3}
+    for uuid, failures in failed.items():
+        path = Path(check.environment["FEATUREMILL_LEASE_FOLDER"]) / f"{uuid}.failures"
+        path.write_text(json.dumps(failures))
+    try:
+        answer = check("--json")
+    finally:
+        holder.kill()
+        holder.communicate()
+    by = [gpu["busy_by"] for gpu in answer["gpus"]]
+    assert by[0].startswith("a process that cannot be seen")
+    assert re.fullmatch(rf"a lease of \S+'s \(pid {holder.pid}\)", by[1])
+    issues = {(issue["code"], issue["gpu"]) for issue in answer["issues"]}
+    assert {("leased", "GPU-1"), ("cooling", "GPU-2"), ("busy", "GPU-0")} <= issues
+    assert answer["recommended"]["resources"] == "gpu=2"
 
 
 def test_memory_errors_and_exclusive_mode_are_said(doctor):
@@ -383,7 +424,7 @@ def test_devices_are_chosen_by_number_or_uuid_and_checked(doctor):
     assert [gpu["id"] for gpu in answer["gpus"]] == [2, 0]
     assert answer["recommended"]["resources"] == "gpu=2"
     nowhere = doctor(system=NO_LIBRARY)("--devices", "0", status=2)
-    assert "GPU 0 does not exist; this machine has no NVIDIA GPU" in nowhere
+    assert "GPU 0 does not exist; this machine has no GPU" in nowhere
 
 
 def test_the_page_for_people_fits_80_columns(doctor):

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from featuremill.devices import BF16_CAPABILITY
 from featuremill.doctor.facts import Gpu
-from featuremill.doctor.findings import Findings, busy_by, gigabytes
-from featuremill.doctor.gpu_checks import PROHIBITED
+from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.lease.request import VARIABLES
 
 SLOTS_PER_GPU = 1
@@ -73,10 +72,10 @@ def _unusable(findings: Findings, gpu: Gpu) -> str:
         return "hidden by CUDA_VISIBLE_DEVICES"
     if gpu.is_lost:
         return "lost"
-    if not findings.is_accessible(gpu):
-        return "prohibited" if gpu.compute_mode == PROHIBITED else "not usable, see the issues"
-    if by := busy_by(gpu):
+    if by := findings.used_by_others(gpu):
         return f"in use by {by}"
+    if not findings.is_accessible(gpu) and not findings.leased_by(gpu):
+        return "not usable, see above"
     return ""
 
 
@@ -84,8 +83,9 @@ def _unfit(findings: Findings, gpu: Gpu) -> str:
     """Say why a job should not have it; empty when it is fine."""
     if _too_small(findings, gpu):
         return f"too small: {gigabytes(gpu.memory_mb or 0)} of " + _needed(findings, gpu)
-    if gpu.free_mb is not None and gpu.free_mb < findings.need_mb(gpu.uuid):
-        return f"too little free: {gigabytes(gpu.free_mb)} of " + _needed(findings, gpu)
+    is_short = gpu.free_mb is not None and gpu.free_mb < findings.need_mb(gpu.uuid)
+    if is_short and not findings.leased_by(gpu):
+        return f"too little free: {gigabytes(gpu.free_mb or 0)} of " + _needed(findings, gpu)
     if not has_bf16(gpu) and any(has_bf16(other) for other in findings.accessible):
         return "too old: it has no bf16, which dtype: auto takes for the others"
     return ""

@@ -11,8 +11,9 @@ from typing import Any
 
 import pynvml
 
-from featuremill import devices
 from featuremill.doctor.facts import Gpu, Node, Process
+from featuremill.lease.offer import Offer, offer
+from featuremill.lease.request import Request
 
 THROTTLES = {
     0x8: "hardware slowdown",
@@ -35,10 +36,12 @@ def _node() -> Node:
         return Node(error=error.value, error_text=str(error))
     try:
         gpus = [gpu for number in range(_count()) for gpu in _gpus(number)]
+        offered = _offer()
         return Node(
             driver=_tell(pynvml.nvmlSystemGetDriverVersion),
             cuda=_tell(pynvml.nvmlSystemGetCudaDriverVersion_v2),
-            gpus=tuple(_with_visibility(gpus)),
+            gpus=tuple(_with_visibility(gpus, offered) if offered else gpus),
+            given_by=offered.given_by if offered else "",
         )
     finally:
         pynvml.nvmlShutdown()
@@ -155,13 +158,19 @@ def _throttle(handle: Any) -> list[str]:
     return [text for bit, text in THROTTLES.items() if bits & bit]
 
 
-def _with_visibility(gpus: list[Gpu]) -> list[Gpu]:
-    """Mark what CUDA_VISIBLE_DEVICES hides, by the same rule as every other verb."""
+def _with_visibility(gpus: list[Gpu], offered: Offer) -> list[Gpu]:
+    """Mark what the outside hides, by the same rule as every lease."""
+    given = {device.uuid for device in offered.devices}
+    return [
+        replace(gpu, is_visible=not gpu.uuid or gpu.is_divided or gpu.uuid in given) for gpu in gpus
+    ]
+
+
+def _offer() -> Offer | None:
     try:
-        visible = {device.uuid for device in devices.cuda_devices()}
+        return offer(Request())
     except pynvml.NVMLError:
-        return gpus
-    return [replace(gpu, is_visible=gpu.uuid is None or gpu.uuid in visible) for gpu in gpus]
+        return None
 
 
 if __name__ == "__main__":

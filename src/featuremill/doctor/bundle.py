@@ -16,6 +16,8 @@ from featuremill.doctor import scrub
 LOG_TAIL_BYTES = 64 * 1024
 MAX_LOGS, MAX_RECEIPTS = 50, 200
 """The newest ones."""
+NAMING_CODES = ("busy", "exclusive", "full", "leased")
+"""Issues that say who uses a GPU."""
 READ_ME = """What `featuremill doctor --bundle` packed for a bug report.
 
 doctor.json  the readiness of the machine      plans/     what was to be computed
@@ -73,7 +75,7 @@ def _without_records(
 def _without_users(report: dict[str, Any]) -> dict[str, Any]:
     """Return the report without who runs what on the GPUs."""
     issues = [
-        {**issue, "what": "[who]"} if issue["code"] in ("busy", "exclusive") else issue
+        {**issue, "what": "[who]"} if issue["code"] in NAMING_CODES else issue
         for issue in report["issues"]
     ]
     gpus = [

@@ -71,6 +71,8 @@ class Node:
     error: int | None = None
     """NVML's error code when it could not be started."""
     error_text: str = ""
+    given_by: str = ""
+    """The variable by which a scheduler, a container or a person gave some GPUs and not others."""
     gpus: tuple[Gpu, ...] = ()
 
 

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from featuremill.devices import Device
-from featuremill.doctor.facts import Gpu, Node
+from featuremill.doctor.facts import Gpu, Node, Process
 from featuremill.doctor.host import Host
 from featuremill.doctor.memory import Need
 from featuremill.doctor.trial import Trial
+from featuremill.lease.condition import Condition, used_by_others
+from featuremill.lease.slots import Holder
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
-STRAY_MEMORY_MB = 512
-"""Memory in use that no process owns up to and that a driver does not need by itself."""
+MAX_NAMED = 3
+"""Processes that are named before it says: and so many more."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -49,12 +51,40 @@ class Findings:
     needs: dict[str, Need] = field(default_factory=dict)
     """By UUID, and under "cpu"."""
 
+    leases: dict[str, list[Holder]] = field(default_factory=dict)
+    """By UUID, who has leased a GPU or a slot of it."""
+    cooling: dict[str, str] = field(default_factory=dict)
+    """By UUID, why leases give a GPU a rest."""
+
     def trial(self, gpu: Gpu) -> Trial | None:
         return self.trials.get(gpu.uuid or "")
 
     def is_accessible(self, gpu: Gpu) -> bool:
         trial = self.trial(gpu)
         return trial is not None and not trial.error
+
+    def leased_by(self, gpu: Gpu) -> str:
+        """Say who has leased it; empty when nobody has."""
+        holders = self.leases.get(gpu.uuid or "", [])
+        said = {f"a lease of {holder.user}'s (pid {holder.pid})": None for holder in holders}
+        return ", ".join(said)
+
+    def used_by_others(self, gpu: Gpu) -> str:
+        """Say who uses it without a lease, by the lease's own rule; empty when nobody does."""
+        pids = [holder.pid for holder in self.leases.get(gpu.uuid or "", [])]
+        processes = tuple(process.pid for process in gpu.processes)
+        now = Condition(gpu.free_mb or 0, gpu.used_mb or 0, processes)
+        if not used_by_others(now, pids):
+            return ""
+        if not gpu.processes:
+            return f"a process that cannot be seen from here ({gigabytes(gpu.used_mb or 0)})"
+        said = [_named(process) for process in gpu.processes[:MAX_NAMED]]
+        more = len(gpu.processes) - len(said)
+        return ", ".join(said) + (f" and {more} more" if more else "")
+
+    def busy_by(self, gpu: Gpu) -> str | None:
+        """Say who uses it; None when nobody does."""
+        return self.used_by_others(gpu) or self.leased_by(gpu) or None
 
     @property
     def accessible(self) -> list[Gpu]:
@@ -98,28 +128,12 @@ class Findings:
         )
 
 
+def _named(process: Process) -> str:
+    memory = "" if process.memory_mb is None else f", {gigabytes(process.memory_mb)}"
+    return f"{process.user}'s {process.command} (pid {process.pid}{memory})"
+
+
 def gigabytes(memory_mb: float) -> str:
     """Return GiB as people read them."""
     value = memory_mb / 1024
     return f"{value:.0f} GB" if value >= 9.95 else f"{value:.1f} GB"
-
-
-def stray_mb(gpu: Gpu) -> int:
-    """Return memory in use that no listed process holds."""
-    held = sum(process.memory_mb or 0 for process in gpu.processes)
-    return max(0, (gpu.used_mb or 0) - held)
-
-
-def busy_by(gpu: Gpu) -> str | None:
-    """Say who uses the GPU; None when nobody does."""
-    if gpu.processes:
-        said = [
-            f"{p.user}'s {p.command} (pid {p.pid}"
-            + (f", {gigabytes(p.memory_mb)})" if p.memory_mb is not None else ")")
-            for p in gpu.processes[:3]
-        ]
-        more = len(gpu.processes) - len(said)
-        return ", ".join(said) + (f" and {more} more" if more else "")
-    if stray_mb(gpu) >= STRAY_MEMORY_MB:
-        return f"a process that is not visible from here ({gigabytes(stray_mb(gpu))})"
-    return None

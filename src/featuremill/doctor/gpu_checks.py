@@ -6,10 +6,12 @@ import re
 from collections.abc import Iterator
 
 from featuremill.doctor.facts import Gpu
-from featuremill.doctor.findings import Findings, Issue, Severity, busy_by, gigabytes
+from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.trial import Trial
+from featuremill.lease.condition import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
 
-EXCLUSIVE_THREAD, PROHIBITED, EXCLUSIVE_PROCESS = 1, 2, 3
+PASSING = ("exclusive", "full")
+"""Failures that end when whoever uses the GPU is done: a run can start, and waits."""
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
 
 
@@ -24,16 +26,16 @@ def check(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     if trial.error and (findings.lacks_cuda or findings.is_driver_too_old):  # said once for all
         return
     if trial.error and not trial.is_missing:
-        yield _issue(findings, gpu, _failed(gpu, trial))
-    yield from _used(gpu)
+        yield _issue(findings, gpu, _failed(findings, gpu, trial))
+    yield from _used(findings, gpu)
     yield from _small(findings, gpu)
-    yield from _sick(gpu)
+    yield from _sick(findings, gpu)
 
 
 def _issue(findings: Findings, gpu: Gpu, found: tuple[str, str, str]) -> Issue:
     """Return a failure: an error when no other GPU is left, for then nothing can start."""
-    severity: Severity = "warning" if findings.accessible else "error"
     code, what, remedy = found
+    severity: Severity = "warning" if findings.accessible or code in PASSING else "error"
     return Issue(severity, code, f"{gpu.label} ({gpu.name}): {what}", remedy, gpu.uuid)
 
 
@@ -58,8 +60,8 @@ def _unreachable(gpu: Gpu) -> tuple[str, str, str]:
     )
 
 
-def _failed(gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
-    if gpu.compute_mode == PROHIBITED:
+def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
+    if gpu.compute_mode == COMPUTE_MODE_PROHIBITED:
         return (
             "prohibited",
             "its compute mode is Prohibited.",
@@ -72,11 +74,18 @@ def _failed(gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
             "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one built "
             "for an older CUDA), or leave it out with --devices.",
         )
-    if gpu.compute_mode in (EXCLUSIVE_THREAD, EXCLUSIVE_PROCESS) and busy_by(gpu):
+    by = findings.busy_by(gpu)
+    if by and gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
         return (
             "exclusive",
-            f"its compute mode lets one process in, and that is {busy_by(gpu)}.",
+            f"its compute mode lets one process in, and that is {by}.",
             f"Wait for it, or: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
+        )
+    if by and "out of memory" in trial.error:
+        return (
+            "full",
+            f"not even 64 MB are free on it; it is in use by {by}.",
+            "Wait for it, or ask its user.",
         )
     if trial.is_silent:
         return (
@@ -112,8 +121,8 @@ def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
     return False
 
 
-def _used(gpu: Gpu) -> Iterator[Issue]:
-    if by := busy_by(gpu):
+def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    if by := findings.used_by_others(gpu):
         yield Issue(
             "warning",
             "busy",
@@ -121,7 +130,15 @@ def _used(gpu: Gpu) -> Iterator[Issue]:
             "Jobs wait for it or take another; leave it out with --devices, or ask its user.",
             gpu.uuid,
         )
-    if gpu.compute_mode in (EXCLUSIVE_THREAD, EXCLUSIVE_PROCESS):
+    elif by := findings.leased_by(gpu):
+        yield Issue(
+            "note",
+            "leased",
+            f"{gpu.label} ({gpu.name}) is in use by {by}.",
+            "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
+            gpu.uuid,
+        )
+    if gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
         yield Issue(
             "note",
             "exclusive",
@@ -142,7 +159,7 @@ def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
             "Leave it out with --devices, or take a smaller model or batch_tokens.",
             gpu.uuid,
         )
-    elif gpu.free_mb is not None and gpu.free_mb < need_mb:
+    elif gpu.free_mb is not None and gpu.free_mb < need_mb and not findings.leased_by(gpu):
         yield Issue(
             "warning",
             "little-memory",
@@ -153,7 +170,15 @@ def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
         )
 
 
-def _sick(gpu: Gpu) -> Iterator[Issue]:
+def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    if cooling := findings.cooling.get(gpu.uuid or ""):
+        yield Issue(
+            "warning",
+            "cooling",
+            f"{gpu.label} ({gpu.name}) gets no jobs: {cooling}.",
+            "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
+            gpu.uuid,
+        )
     if gpu.ecc_errors:
         yield Issue(
             "warning",

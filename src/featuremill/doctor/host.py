@@ -38,8 +38,6 @@ class Host(NamedTuple):
     """By the PCI bus, whatever the driver says; 0 where the bus cannot be read."""
     num_processors: int
     memory_free_mb: int
-    mask: str | None
-    """CUDA_VISIBLE_DEVICES, as this process has it."""
     versions: dict[str, str]
 
 
@@ -57,7 +55,6 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         num_nvidia_cards=num_nvidia_cards(pci),
         num_processors=len(os.sched_getaffinity(0)),
         memory_free_mb=_memory_free_mb(),
-        mask=os.environ.get("CUDA_VISIBLE_DEVICES"),
         versions=versions(),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
@@ -103,7 +104,8 @@ def _hidden(findings: Findings) -> Iterator[Issue]:
     hidden = [gpu for gpu in findings.gpus if not gpu.is_visible]
     if not hidden:
         return
-    mask = findings.host.mask
+    variable = findings.node.given_by
+    value = os.environ.get(variable, "")
     names = ", ".join(gpu.label.removeprefix("GPU ") for gpu in hidden)
     are_all = len(hidden) == len(findings.gpus)
     ending = ", so runs go to the CPU" if are_all else ""
@@ -113,8 +115,8 @@ def _hidden(findings: Findings) -> Iterator[Issue]:
     yield Issue(
         severity,
         "hidden",
-        f"CUDA_VISIBLE_DEVICES={mask or repr(mask)} hides GPU {names}{ending}.",
-        "If they are yours to use: unset CUDA_VISIBLE_DEVICES. A scheduler's mask should stay.",
+        f"{variable}={value or repr(value)} hides GPU {names}{ending}.",
+        f"If they are yours to use: unset {variable}. What a scheduler gave should stay as it is.",
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from featuremill.doctor import gpu_checks, node_checks
 from featuremill.doctor.advice import SLOTS_PER_GPU, Advice, has_bf16
 from featuremill.doctor.facts import Gpu
-from featuremill.doctor.findings import Findings, Issue, busy_by
+from featuremill.doctor.findings import Findings, Issue
 
 VERSION = 1
 SEVERITIES = ("error", "warning", "note")
@@ -79,7 +79,7 @@ def _gpu(findings: Findings, gpu: Gpu) -> dict[str, Any]:
         "bf16": has_bf16(gpu),
         "visible": gpu.is_visible,
         "accessible": findings.is_accessible(gpu),
-        "busy_by": busy_by(gpu),
+        "busy_by": findings.busy_by(gpu),
     }
 
 

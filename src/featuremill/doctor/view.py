@@ -39,9 +39,9 @@ def _verdict(report: Report) -> str:
     if not report["ready"]:
         count = sum(issue["severity"] == "error" for issue in report["issues"])
         return f"Not ready: {count} thing{'s are' if count > 1 else ' is'} in the way of a run."
-    if not report["cuda_available"]:
+    if not any(gpu["visible"] for gpu in report["gpus"]):
         cpu = report["cpu"]
-        why = "no GPU here can be used" if report["gpus"] else "this machine has no NVIDIA GPU"
+        why = "its GPUs are hidden" if report["gpus"] else "this machine has no NVIDIA GPU"
         return f"Ready, on the CPU ({cpu['processors']} processors, {cpu['free_gb']:g} GB): {why}."
     resources = report["recommended"]["resources"]
     if not resources:

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,17 @@ from featuremill.doctor import bundle, host, memory, report, scaling, view
 from featuremill.doctor.advice import advise, has_bf16
 from featuremill.doctor.children import ChildError
 from featuremill.doctor.facts import Gpu, Node, read_node
-from featuremill.doctor.findings import Findings, Issue, busy_by
+from featuremill.doctor.findings import Findings, Issue
 from featuremill.doctor.trial import Trial, try_cpu, try_gpus
-from featuremill.errors import UserError
+from featuremill.errors import DeviceError, UserError
+from featuremill.lease import Request, folder, lease
+from featuremill.lease.condition import Failures
+from featuremill.lease.request import VARIABLES
+from featuremill.lease.slots import Holder, holders
 
 NOT_READY = 1
+LEASE_SECONDS = 10.0
+"""How long to wait for the GPUs to be timed; the trials' memory may be in use for a moment."""
 log = logging.getLogger("featuremill.doctor")
 
 
@@ -50,18 +57,35 @@ def run(arguments: argparse.Namespace) -> int:
 def examine(arguments: argparse.Namespace) -> Findings:
     """Look at the machine."""
     node = read_node(arguments.timeout)
-    gpus = choose(node, arguments.devices) if arguments.devices is not None else node.gpus
+    asked = arguments.devices or os.environ.get(VARIABLES["devices"], "")
+    gpus = choose(node, asked) if asked else node.gpus
     trials = try_gpus(gpus, arguments.timeout)
+    leases, cooling = _leased_and_cooling(gpus)
     takes_cpu = not any(gpu.is_visible for gpu in gpus)
     return Findings(
         node=node,
         gpus=gpus,
-        is_chosen=arguments.devices is not None,
+        is_chosen=bool(asked),
         trials=trials,
         cpu=devices.cpu(),
         cpu_trial=try_cpu(arguments.timeout) if takes_cpu else None,
         host=host.look(arguments.results),
+        leases=leases,
+        cooling=cooling,
     )
+
+
+def _leased_and_cooling(gpus: Sequence[Gpu]) -> tuple[dict[str, list[Holder]], dict[str, str]]:
+    """Return by UUID who has leased which GPU, and why leases let one rest."""
+    try:
+        where = folder.find()
+        leases: dict[str, list[Holder]] = {}
+        for holder in holders(where):
+            leases.setdefault(holder.device.partition("@")[0], []).append(holder)
+        cooling = {gpu.uuid: Failures(where, gpu.uuid).cooling() for gpu in gpus if gpu.uuid}
+    except (UserError, OSError):  # host.py says what is wrong with the folder
+        return {}, {}
+    return leases, cooling
 
 
 def choose(node: Node, choice: str) -> tuple[Gpu, ...]:
@@ -82,10 +106,10 @@ def choose(node: Node, choice: str) -> tuple[Gpu, ...]:
 
 
 def _numbers(gpus: Sequence[Gpu]) -> str:
-    numbers = sorted({gpu.id for gpu in gpus})
-    if not numbers:
-        return "no NVIDIA GPU that the driver tells of"
-    return f"{numbers[0]}–{numbers[-1]}" if len(numbers) > 1 else f"only {numbers[0]}"
+    last = max((gpu.id for gpu in gpus), default=None)
+    if last is None:
+        return "no GPU that a driver tells of"
+    return f"0–{last}" if last else "GPU 0 only"
 
 
 def _with_needs(findings: Findings, model: memory.Model | None, memory_mb: int | None) -> Findings:
@@ -112,17 +136,20 @@ def _as_device(gpu: Gpu, trial: Trial | None) -> Device:
 
 def _timed(findings: Findings, timeout: float) -> tuple[dict[str, Any] | None, list[Issue]]:
     """Time work on the devices that a run could have now."""
-    free = [gpu for gpu in findings.accessible if not busy_by(gpu)]
+    free = [gpu for gpu in findings.accessible if not findings.busy_by(gpu)]
     try:
         if findings.cpu_trial:
             timed = scaling.time_cpu(findings.host.num_processors, timeout)
         elif free:
-            timed = scaling.time_gpus(free, timeout)
+            uuids = ",".join(gpu.uuid for gpu in free if gpu.uuid)
+            wanted = Request(num_gpus=len(free), devices=uuids, wait_seconds=LEASE_SECONDS)
+            with lease("cuda", wanted):
+                timed = scaling.time_gpus(free, timeout)
         else:
             return None, [
                 Issue("note", "not-timed", "No GPU is free to be timed.", "Run it again later.")
             ]
-    except ChildError as error:
-        what = f"The timed work came to nothing: {error}."
+    except (ChildError, DeviceError, UserError) as error:
+        what = f"The timed work came to nothing: {str(error).rstrip('.')}."
         return None, [Issue("warning", "not-timed", what, "See the other issues; run it again.")]
     return timed, list(scaling.issues(timed))
