@@ -16,8 +16,8 @@ context manager. docs/lease.md tells what is promised; the parts, in the order o
 Only the standard library and pynvml are imported.
 """
 
-from featuremill.lease.acquire import Lease, lease
+from featuremill.lease.acquire import Lease, count_slots, lease
 from featuremill.lease.command import add_arguments, run
 from featuremill.lease.request import Request
 
-__all__ = ["Lease", "Request", "add_arguments", "lease", "run"]
+__all__ = ["Lease", "Request", "add_arguments", "count_slots", "lease", "run"]

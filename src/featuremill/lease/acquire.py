@@ -37,6 +37,8 @@ class Lease(NamedTuple):
     """What a process that uses the devices needs in its environment."""
     since: float
     """When it was taken, by time.monotonic."""
+    how: str
+    """What was leased, in words."""
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -74,6 +76,7 @@ def lease(
         DeviceError: too few devices work, or none became free in time.
     """
     held = acquire(choice, request or Request.from_environment(), failures, avoid)
+    log.debug("leased %s", held.how)
     try:
         yield held
     finally:
@@ -88,6 +91,7 @@ def acquire(
     avoid: Collection[str] = (),
 ) -> Lease:
     """Take a lease without a block: it lasts as long as some process has its descriptors."""
+    request.check()
     if choice == "cpu":
         return _on_cpu("as asked")
     with devices.nvml():
@@ -102,6 +106,15 @@ def acquire(
         return _Waiting(request, offered, failures or {}).acquire()
 
 
+def count_slots(request: Request) -> int:
+    """Return how many leases of one GPU there can be at once on the devices of `request`."""
+    request.check()
+    with devices.nvml():
+        conditions = [condition.look(device) for device in offer(request).devices]
+    working = [one for one in conditions if not one.problem]
+    return sum(1 if one.is_exclusive else request.slots_per_gpu for one in working)
+
+
 def _no_gpu(offered: Offer) -> str:
     if offered.given_by:
         return f"no GPU is visible here: {offered.given_by}={os.environ[offered.given_by]!r}"
@@ -109,8 +122,7 @@ def _no_gpu(offered: Offer) -> str:
 
 
 def _on_cpu(why: str) -> Lease:
-    log.info("a lease of the CPU: %s", why)
-    return Lease((devices.cpu(),), (), {MASK: ""}, time.monotonic())
+    return Lease((devices.cpu(),), (), {MASK: ""}, time.monotonic(), f"the CPU: {why}")
 
 
 def _pass_through(request: Request, offered: Offer) -> Lease:
@@ -127,8 +139,8 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             taken.append(taking.slot)
         else:
             log.info("GPU %d was given by %s; others use it too", device.number, offered.given_by)
-    log.info("passing on what %s gave: %s", offered.given_by, _names(offered.devices))
-    return _lease(request, offered.devices, taken, os.environ.get(MASK))
+    held = _lease(request, offered.devices, taken, os.environ.get(MASK))
+    return held._replace(how=f"{held.how} as {offered.given_by} gave it")
 
 
 def _lease(
@@ -148,11 +160,8 @@ def _lease(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         slots.LEASED: ",".join(slot.name for slot in taken),
     }
-    return Lease(chosen, tuple(taken), environment, time.monotonic())
-
-
-def _names(chosen: tuple[Device, ...]) -> str:
-    return ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
+    how = ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
+    return Lease(chosen, tuple(taken), environment, time.monotonic(), how)
 
 
 class _Waiting:
@@ -180,7 +189,6 @@ class _Waiting:
         except turnstile.TurnstileTimeoutError:
             raise self._too_late("others came first and still wait") from None
         chosen = tuple(free.device for free in found.chosen)
-        log.info("leased %s", _names(chosen))
         return _lease(self._request, chosen, [free.slot for free in found.chosen])
 
     def _until_free(self) -> Pass:

@@ -73,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     request = Request.from_environment(given, arguments.gpus, arguments.index_mode)
     held = acquire(arguments.device, request)
+    log.info("leased %s", held.how)
     for descriptor in held.descriptors:
         os.set_inheritable(descriptor, True)
     sys.stdout.flush()

@@ -20,7 +20,7 @@ NOT_LOCAL = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
-MAKING_SECONDS = 2.0
+MAKING_SECONDS = 1.0
 """How long another user may take between making something and opening it to all."""
 
 

@@ -11,6 +11,7 @@ from featuremill.lease.condition import Failures
 from featuremill.lease.slots import SUFFIX, Holder, holders, processes_with
 
 HEADINGS = ("DEVICE", "SLOT", "PID", "USER", "SINCE", "COMMAND")
+MAX_COMMAND = 80
 
 
 def text() -> str:
@@ -44,4 +45,4 @@ def _row(where: Path, holder: Holder, numbers: dict[str, str]) -> tuple[str, ...
         left = sorted(processes_with(where / f"{holder.name}{SUFFIX}"))
         if left:
             pid, command = str(left[0]), f"left by {holder.pid}: {command}"
-    return device, f"{int(slot) + 1} of {count}", pid, holder.user, since, command
+    return device, f"{int(slot) + 1} of {count}", pid, holder.user, since, command[:MAX_COMMAND]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from featuremill.errors import UserError
 
@@ -20,8 +19,7 @@ VARIABLES = {
 """The variable that gives each field its default. The command line beats it."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What is wanted of which devices."""
 
     num_gpus: int = 1
@@ -35,7 +33,7 @@ class Request:
     index_mode: bool = False
     """Name the devices to the command by number instead of UUID."""
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what cannot be meant."""
         if self.policy not in get_args(Policy):
             known = ", ".join(get_args(Policy))

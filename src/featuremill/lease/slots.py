@@ -57,7 +57,7 @@ def _command() -> str:
     words = sys.orig_argv[1:]
     if "--" in words:
         words = words[words.index("--") + 1 :]
-    return " ".join(words)[:200]
+    return " ".join(" ".join(words).split())[:200]
 
 
 class Holder(NamedTuple):
