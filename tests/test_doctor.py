@@ -30,6 +30,7 @@ from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
 
 NO_LIBRARY = {"init_error": 12}
 NO_CUDA = {"cuda": None, "fails": {"GPU-0": "no"}}
+DOCUMENTED = set(re.findall(r"`[a-z-]+`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
 PRETEND = ROOT / "tests" / "pretend_torch"
 
 
@@ -153,6 +154,7 @@ class Doctor:
         answer = json.loads(done.stdout)
         jsonschema.validate(answer, SCHEMA)
         assert answer["ready"] == (status == 0)
+        assert {f"`{issue['code']}`" for issue in answer["issues"]} <= DOCUMENTED
         return answer
 
 
@@ -423,12 +425,13 @@ def test_devices_are_chosen_by_number_or_uuid_and_checked(doctor):
     answer = check("--json", "--devices", "2,GPU-0")
     assert [gpu["id"] for gpu in answer["gpus"]] == [2, 0]
     assert answer["recommended"]["resources"] == "gpu=2"
+    assert "give a positive number of MB" in check("--memory-mb", "0", status=2)
     nowhere = doctor(system=NO_LIBRARY)("--devices", "0", status=2)
     assert "GPU 0 does not exist; this machine has no GPU" in nowhere
 
 
 def test_the_page_for_people_fits_80_columns(doctor):
-    slices = [Slice("MIG-a", 10_000)]
+    slices = [Slice("MIG-11111111-2222-3333-4444-555555555555", 10_000)]
     gpus = [
         *MIXED,
         Gpu("GPU-4", "NVIDIA RTX 6000 Ada Generation Max-Q", lost=True),

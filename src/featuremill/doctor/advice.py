@@ -69,7 +69,7 @@ def advise(findings: Findings) -> Advice:
 def _unusable(findings: Findings, gpu: Gpu) -> str:
     """Say why a job cannot have it now; empty when it can."""
     if not gpu.is_visible:
-        return "hidden by CUDA_VISIBLE_DEVICES"
+        return f"hidden by {findings.node.given_by}"
     if gpu.is_lost:
         return "lost"
     if by := findings.used_by_others(gpu):

@@ -58,7 +58,7 @@ class Gpu:
     @property
     def label(self) -> str:
         """Return how people call it."""
-        return f"GPU {self.id}" if self.mig is None else f"GPU {self.id} slice {self.mig}"
+        return f"GPU {self.id}" if self.mig is None else f"GPU {self.id}:{self.mig}"
 
 
 @dataclass(frozen=True)

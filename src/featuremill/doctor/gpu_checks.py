@@ -33,9 +33,12 @@ def check(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
 
 
 def _issue(findings: Findings, gpu: Gpu, found: tuple[str, str, str]) -> Issue:
-    """Return a failure: an error when no other GPU is left, for then nothing can start."""
+    """Return a failure: an error when it is why no GPU is left, for then nothing can start."""
     code, what, remedy = found
-    severity: Severity = "warning" if findings.accessible or code in PASSING else "error"
+    is_not_tried = gpu.uuid not in findings.trials
+    others_fail = is_not_tried and bool(findings.trials)  # for reasons that are said themselves
+    is_passing = code in PASSING or others_fail or bool(findings.accessible)
+    severity: Severity = "warning" if is_passing else "error"
     return Issue(severity, code, f"{gpu.label} ({gpu.name}): {what}", remedy, gpu.uuid)
 
 
@@ -50,7 +53,7 @@ def _unreachable(gpu: Gpu) -> tuple[str, str, str]:
     if gpu.is_lost:
         return (
             "lost",
-            "the driver has lost it; jobs go to others.",
+            "the driver has lost it.",
             f"Look for Xid in dmesg; nvidia-smi --gpu-reset -i {gpu.id}, or reboot.",
         )
     return (

@@ -92,7 +92,10 @@ def _memory(findings: Findings, advice: Advice) -> dict[str, Any]:
     return {
         "model": findings.model or None,
         "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
-        "fits": [gpu.uuid for gpu in advice.fitting]
-        if findings.accessible
-        else ["cpu"] * (findings.host.memory_free_mb >= findings.need_mb("cpu")),
+        "fits": [gpu.uuid for gpu in advice.fitting] + ["cpu"] * _fits_cpu(findings),
     }
+
+
+def _fits_cpu(findings: Findings) -> bool:
+    free_mb = findings.host.memory_free_mb
+    return "cpu" in findings.needs and free_mb >= findings.need_mb("cpu")

@@ -53,9 +53,8 @@ def _verdict(report: Report) -> str:
 def _table(report: Report) -> Iterator[str]:
     yield f"GPU  {'model':{NAME_WIDTH}}  memory    free   use  temp  power  state"
     for gpu in report["gpus"]:
-        number = str(gpu["id"]) if gpu["mig"] is None else f"{gpu['id']}:{gpu['mig']}"
         cells = [
-            f"{number:>3}",
+            f"{_label(gpu):>3}",
             f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}",
             f"{_told(gpu['memory_gb'], 'GB'):>6}",
             f"{_told(gpu['free_gb'], 'GB'):>6}",
@@ -86,11 +85,11 @@ def _memory(report: Report) -> Iterator[str]:
     sizes = sorted({need["memory_mb"] for need in memory["needs"]})
     size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
     batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"] if n["dtype"]})
-    manner = ", ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
-    what = f"{memory['model']} takes about {size} GB ({manner})"
-    numbers = {gpu["uuid"]: f"GPU {gpu['id']}" for gpu in report["gpus"]}
-    fits = ", ".join(numbers.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
-    yield from _wrapped(f"{what if memory['model'] else f'{size} GB'} would fit: {fits}.")
+    manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
+    what = f"{memory['model']} takes about {size} GB ({manner})" if manner else f"{size} GB"
+    names = {gpu["uuid"]: f"GPU {_label(gpu)}" for gpu in report["gpus"]}
+    fits = ", ".join(names.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
+    yield from _wrapped(f"{what}; fits: {fits}.")
     yield ""
 
 
@@ -112,13 +111,22 @@ def _scaling(report: Report) -> Iterator[str]:
 def _recommended(report: Report) -> Iterator[str]:
     recommended = report["recommended"]
     yield "To run"
-    yield f"  {recommended['command']}"
+    command = f"  {recommended['command']}"
+    if len(command) > WIDTH:
+        command = command.replace(" snakemake", " \\\n    snakemake")
+    yield from command.split("\n")
     if recommended["resources"]:
         yield "  One job a GPU; more slots per GPU are not measured yet."
+    hidden = {(gpu["id"], gpu["mig"]) for gpu in report["gpus"] if not gpu["visible"]}
     for one in recommended["not_counted"]:
-        slice = "" if one["mig"] is None else f" slice {one['mig']}"
-        yield from _wrapped(f"Not counted: GPU {one['id']}{slice}: {one['why']}.", "  ", "    ")
+        if (one["id"], one["mig"]) not in hidden:
+            text = f"Not counted: GPU {_label(one)}: {one['why']}."
+            yield from _wrapped(text, "  ", "    ")
     yield ""
+
+
+def _label(gpu: dict[str, Any]) -> str:
+    return str(gpu["id"]) if gpu["mig"] is None else f"{gpu['id']}:{gpu['mig']}"
 
 
 def _versions(report: Report) -> str:

@@ -34,6 +34,8 @@ log = logging.getLogger("featuremill.doctor")
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill doctor`; return 0 when a run with device: auto can start, else 1."""
+    if arguments.memory_mb is not None and arguments.memory_mb < 1:
+        raise UserError(f"--memory-mb {arguments.memory_mb}: give a positive number of MB.")
     model = memory.model_of(arguments.model) if arguments.model else None
     findings = _with_needs(examine(arguments), model, arguments.memory_mb)
     timed: dict[str, Any] | None = None
