@@ -9,6 +9,7 @@ import re
 import resource
 import subprocess
 import sys
+import textwrap
 import time
 import zipfile
 from pathlib import Path
@@ -21,7 +22,7 @@ from nvml_node import Gpu, Slice
 from safetensors.torch import save_file
 
 from featuremill.devices import Device
-from featuremill.doctor import host, memory, node_checks, scrub
+from featuremill.doctor import host, memory, node_checks, scaling, scrub
 from featuremill.doctor.facts import Node
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
@@ -330,7 +331,7 @@ def test_gpus_that_others_use(doctor):
 def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
     check = doctor(Gpu("GPU-0", total_mb=3000, used_mb=2500), Gpu("GPU-1"), Gpu("GPU-2"))
     command = [sys.executable, "-m", "featuremill", "lease", "--gpus", "1", "--devices", "1"]
-    command += ["--", "sh", "-c", "echo held; sleep 60"]
+    command += ["--", "sh", "-c", "echo held; exec sleep 60"]
     holder = subprocess.Popen(command, env=check.environment, stdout=subprocess.PIPE, text=True)
     assert holder.stdout.readline() == "held\n"
     failed = {"GPU-2": [[time.time(), "exit 3"]] * 3}
@@ -395,6 +396,8 @@ def test_mig_slices_are_devices_of_their_own(doctor):
         ({"init_error": 18}, {}, "driver-mismatch", "error", "Reboot"),
         ({"init_error": 999}, {}, "no-driver", "warning", "--gpus all"),
         ({}, NO_CUDA, "torch-without-cuda", "error", "device: cpu"),
+        ({}, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
+        (NO_LIBRARY, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
         (
             {"cuda": 12040, "driver": "550.54.15"},
             {"fails": {"GPU-0": "The NVIDIA driver on your system is too old"}},
@@ -518,6 +521,13 @@ def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor):
     assert len(timed["devices"]) == 3
 
 
+def test_gpus_that_slow_each_other_down_are_said():
+    timed = {"unit": "gpu", "count": 4, "speedup": 2.6, "summary": "2.6 of 4."}
+    assert [issue.code for issue in scaling.issues(timed)] == ["scales-badly"]
+    assert not list(scaling.issues(timed | {"speedup": 3.9}))
+    assert not list(scaling.issues(timed | {"unit": "cpu thread"}))
+
+
 def test_the_cpu_is_timed_with_one_thread_and_with_all(doctor):
     check = doctor(system=NO_LIBRARY, real_torch=True)
     timed = check("--json", "--run")["scaling"]
@@ -555,14 +565,35 @@ PEAK = """
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
     from featuremill.workloads.esm2.packing import pack
     torch.set_num_threads(1)
-    path, layers, width, dtype, tokens = sys.argv[1:]
+    path, layers, width, kind, dtype, tokens = sys.argv[1:]
     metadata = {"num_layers": layers, "embed_dim": width, "attention_heads": "20"}
-    encoder = Encoder(Path(path), metadata, torch.device("cpu"), DTYPES[dtype])
-    batch = pack([np.full(512, 5)] * (int(tokens) // 512))
+    device = torch.device(kind)
+    encoder = Encoder(Path(path), metadata, device, DTYPES[dtype])
+    batch = pack([np.full(512, 5)] * (int(tokens) // 512)).to(device)
     for _, hidden_TD in encoder.representations(batch, [int(layers)]):
         hidden_TD.sum()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    if kind == "cuda":
+        print(torch.cuda.max_memory_reserved() >> 20)
+    else:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
 """
+
+
+def measured_peak_mb(folder, environment, num_layers, kind, dtype, batch_tokens):
+    """Return the peak of a model of that many layers of width 1280 with an fp32 file."""
+    path = folder / "random.safetensors"
+    tensors = {
+        entry.name: torch.full(entry.shape, 0.01)
+        for entry in layout.entries(layout.FAIR_ESM, num_layers, 1280, 33)
+    }
+    save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
+    code = textwrap.dedent(PEAK)
+    arguments = map(str, (path, num_layers, 1280, kind, dtype, batch_tokens))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
 
 
 @pytest.mark.parametrize(
@@ -572,24 +603,24 @@ PEAK = """
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
     tmp_path, environment, num_layers, dtype, batch_tokens
 ):
-    width, path = 1280, tmp_path / "random.safetensors"
-    tensors = {
-        entry.name: torch.full(entry.shape, 0.01)
-        for entry in layout.entries(layout.FAIR_ESM, num_layers, width, 33)
-    }
-    save_file(tensors | {layout.FREQUENCIES: torch.ones(width // 20 // 2)}, path)
-    arguments = [str(path), str(num_layers), str(width), dtype, str(batch_tokens)]
-    code = "\n".join(line.removeprefix("    ") for line in PEAK.splitlines())
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    model = memory.Model("random", num_layers, width, file_bytes=4)
+    measured = measured_peak_mb(tmp_path, environment, num_layers, "cpu", dtype, batch_tokens)
+    model = memory.Model("random", num_layers, 1280, file_bytes=4)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
-    assert estimated == pytest.approx(int(done.stdout), rel=0.3)
+    assert estimated == pytest.approx(measured, rel=0.3)
     # The part that is the model's own, without what any process takes.
-    own = int(done.stdout) - memory.CPU_PROCESS_MB
+    own = measured - memory.CPU_PROCESS_MB
     assert estimated - memory.CPU_PROCESS_MB == pytest.approx(own, rel=0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_layers", "batch_tokens"), [(24, 2048), (4, 32768)])
+def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
+    tmp_path, environment, num_layers, batch_tokens
+):
+    measured = measured_peak_mb(tmp_path, environment, num_layers, "cuda", "bf16", batch_tokens)
+    model = memory.Model("random", num_layers, 1280, file_bytes=4)
+    estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
+    assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
 
 
 RECORDS = [

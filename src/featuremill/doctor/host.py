@@ -53,7 +53,7 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         lock_folder=lock_folder,
         lock_trouble=lock_trouble,
         num_nvidia_cards=num_nvidia_cards(pci),
-        num_processors=len(os.sched_getaffinity(0)),
+        num_processors=num_processors(),
         memory_free_mb=_memory_free_mb(),
         versions=versions(),
     )
@@ -83,6 +83,12 @@ def num_nvidia_cards(pci: Path) -> int:
         except OSError:
             continue
     return count
+
+
+def num_processors() -> int:
+    """Return how many processors this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _memory_free_mb() -> int:

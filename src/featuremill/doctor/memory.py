@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from featuremill.devices import Device
+from featuremill.errors import UserError
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources, tokens
 
@@ -63,8 +64,13 @@ def model_of(name: str) -> Model:
         num_numbers = model.num_matrix_numbers + model.num_other_numbers
         is_wide = sources.PUBLISHED_GIGABYTES[known] * 1e9 / num_numbers > 3
         return model._replace(file_bytes=4 if is_wide else 2)
-    from featuremill.workloads.esm2 import checkpoint
-
+    try:
+        from featuremill.workloads.esm2 import checkpoint
+    except ImportError as error:
+        raise UserError(
+            f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
+            "or say --memory-mb instead."
+        ) from None
     found_there = checkpoint.read(sources.locate(name).path)
     embedding = found_there.tensors[found_there.names.embedding]
     return Model(known, found_there.num_layers, found_there.width, embedding.dtype.itemsize)

@@ -73,11 +73,16 @@ def without_records(text: str, named: set[str]) -> str:
 
 
 def values_without_records(value: Any, named: set[str]) -> Any:
-    """Return a JSON value whose strings name no record; its keys stay."""
+    """Return a JSON value whose strings name no record; keys that are one word stay."""
     if isinstance(value, str):
         return PIECES.sub(lambda found: _masked(found[0], named), value)
     if isinstance(value, Mapping):
-        return {key: values_without_records(inner, named) for key, inner in value.items()}
+        return {
+            values_without_records(key, named) if " " in key else key: values_without_records(
+                inner, named
+            )
+            for key, inner in value.items()
+        }
     if isinstance(value, list):
         return [values_without_records(inner, named) for inner in value]
     return value

@@ -1,7 +1,8 @@
 """A pretend torch for tests of the doctor: as much of it as the doctor's children call.
 
-PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_list`, and by UUID
-what using a GPU comes to: `fails` (an error's text), `hangs`, `crashes`. Nothing is computed.
+PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_list`, `missing`
+(as if it were not installed), and by UUID what using a GPU comes to: `fails` (an error's text),
+`hangs`, `crashes`. Nothing is computed.
 """
 
 import json
@@ -13,6 +14,8 @@ from types import SimpleNamespace
 _WORLD = {"cuda": "13.0", "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_120"]}
 _WORLD |= json.loads(os.environ.get("PRETEND_TORCH", "{}"))
 _SECONDS_OF_WORK = 0.2
+if _WORLD.get("missing"):
+    raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
 __version__ = "2.13.0"
 version = SimpleNamespace(cuda=_WORLD["cuda"])
