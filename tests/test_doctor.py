@@ -393,7 +393,7 @@ def test_mig_slices_are_devices_of_their_own(doctor):
     ("system", "world", "code", "severity", "remedy"),
     [
         ({"init_error": 9}, {}, "driver-not-loaded", "note", "login node"),
-        ({"init_error": 18}, {}, "driver-mismatch", "error", "Reboot"),
+        ({"init_error": 18}, {}, "driver-mismatch", "warning", "Reboot"),
         ({"init_error": 999}, {}, "no-driver", "warning", "--gpus all"),
         ({}, NO_CUDA, "torch-without-cuda", "error", "device: cpu"),
         ({}, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),

@@ -34,9 +34,10 @@ def _driver(findings: Findings) -> Iterator[Issue]:
         return
     if node.error == VERSION_MISMATCH:
         yield Issue(
-            "error",
+            "warning",
             "driver-mismatch",
-            "NVIDIA's library and the loaded driver have different versions.",
+            "NVIDIA's library and the loaded driver have different versions, so runs go to the "
+            "CPU.",
             "Reboot, or unload and load the nvidia kernel modules: the driver was updated.",
         )
     elif node.error == NOT_ANSWERING:

@@ -41,13 +41,18 @@ def _verdict(report: Report) -> str:
         return f"Not ready: {count} thing{'s are' if count > 1 else ' is'} in the way of a run."
     if not any(gpu["visible"] for gpu in report["gpus"]):
         cpu = report["cpu"]
-        why = "its GPUs are hidden" if report["gpus"] else "this machine has no NVIDIA GPU"
+        why = "this machine has no NVIDIA GPU"
+        if report["gpus"]:
+            why = "its GPUs are hidden"
+        elif any("driver" in issue["code"] for issue in report["issues"]):
+            why = "no driver tells of a GPU"
         return f"Ready, on the CPU ({cpu['processors']} processors, {cpu['free_gb']:g} GB): {why}."
     resources = report["recommended"]["resources"]
     if not resources:
         return "Ready, but no GPU is free for it now: a run would wait for one."
     number = resources.removeprefix("gpu=")
-    return f"Ready: a run should use {number} of {report['gpu_count']} GPUs."
+    count = report["gpu_count"]
+    return f"Ready: a run should use {number} of {count} GPU{'s' if count > 1 else ''}."
 
 
 def _table(report: Report) -> Iterator[str]:
