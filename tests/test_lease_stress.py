@@ -22,7 +22,7 @@ NUM_GPUS, NUM_SLOTS = 4, 2
 class Stress:
     """Starts the processes, kills some, and keeps what the observer wrote."""
 
-    def __init__(self, leases, num_processes, seed):
+    def __init__(self, leases, seed):
         self.rng = random.Random(seed)
         self.leases = leases
         self.root = leases.node.locks.parent
@@ -33,12 +33,12 @@ class Stress:
         compiler = [shutil.which("cc"), "-O1", "-Wall", "-Wextra", "-Werror"]
         subprocess.run([*compiler, "-o", self.witness, SOURCES / "witness.c"], check=True)
         self.run = str(uuid.uuid4())
-        users = [None, NOBODY] if os.getuid() == 0 else [None]
-        self.processes = [self.start(users[n % len(users)]) for n in range(num_processes)]
-        self.victims = self.rng.sample(self.processes, num_processes // 3)
+        self.users = [None, NOBODY] if os.getuid() == 0 else [None]
+        self.processes = []
+        self.killed = set()
 
     def start(self, user):
-        milliseconds = self.rng.randint(60, 400)
+        milliseconds = self.rng.randint(100, 1500)
         command = [self.witness, self.run, NUM_SLOTS, self.log, milliseconds]
         as_user = {} if user is None else {"user": user, "group": user}
         return self.leases.start(
@@ -53,25 +53,31 @@ class Stress:
         lines = (line.split() for line in self.log.read_text().splitlines())
         return [(int(at) / 1e6, int(pid), what, gpu, int(uid)) for at, pid, what, gpu, uid in lines]
 
-    def holders(self):
-        """Return the victims that hold a device now, as the observer has it."""
-        state = {pid: what for _, pid, what, *_ in self.events()}
-        return [victim for victim in self.victims if state.get(victim.pid) == "got"]
+    def carry_out(self, num_processes, seconds):
+        """Start them all, kill every third at a random moment, wait for the rest.
 
-    def carry_out(self, seconds):
-        """Kill one victim after the other, every second one while it holds; wait for the rest."""
+        Each kill takes one that runs at that moment: starting, waiting, or (half of the kills) one
+        that holds a device, as the observer has it.
+        """
         deadline = time.monotonic() + seconds
-        left, next_kill = list(self.processes), 0.0
-        while left:
+        left = []
+        while len(self.processes) < num_processes or left:
             assert time.monotonic() < deadline, f"{len(left)} were not served"
-            if self.victims and time.monotonic() > next_kill:
-                next_kill = time.monotonic() + self.rng.uniform(0, 0.3)
-                holders = self.holders() if len(self.victims) % 2 else []
-                victim = self.rng.choice(holders or self.victims)
-                self.victims.remove(victim)
-                victim.kill()
+            if len(self.processes) < num_processes:
+                user = self.users[len(self.processes) % len(self.users)]
+                self.processes.append(self.start(user))
+                left.append(self.processes[-1])
+            else:
+                time.sleep(0.02)
             left = [process for process in left if process.poll() is None]
-            time.sleep(0.02)
+            alive = [process for process in left if process.pid not in self.killed]
+            if alive and len(self.killed) < len(self.processes) // 3:
+                state = {pid: what for _, pid, what, *_ in self.events()}
+                if len(self.killed) % 2:
+                    alive = [process for process in alive if state.get(process.pid) == "got"]
+                for victim in self.rng.sample(alive, min(1, len(alive))):
+                    self.killed.add(victim.pid)
+                    victim.kill()
 
 
 def most_at_once(spans):
@@ -88,8 +94,8 @@ def stress(library, environment, num_processes, seconds, seed):
     gpus = [Gpu() for _ in range(NUM_GPUS)]
     with for_all_users(library, environment, *gpus) as leases:
         started = time.monotonic()
-        run = Stress(leases, num_processes, seed)
-        run.carry_out(seconds)
+        run = Stress(leases, seed)
+        run.carry_out(num_processes, seconds)
         took = time.monotonic() - started
         events = run.events()
         codes = defaultdict(int)
@@ -117,8 +123,9 @@ def stress(library, environment, num_processes, seconds, seed):
         assert sorted(per_gpu) == leases.node.uuids
         assert max(map(most_at_once, per_gpu.values())) <= NUM_SLOTS
         assert set(codes) <= {0, -9}
-        assert codes[0] >= num_processes - num_processes // 3, "all survivors were served"
-        assert killed_holding
+        assert codes[0] + codes[-9] == num_processes, "all survivors were served"
+        assert codes[-9] >= 0.9 * (num_processes // 3), "the others ended as they were killed"
+        assert killed_holding > codes[-9] // 5
         assert len(leases.list()) == 1, "no slot is lost"
         assert leases("--gpus", NUM_GPUS, "--wait", 5)[0].split(",") == leases.node.uuids
         return took
