@@ -28,6 +28,7 @@ from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
 from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
+from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
 NO_CUDA = {"cuda": None, "fails": {"GPU-0": "no"}}
@@ -551,11 +552,11 @@ def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
 def test_the_architectures_of_published_models_are_known_without_torch():
     assert set(memory.WIDTH_OF_LAYERS.items()) == set(HEADS_OF_SHAPE)
     model = memory.model_of("esm2_t33_650M_UR50D")
-    assert (model.num_layers, model.width, model.file_bytes) == (33, 1280, 4)
+    assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
-    assert memory.model_of("esm2_t36_3B_UR50D").file_bytes == 2
+    assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
     bundled = memory.model_of("mill_t6_1M")
-    assert (bundled.num_layers, bundled.width) == (6, 128)
+    assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 128, "fp16")
 
 
 PEAK = """
@@ -579,16 +580,16 @@ PEAK = """
 """
 
 
-def measured_peak_mb(folder, environment, num_layers, kind, dtype, batch_tokens):
-    """Return the peak of a model of that many layers of width 1280 with an fp32 file."""
+def measured_peak_mb(folder, environment, model, kind, dtype, batch_tokens):
+    """Return the peak of running a model of that shape."""
     path = folder / "random.safetensors"
     tensors = {
-        entry.name: torch.full(entry.shape, 0.01)
-        for entry in layout.entries(layout.FAIR_ESM, num_layers, 1280, 33)
+        entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
+        for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
     }
     save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
     code = textwrap.dedent(PEAK)
-    arguments = map(str, (path, num_layers, 1280, kind, dtype, batch_tokens))
+    arguments = map(str, (path, model.num_layers, model.width, kind, dtype, batch_tokens))
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
     )
@@ -597,14 +598,19 @@ def measured_peak_mb(folder, environment, num_layers, kind, dtype, batch_tokens)
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "dtype", "batch_tokens"),
-    [(4, "fp32", 512), (1, "fp32", 8192), (4, "bf16", 4096)],  # weights, activations, both copies
+    ("num_layers", "file_dtype", "dtype", "batch_tokens"),
+    [
+        (4, "fp32", "fp32", 512),  # mostly weights
+        (1, "fp32", "fp32", 8192),  # mostly activations
+        (4, "fp32", "bf16", 4096),
+        (4, "fp16", "bf16", 4096),
+    ],
 )
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
-    tmp_path, environment, num_layers, dtype, batch_tokens
+    tmp_path, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
-    measured = measured_peak_mb(tmp_path, environment, num_layers, "cpu", dtype, batch_tokens)
-    model = memory.Model("random", num_layers, 1280, file_bytes=4)
+    model = memory.Model("random", num_layers, 1280, file_dtype)
+    measured = measured_peak_mb(tmp_path, environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
     # The part that is the model's own, without what any process takes.
@@ -617,8 +623,8 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     tmp_path, environment, num_layers, batch_tokens
 ):
-    measured = measured_peak_mb(tmp_path, environment, num_layers, "cuda", "bf16", batch_tokens)
-    model = memory.Model("random", num_layers, 1280, file_bytes=4)
+    model = memory.Model("random", num_layers, 1280, "fp32")
+    measured = measured_peak_mb(tmp_path, environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
 

@@ -16,6 +16,8 @@ from featuremill.workloads.esm2 import sources, tokens
 
 WIDTH_OF_LAYERS = {6: 320, 12: 480, 30: 640, 33: 1280, 36: 2560, 48: 5120}
 """Of Meta's ESM-2 models, whose names tell their layers; kept here so that torch is not needed."""
+FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
 """What the allocator rounds up and cannot use."""
@@ -31,8 +33,8 @@ class Model(NamedTuple):
     name: str
     num_layers: int
     width: int
-    file_bytes: int
-    """Bytes of one number in its converted file."""
+    file_dtype: str
+    """Of the numbers in its converted file: fp32, fp16 or bf16."""
 
     @property
     def num_matrix_numbers(self) -> int:
@@ -60,10 +62,10 @@ def model_of(name: str) -> Model:
         found = re.match(r"esm2_t(\d+)_", known)
         assert found, known
         num_layers = int(found[1])
-        model = Model(known, num_layers, WIDTH_OF_LAYERS[num_layers], 0)
+        model = Model(known, num_layers, WIDTH_OF_LAYERS[num_layers], "")
         num_numbers = model.num_matrix_numbers + model.num_other_numbers
         is_wide = sources.PUBLISHED_GIGABYTES[known] * 1e9 / num_numbers > 3
-        return model._replace(file_bytes=4 if is_wide else 2)
+        return model._replace(file_dtype="fp32" if is_wide else "fp16")
     try:
         from featuremill.workloads.esm2 import checkpoint
     except ImportError as error:
@@ -72,8 +74,8 @@ def model_of(name: str) -> Model:
             "or say --memory-mb instead."
         ) from None
     found_there = checkpoint.read(sources.locate(name).path)
-    embedding = found_there.tensors[found_there.names.embedding]
-    return Model(known, found_there.num_layers, found_there.width, embedding.dtype.itemsize)
+    dtype = FILE_DTYPES[found_there.metadata()["dtype"]]
+    return Model(known, found_there.num_layers, found_there.width, dtype)
 
 
 def need(model: Model, device: Device) -> Need:
@@ -88,20 +90,20 @@ def need(model: Model, device: Device) -> Need:
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
     """Return the peak in MiB: slack x (weights + activations) + what the process takes anyway."""
-    number_bytes = FLOAT_BYTES if dtype == "fp32" else 2
-    held = weights_bytes(model, kind, number_bytes)
-    held += batch_tokens * activation_bytes_a_token(model.width, number_bytes)
+    held = weights_bytes(model, kind, dtype)
+    held += batch_tokens * activation_bytes_a_token(model.width, NUMBER_BYTES[dtype])
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
     return round(SLACK * held / 2**20) + process_mb
 
 
-def weights_bytes(model: Model, kind: str, number_bytes: int) -> int:
+def weights_bytes(model: Model, kind: str, dtype: str) -> int:
     """Return what the weights take, on a CPU with the pages of the file that they are read from."""
+    number_bytes = NUMBER_BYTES[dtype]
     matrices, others = model.num_matrix_numbers, model.num_other_numbers
     if kind == "cuda":
         return matrices * number_bytes + others * FLOAT_BYTES
-    mapped = (matrices + others) * model.file_bytes
-    if number_bytes != model.file_bytes:
+    mapped = (matrices + others) * NUMBER_BYTES[model.file_dtype]
+    if dtype != model.file_dtype:
         return mapped + matrices * number_bytes + others * FLOAT_BYTES
     # Used as they lie in the file, but for qkv, whose rows are reordered into a copy.
     return mapped + model.num_layers * 3 * model.width**2 * number_bytes
