@@ -223,6 +223,34 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         wait_for(lambda: len(leases.list()) == 1)
 
 
+def test_a_watched_command_ends_as_it_would_alone(node_of):
+    leases = node_of(1)
+    ends = {"exit 7": 7, "kill -9 $$": -9, "kill -SEGV $$": -11, "exit 130": 130}
+    for script, status in ends.items():
+        leases("--watch", run=["sh", "-c", script], status=status)
+    leases("--watch", run=["nonesuch"], status=127)
+
+    slow = ["sh", "-c", "trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.1; done"]
+    process = leases.start("--watch", run=slow)
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=20)[0] == "caught\n" and process.returncode == 3
+    failures = (leases.node.locks / f"{leases.node.uuids[0]}.failures").read_text()
+    assert failures.count("left with status") == 2, "7 and SEGV; the others blame no device"
+
+
+def test_a_watched_command_cannot_lose_its_lease(node_of):
+    leases = node_of(1)
+    closes = "import os, time; os.closerange(3, 100); print(os.getpid(), flush=True); time.sleep(9)"
+    process = leases.start("--watch", run=[sys.executable, "-c", closes])
+    child = int(process.stdout.readline())
+    assert len(leases.list()) == 2, "it closed what it inherited"
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{child}").exists())
+    assert len(leases.list()) == 1
+
+
 def test_policies(node_of):
     leases = node_of(Gpu(total_mb=24_000), Gpu(), Gpu(used_mb=900))
     numbers = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
@@ -434,6 +462,13 @@ def test_a_device_on_which_work_fails_quickly_gets_a_rest(node_of):
         tell("1", "fail")
     assert leases(*first)[0] == "0", "when all fail, it is the work"
     tell("0", "work")
+    assert leases(*first)[0] == "0"
+    tell("1", "work")
+    for _ in range(3):
+        leases("--watch", "--devices", "0", run=["false"], status=1)
+    assert leases(*first)[0] == "1", "a foreign command, watched"
+    assert "3 quick failures, false left with status 1" in leases.list()[-1]
+    leases("--watch", "--devices", "0", run=["true"])
     assert leases(*first)[0] == "0"
 
 

@@ -11,6 +11,7 @@ context manager. docs/lease.md tells what is promised; the parts, in the order o
     condition.py  busy, lost, cooling down
     slots.py      the locks
     acquire.py    all of it in turn
+    execute.py    the command's run
     listing.py    who has what
 
 Only the standard library and pynvml are imported.

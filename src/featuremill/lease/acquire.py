@@ -169,6 +169,7 @@ class _Waiting:
 
     def __init__(self, request: Request, offered: Offer, failures: Mapping[str, int]) -> None:
         self._request = request
+        self._devices = offered.devices
         self._folder: Path = folder.find()
         self._chooser = Chooser(self._folder, request, offered.devices, failures)
         self._first_name = slots.scoped(offered.devices[0].uuid, self._folder)
@@ -204,7 +205,16 @@ class _Waiting:
             time.sleep(POLL_SECONDS_USED_BY_OTHERS if found.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
-        return self._say("others came first")
+        names = {device.uuid: f"GPU {device.number}" for device in self._devices}
+        held = [
+            f"{names[holder.device]} held by pid {holder.pid} ({holder.user})"
+            for holder in (slots.holders(self._folder) if self._is_time() else ())
+            if holder.device in names
+        ]
+        return self._say("; ".join(["others came first", *held]))
+
+    def _is_time(self) -> bool:
+        return time.monotonic() >= self._say_at
 
     def _say(self, why: str) -> float:
         """Say what this waits for, now or when it is time; return the seconds until then."""

@@ -18,12 +18,9 @@ from featuremill import machine
 from featuremill.errors import UserError
 from featuremill.lease import listing
 from featuremill.lease.acquire import Choice, acquire
+from featuremill.lease.execute import become, restore_signals, run_beside
 from featuremill.lease.request import VARIABLES, Policy, Request
 
-PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores and a command does not expect to be ignored."""
-CANNOT_BE_RUN, NOT_FOUND = 126, 127
-"""Exit statuses, as a shell's."""
 log = logging.getLogger("featuremill.lease")
 
 
@@ -47,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let the command go on when the process that started it dies (as under nohup)",
     )
+    add(
+        "--watch",
+        action="store_true",
+        help="stay beside the command: a GPU that fails it quickly again and again gets a rest",
+    )
     add("--list", action="store_true", help="say who has which slot, and end")
 
 
@@ -58,12 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     command: list[str] | None = arguments.command
     if not command:
         raise UserError("nothing to run: write the command after --, as in: lease --gpus 1 -- ls")
-    parent = os.getppid()
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        machine.die_with_parent(parent, signal.SIGTERM)
-    for number in (signal.SIGINT, *PYTHON_IGNORES):
-        if signal.getsignal(number) is not signal.SIG_IGN or number in PYTHON_IGNORES:
-            signal.signal(number, signal.SIG_DFL)
+        machine.die_with_parent(os.getppid(), signal.SIGTERM)
+    restore_signals()
     given = {
         "slots_per_gpu": arguments.slots_per_gpu,
         "min_free_mb": arguments.min_free_mb,
@@ -74,15 +73,5 @@ def run(arguments: argparse.Namespace) -> int:
     request = Request.from_environment(given, arguments.gpus, arguments.index_mode)
     held = acquire(arguments.device, request)
     log.info("leased %s", held.how)
-    for descriptor in held.descriptors:
-        os.set_inheritable(descriptor, True)
     sys.stdout.flush()
-    return _become(command, {**os.environ, **held.environment})
-
-
-def _become(command: list[str], environment: dict[str, str]) -> int:
-    try:
-        os.execvpe(command[0], command, environment)  # noqa: S606  (a shell is not wanted)
-    except OSError as error:
-        log.error("%s: %s", command[0], error.strerror)
-        return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_BE_RUN
+    return run_beside(command, held) if arguments.watch else become(command, held)
