@@ -140,6 +140,7 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
     assert max(end for _, end in spans[node.uuids[1]]) < at + 2
     assert {receipt["retries"] for receipt in workflow.receipts()} == {0, 1}
     check_spans(spans, node.uuids, 3)
+    assert "device not ready" in (node.locks / f"{node.uuids[1]}.failures").read_text()
 
 
 def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node):

@@ -111,14 +111,30 @@ def test_first_come_first_served_without_backfill(node_of, tmp_path):
         at += len(group)
 
 
+STOPPED = """
+    import signal, sys
+    from featuremill.lease import lease
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with lease("cuda"): pass
+    finally:
+        print("left")
+"""
+
+
 def test_a_waiter_that_dies_or_gives_up_leaves_no_gap(node_of):
     leases = node_of(1)
     holder = leases.hold()
     first = leases.queue()
+    stopped = leases.python(STOPPED)
+    wait_for(lambda: leases.num_drawn() == 3)
     impatient = leases.queue("--wait", 0.6)
     last = leases.queue()
     _, err = impatient.communicate(timeout=20)
     assert impatient.returncode == 3 and "others came first and still wait" in err
+    stopped.terminate()
+    out, err = stopped.communicate(timeout=20)
+    assert (stopped.returncode, out, err) == (143, "left\n", "")
     first.kill()
     end(holder)
     assert last.wait(20) == 0
@@ -400,6 +416,12 @@ def test_what_the_outside_gave_is_honoured(node_of, variable, value, num_gpus, n
     assert (f"as {variable} gave it" in said) == (exactly or value == "2,7,1")
     passed_on = value if exactly and variable == "CUDA_VISIBLE_DEVICES" else ",".join(uuids)
     assert out == (value if value == "2,7,1" else passed_on)
+
+
+def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
+    leases = node_of(Gpu(lost=True), Gpu())
+    assert leases(variables={"CUDA_VISIBLE_DEVICES": "0,1"})[0] == leases.node.uuids[1]
+    assert "GPU is lost" in leases(variables={"CUDA_VISIBLE_DEVICES": "0"}, status=3)[1]
 
 
 @pytest.mark.parametrize(

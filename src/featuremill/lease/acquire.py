@@ -101,7 +101,7 @@ def acquire(
                 raise UserError(_no_gpu(offered))
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
-        if offered.given_by and len(offered.devices) == request.num_gpus:
+        if offered.num_given == request.num_gpus:
             return _pass_through(request, offered)
         return _Waiting(request, offered, failures or {}).acquire()
 

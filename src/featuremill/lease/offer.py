@@ -23,7 +23,9 @@ class Offer(NamedTuple):
     excluded: dict[str, str]
     """Devices that would have been meant but can't be used, each with the reason."""
     given_by: str
-    """The variable by which the outside gave exactly these; empty when there was none."""
+    """The variable by which the outside gave devices; empty when there was none."""
+    num_given: int
+    """How many it gave, usable or not; 0 when there was none."""
 
     def check(self, num_gpus: int) -> None:
         """Refuse a lease that waiting would not make possible."""
@@ -55,7 +57,8 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
             excluded[name] = f"it has {device.memory_mb} MB in all"
         else:
             usable.append(device)
-    return Offer(tuple(usable), excluded, given_by)
+    num_given = len(set(given)) if given_by else 0
+    return Offer(tuple(usable), excluded, given_by, num_given)
 
 
 def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:

@@ -93,6 +93,8 @@ class _Place:
                 if seconds <= 0:
                     raise TurnstileTimeoutError
             self._waiter.join(seconds)
+        if not self.is_first():
+            raise OSError("the file system of the lease folder has no locks on ranges of bytes")
 
     def _sleep_until_first(self) -> None:
         before: int | None = self._number - 1
