@@ -80,7 +80,7 @@ ALLOCATIONS = {
 def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, allocation):
     node = gpu_node(4)
     node.environment |= ALLOCATIONS[allocation]
-    workflow = GpuWorkflow(tmp_path, environment, node, 8, batch_seconds=3)
+    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=3)
     workflow("--cores", "32", "--resources", "gpu=4")
     check_spans(workflow.spans(), node.uuids, 4)
     receipts = workflow.receipts()

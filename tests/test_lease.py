@@ -13,7 +13,7 @@ from nvml_node import Gpu, Slice
 
 from featuremill.lease import folder
 
-HELD = "no 1 GPU became free in 0 s"
+HELD = "1 GPU did not become free in 0 s"
 
 
 @pytest.fixture
@@ -312,6 +312,20 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     stranger.kill()
     stranger.wait()
     assert waiting.wait(20) == 0
+
+
+def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
+    leases = node_of(1)
+    half = ("--slots-per-gpu", 2)
+    first = leases.hold(*half)
+    child = subprocess.Popen(["sleep", "100"])
+    leases.node.run_on(leases.node.uuids[0], first.pid, 5000)
+    end(leases.hold(*half, "--wait", 0))
+    leases.node.run_on(leases.node.uuids[0], child.pid, 5000)
+    assert f"used by process {child.pid}" in leases(*half, "--wait", 0, status=3)[1]
+    child.kill()
+    child.wait()
+    end(first)
 
 
 def test_the_small_ones_of_a_mixed_node_are_never_taken(node_of):

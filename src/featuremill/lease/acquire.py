@@ -226,5 +226,5 @@ class _Waiting:
 
     def _too_late(self, why: str) -> DeviceError:
         return DeviceError(
-            f"no {self._what} became free in {self._request.wait_seconds:g} s: {why}."
+            f"{self._what} did not become free in {self._request.wait_seconds:g} s: {why}."
         )
