@@ -436,6 +436,12 @@ def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
     leases = node_of(Gpu(lost=True), Gpu())
     assert leases(variables={"CUDA_VISIBLE_DEVICES": "0,1"})[0] == leases.node.uuids[1]
     assert "GPU is lost" in leases(variables={"CUDA_VISIBLE_DEVICES": "0"}, status=3)[1]
+    said = leases(variables={"CUDA_VISIBLE_DEVICES": leases.node.uuids[0]}, status=3)[1]
+    assert "names no GPU that is here; GPU 0: GPU is lost." in said
+    leases.node.gpus[0].lost = False
+    leases.node.write()
+    said = leases(variables={"CUDA_VISIBLE_DEVICES": "7"}, status=2)[1]
+    assert "CUDA_VISIBLE_DEVICES=7 names no GPU that is here." in said
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from featuremill.lease.request import Request
 GIVEN_BY_SCHEDULERS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "NVIDIA_VISIBLE_DEVICES")
 """Read where CUDA_VISIBLE_DEVICES is not set, and only when they name devices that are here."""
 NAMES_NOTHING = ("", "all", "none", "void")
+NO_DEVICES = ("", "-1", "NoDevFiles")
+"""What CUDA_VISIBLE_DEVICES says where a job is to have none."""
 
 
 class Offer(NamedTuple):
@@ -65,7 +67,13 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
     """Return the devices that the outside gave, and the variable that says so."""
     mask = os.environ.get(MASK)
     if mask is not None:
-        return visible(everything, mask), MASK
+        given = visible(everything, mask)
+        if everything and not given and mask.strip() not in NO_DEVICES:
+            # The CPU in place of a GPU that was named would be another thing than what was asked.
+            lost = [f"GPU {d.number}: {d.problem}" for d in everything if d.problem]
+            kind = DeviceError if lost else UserError
+            raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
+        return given, MASK
     for variable in GIVEN_BY_SCHEDULERS:
         text = os.environ.get(variable, "")
         if text in NAMES_NOTHING:
