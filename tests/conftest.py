@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
 
 from featuremill.store import RunFolder
 

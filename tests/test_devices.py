@@ -1,15 +1,12 @@
-"""Which devices there are, and who may use one: masks, choices, locks."""
+"""Which devices there are, and which of them are visible. Who may use one: test_lease.py."""
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
+import json
 
 import pytest
-from conftest import ROOT
+from leases import Leases
+from nvml_node import Gpu, Slice
 
-from featuremill.devices import Device, _visible, cpu, devices_for
+from featuremill.devices import Device, cpu, devices_for, visible
 from featuremill.errors import UserError
 from featuremill.lease import lease
 
@@ -32,7 +29,7 @@ GPUS = [Device("cuda", f"GPU-{letter}000", "pretend", True, n) for n, letter in 
     ],
 )
 def test_masks_are_read_as_cuda_reads_them(mask, expected):
-    assert [device.number for device in _visible(GPUS, mask)] == expected
+    assert [device.number for device in visible(GPUS, mask)] == expected
 
 
 def test_the_cpu_is_a_device_of_its_own():
@@ -47,39 +44,29 @@ def test_asking_for_a_gpu_where_none_is_visible_is_an_error(monkeypatch):
     assert devices_for("auto") == [cpu()]
 
 
-HOLDER = """
-    import sys, time
-    from featuremill.devices import Device
-    from featuremill.lease import lease
-    with lease([Device("cuda", name, "pretend", True) for name in sys.argv[1:]]) as held:
-        print(held.device.uuid, flush=True)
-        time.sleep(60)
+def test_a_cpu_needs_no_lock():
+    with lease("cpu") as first, lease("cpu") as second:
+        assert first.devices == second.devices == (cpu(),)
+        assert first.descriptors == ()
+
+
+ASK = """
+    import json
+    from featuremill import devices
+    print(json.dumps([[d._asdict() for d in f()] for f in (devices.survey, devices.cuda_devices)]))
 """
 
 
-def hold(*uuids, folder):
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(HOLDER), *uuids],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_two_jobs_never_share_a_device_and_a_killed_one_frees_its_own(tmp_path, monkeypatch):
-    holders = [hold("x", "y", folder=tmp_path) for _ in range(2)]
-    uuids = [holder.stdout.readline().strip() for holder in holders]
-    assert sorted(uuids) == ["x", "y"]
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    holders[0].send_signal(signal.SIGKILL)
-    with lease([Device("cuda", name, "pretend", True) for name in ("x", "y")]) as held:
-        assert held.device.uuid == uuids[0]
-        assert held.descriptor is not None
-    for holder in holders:
-        holder.kill()
-        holder.communicate()
-
-
-def test_a_cpu_needs_no_lock():
-    with lease([cpu()]) as first, lease([cpu()]) as second:
-        assert first == second == (cpu(), None)
+def test_broken_devices_are_told_apart_and_slices_stand_for_their_gpu(gpu_node, environment):
+    slices = [Slice("MIG-a"), Slice("MIG-b", 20_000, gpu_instance=2)]
+    old = Gpu(name="old", capability="7.5", total_mb=11_000)
+    node = gpu_node(Gpu(lost=True), old, Gpu(slices=slices), Gpu(error=999))
+    out, _ = Leases(node, environment).python(ASK).communicate(timeout=30)
+    everything, usable = json.loads(out)
+    assert [d["problem"] for d in everything] == ["GPU is lost", "", "", "", "Unknown Error"]
+    assert [d["number"] for d in everything] == [0, 1, 2, 2, 3]
+    assert [(d["uuid"], d["memory_mb"], d["has_bf16"]) for d in usable] == [
+        (node.uuids[1], 11_000, False),
+        ("MIG-a", 10_000, True),
+        ("MIG-b", 20_000, True),
+    ]

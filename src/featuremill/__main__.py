@@ -19,8 +19,10 @@ VERBS = {
     "weights": "convert a checkpoint once into a memory-mapped file",
     "plan": "read the records and cut them into shards",
     "extract": "compute one shard",
+    "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
     "report": "draw what happened as one HTML page",
+    "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "config-docs": "write config/README.md and config/schema.json",
 }
 
@@ -28,8 +30,11 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _parser(next((word for word in given if word in VERBS), None))
-    parsed = parser.parse_args(given)
+    verb = next((word for word in given if word in VERBS), None)
+    command = None
+    if verb == "lease" and "--" in given:  # what follows is not ours to read
+        given, command = given[: given.index("--")], given[given.index("--") + 1 :]
+    parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
     if os.environ.get(machine.DIE_WITH_PARENT):
         machine.die_with_parent(os.getppid(), signal.SIGTERM)
     log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)

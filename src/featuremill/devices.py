@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pynvml
 
@@ -14,19 +16,22 @@ from featuremill.errors import UserError
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+MASK = "CUDA_VISIBLE_DEVICES"
 
 
 class Device(NamedTuple):
-    """One device that a job may use."""
+    """One device that a job may use: a GPU, a MIG slice of one, or the CPU."""
 
     kind: Literal["cuda", "cpu"]
     uuid: str
     name: str
     has_bf16: bool
     number: int = 0
-    """NVML's and the PCI bus order's number; what nvidia-smi shows."""
+    """NVML's and the PCI bus order's number; what nvidia-smi shows. A slice has its GPU's."""
     memory_mb: int = 0
     num_multiprocessors: int = 0
+    problem: str = ""
+    """Why nothing can run on it, in NVML's words; empty for a device that works."""
 
 
 def cpu() -> Device:
@@ -44,43 +49,90 @@ def cpu() -> Device:
     return Device("cpu", "cpu", name, bool(flags & BF16_CPU_FLAGS))
 
 
-def cuda_devices() -> list[Device]:
-    """Return the NVIDIA GPUs that NVML sees and CUDA_VISIBLE_DEVICES leaves visible.
-
-    A machine without a driver has none. Devices are in PCI bus order, as NVML numbers them.
-    """
+@contextlib.contextmanager
+def nvml() -> Iterator[bool]:
+    """Keep NVML initialised for the block; yield whether it is there at all. Blocks may nest."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        return []
+        yield False
+        return
     try:
-        found = [_describe(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        yield True
     finally:
         pynvml.nvmlShutdown()
-    return _visible(found, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _describe(index: int) -> Device:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20
-    name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
-    return Device("cuda", uuid, name, capability >= BF16_CAPABILITY, index, memory)
+def survey() -> list[Device]:
+    """Return all NVIDIA GPUs of this machine in PCI bus order, broken ones with their problem.
+
+    A GPU in MIG mode is replaced by its slices. A machine without a driver has none.
+    """
+    with nvml() as is_there:
+        if not is_there:
+            return []
+        count = pynvml.nvmlDeviceGetCount()
+        return [device for index in range(count) for device in _describe(index)]
 
 
-def _visible(devices: list[Device], mask: str | None) -> list[Device]:
+def cuda_devices() -> list[Device]:
+    """Return the NVIDIA GPUs that work and that CUDA_VISIBLE_DEVICES leaves visible."""
+    return [device for device in visible(survey(), os.environ.get(MASK)) if not device.problem]
+
+
+def _describe(index: int) -> list[Device]:
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        name = pynvml.nvmlDeviceGetName(handle)
+        capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+        slices = _slices(handle)
+        if slices is not None and not slices:
+            return [Device("cuda", "", name, False, index, problem="MIG mode without slices")]
+        return [_device(part, name, capability, index) for part in slices or [handle]]
+    except pynvml.NVMLError as error:
+        return [Device("cuda", "", f"GPU {index}", False, index, problem=str(error))]
+
+
+def _device(handle: Any, name: str, capability: tuple[int, ...], index: int) -> Device:
+    memory_mb = pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20
+    uuid = pynvml.nvmlDeviceGetUUID(handle)
+    return Device("cuda", uuid, name, capability >= BF16_CAPABILITY, index, memory_mb)
+
+
+def _slices(handle: Any) -> list[Any] | None:
+    """Return the handles of a GPU's MIG slices, or None when it is not in MIG mode."""
+    try:
+        is_on, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return None
+    if not is_on:
+        return None
+    found = []
+    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        with contextlib.suppress(pynvml.NVMLError_NotFound):
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
+    return found
+
+
+def matching(devices: Sequence[Device], token: str) -> list[Device]:
+    """Return the devices that one token of a list means: a number, or the start of one UUID."""
+    if token.isdecimal():
+        return [device for device in devices if device.number == int(token)]
+    found = [device for device in devices if token and device.uuid.startswith(token)]
+    return found if len(found) == 1 else []
+
+
+def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
     """Apply CUDA's own rule: indices or UUID prefixes, and nothing after the first unknown one."""
     if mask is None:
-        return devices
-    visible: list[Device] = []
+        return list(devices)
+    found: list[Device] = []
     for token in (part.strip() for part in mask.split(",")):
-        matches = [
-            d for d in devices if token and (token == str(d.number) or d.uuid.startswith(token))
-        ]
-        if len(matches) != 1:
+        matches = matching(devices, token)
+        if not matches:
             break
-        visible += matches
-    return visible
+        found += matches
+    return found
 
 
 def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:

@@ -13,6 +13,7 @@ from featuremill import __version__
 from featuremill.devices import Device
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 DIE_WITH_PARENT = "FEATUREMILL_DIE_WITH_PARENT"
 """Set by the workflow: a verb then ends when the Snakemake that started it dies."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
@@ -30,21 +31,35 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
 
 
 def with_processors(device: Device) -> Device:
-    """Return `device` with its number of multiprocessors, which only torch can tell."""
+    """Return `device` with its number of multiprocessors, which CUDA's driver tells.
+
+    It is asked without torch, which not every workload needs: the visible device is number 0. Where
+    there is no answer the number stays 0, and a workload takes what is usual.
+    """
     if device.kind != "cuda" or device.num_multiprocessors:
         return device
-    import torch
-
-    count = torch.cuda.get_device_properties(0).multi_processor_count
-    return device._replace(num_multiprocessors=count)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return device
+    number, count = ctypes.c_int(), ctypes.c_int()
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(number), 0)
+        or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
+    ):
+        return device
+    return device._replace(num_multiprocessors=count.value)
 
 
 def peak_memory_mb(device: Device) -> int:
-    """Return the peak of the memory that counts: the device's own, or the process's on a CPU."""
-    if device.kind == "cuda":
-        import torch
+    """Return the peak of the memory that counts: the device's own, or the process's on a CPU.
 
-        return int(torch.cuda.max_memory_reserved() // 2**20)
+    A workload that computes without torch has no number for a GPU's memory: then it is 0.
+    """
+    if device.kind == "cuda":
+        torch = sys.modules.get("torch")
+        return int(torch.cuda.max_memory_reserved() // 2**20) if torch else 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 

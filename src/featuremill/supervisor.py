@@ -8,6 +8,7 @@ the run is held against nobody.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import journal
-from featuremill.devices import Device, devices_for
+from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, UserError, WorkloadError
 from featuremill.lease import Lease, lease
 from featuremill.progress import Progress
@@ -70,7 +71,7 @@ class Supervisor:
         self.seconds_waited = 0.0
         self._job = job
         self._log_path = journal_path.with_suffix(".log")
-        self._device_choice = device_choice
+        self._choice = device_choice
         self._lock = lock
         self._solo: set[int] = set()
         self._condemned: dict[str, str] = {}
@@ -90,14 +91,17 @@ class Supervisor:
         while True:
             commits = self._num_commits()
             waiting_since = time.monotonic()
-            with lease(self._devices()) as slot:
+            with lease(self._choice, failures=self._failures, avoid=self._given_up()) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
                 try:
-                    return self._run_worker(slot)
+                    summary = self._run_worker(held)
                 except _WorkerDiedError as death:
                     self.num_deaths += 1
-                    self._blame(slot.device, death)
+                    self._blame(held, death)
                     manner = str(death)
+                else:
+                    held.worked()
+                    return summary
             deaths_in_a_row = 1 if self._num_commits() > commits else deaths_in_a_row + 1
             if deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                 raise DeviceError(
@@ -116,10 +120,11 @@ class Supervisor:
             self._condemned[str(rows[0])] = f"crashed the worker twice: {manner}"
         self._solo.update(rows)
 
-    def _blame(self, device: Device, death: _WorkerDiedError) -> None:
+    def _blame(self, held: Lease, death: _WorkerDiedError) -> None:
         state = journal.read_log(self._log_path)
         if death.blames_device or state is None or not state.in_flight:
-            self._failures[device.uuid] += 1
+            self._failures[held.devices[0].uuid] += 1
+            held.failed(f"{self._name}: the worker {death}")
             return
         journal.add_strike(self._log_path, state.in_flight)
         self._strike(state.in_flight, str(death))
@@ -128,19 +133,19 @@ class Supervisor:
         state = journal.read_log(self._log_path)
         return len(state.commits) if state else 0
 
-    def _devices(self) -> list[Device]:
-        """Return the devices worth a try, those that failed least first."""
-        allowed = devices_for(self._device_choice)
-        left = [d for d in allowed if self._failures[d.uuid] < MAX_FAILURES_A_DEVICE]
-        if not left:
+    def _given_up(self) -> list[str]:
+        """Return the UUIDs of the devices that are not worth another try."""
+        given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
+        allowed = devices_for(self._choice) if given_up else []
+        if given_up and all(device.uuid in given_up for device in allowed):
             names = ", ".join(device.name for device in allowed)
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
                 "see the log, then run the same command again: it goes on from here."
             )
-        return sorted(left, key=lambda device: self._failures[device.uuid])
+        return given_up
 
-    def _run_worker(self, slot: Lease) -> dict[str, Any]:
+    def _run_worker(self, held: Lease) -> dict[str, Any]:
         """Run one worker to its end; return its summary.
 
         Raises:
@@ -148,18 +153,17 @@ class Supervisor:
         """
         job = replace(
             self._job,
-            device=slot.device._asdict(),
+            device=held.devices[0]._asdict(),
             solo=sorted(self._solo),
             condemned=self._condemned,
         )
-        descriptors = [self._lock, *([] if slot.descriptor is None else [slot.descriptor])]
         worker = subprocess.Popen(
             [sys.executable, "-m", "featuremill.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=descriptors,
-            env=_environment(slot.device, job.threads),
+            pass_fds=[self._lock, *held.descriptors],
+            env={**os.environ, **held.environment, **_threads(job.threads)},
         )
         try:
             return self._follow(worker, job)
@@ -169,7 +173,7 @@ class Supervisor:
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
         assert worker.stdin and worker.stdout
-        with worker.stdin as pipe:
+        with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
             pipe.write(json.dumps(asdict(job)))
         summary: dict[str, Any] | None = None
         message = ""
@@ -203,10 +207,8 @@ def _manner_of_death(status: int) -> str:
     return f"left with status {status} (the log has the stack of a hang or crash)"
 
 
-def _environment(device: Device, threads: int) -> dict[str, str]:
-    own = dict.fromkeys(THREAD_VARIABLES, str(threads))
-    own["CUDA_VISIBLE_DEVICES"] = device.uuid if device.kind == "cuda" else ""
-    own["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+def _threads(count: int) -> dict[str, str]:
     # Threads that spin at OpenMP's barriers take the cores from whoever else is on the machine:
     # with three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
-    return {"OMP_WAIT_POLICY": "passive", **os.environ, **own}
+    wait = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
+    return {**dict.fromkeys(THREAD_VARIABLES, str(count)), **wait}

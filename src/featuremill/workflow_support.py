@@ -20,13 +20,22 @@ from snakemake.logging import logger
 
 from featuremill import machine
 from featuremill.config import Run, check_outputs, validate, without_effect
-from featuremill.devices import cuda_devices
 from featuremill.errors import UserError
+from featuremill.lease import Request, count_slots
+from featuremill.lease.request import VARIABLES
 from featuremill.weights import name_of
 from featuremill.workload import find_workload
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""
+GPU_RESOURCES = {
+    "devices": "gpu_devices",
+    "policy": "gpu_policy",
+    "slots_per_gpu": "gpu_slots",
+    "min_free_mb": "gpu_min_free_mb",
+    "wait_seconds": "gpu_wait",
+}
+"""Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
 OWNER_FILE = Path(".snakemake/featuremill.owner")
 LOCKS = Path(".snakemake/locks")
 _owner: list[TextIO] = []
@@ -52,13 +61,19 @@ def weights_json(run: Run) -> list[str]:
     return [f"weights/{name_of(model)}.json"] if model else []
 
 
-def prepare_jobs() -> None:
-    """Set what jobs inherit: the `featuremill` of this Python, and that they end with Snakemake.
+def prepare_jobs(workflow: Any) -> None:
+    """Set what jobs inherit: the `featuremill` of this Python, the profile's settings of GPUs, and
+    that they end with Snakemake.
 
     The path is for environments that are not active; a job whose Snakemake was killed must not go
     on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = "1"
+    defaults = workflow.resource_settings._parsed_default_resources
+    for field, resource in GPU_RESOURCES.items():
+        if resource in defaults:
+            text = str(defaults[resource].raw).strip("'\"")
+            os.environ.setdefault(VARIABLES[field], text)
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if here not in folders:
@@ -66,26 +81,29 @@ def prepare_jobs() -> None:
 
 
 def cap_gpus(workflow: Any, device: str) -> int:
-    """Cap the `gpu` resource at the GPUs that are here when the user gave no cap; return their
+    """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
     number.
 
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
     """
-    num_gpus = 0 if device == "cpu" else len(cuda_devices())
+    try:
+        num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
     given = workflow.global_resources.get("gpu")
     cap = given.value if given is not None else None
     if workflow.is_main_process:
         if cap is None and workflow.nodes is None:
-            cap = max(1, num_gpus)
+            cap = max(1, num_slots)
             workflow.register_resource("gpu", cap)
         os.environ["FEATUREMILL_GPUS"] = str(cap or 0)
-    return num_gpus
+    return num_slots
 
 
-def extract_threads(workflow: Any, num_gpus: int) -> int:
+def extract_threads(workflow: Any, num_slots: int) -> int:
     """Return the threads of one extract job: all cores where the CPU does the computing."""
-    return DEFAULT_HOST_THREADS if num_gpus else workflow.cores or DEFAULT_HOST_THREADS
+    return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
 
 
 def heal_stale_lock(workflow: Any, results: str) -> None:

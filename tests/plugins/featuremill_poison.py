@@ -3,7 +3,8 @@
 CRASH aborts the process, SEGV writes to address 0, RAISE raises, NAN delivers a value that is not a
 number, EAT needs more memory than there is (in any batch of more than one record), GREED even
 alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend
-device. Every batch takes `batch_seconds`, and is noted in the file `computed`.
+device. Every batch takes `batch_seconds`, and is noted in the file `computed`; its beginning and
+its end in the file `spans`, with the device that the process sees.
 """
 
 import ctypes
@@ -32,6 +33,10 @@ class Options(WorkloadOptions):
     """Records in a batch."""
     computed: str = ""
     """File that gets a line for each record that reaches `run`."""
+    spans: str = ""
+    """File that gets two lines a batch: time, process, visible devices, begin or end."""
+    lost_file: str = ""
+    """While this file exists, the device named in it fails in the middle of every batch."""
     broken_load: bool = False
     """Fail in `load`."""
     sticky_file: str = ""
@@ -80,9 +85,22 @@ def run(options, batch):
             computed.write("".join(f"{sequence}\n" for sequence in batch))
     for sequence in batch:
         _harm(sequence, len(batch), options)
-    time.sleep(options.batch_seconds)
+    _note(options, "begin")
+    time.sleep(options.batch_seconds / 2)
+    lost = Path(options.lost_file) if options.lost_file else None
+    if lost and lost.exists() and lost.read_text() == os.environ["CUDA_VISIBLE_DEVICES"]:
+        raise RuntimeError("CUDA error: device not ready")
+    time.sleep(options.batch_seconds / 2)
+    _note(options, "end")
     lengths = [[float("nan") if s.startswith("NAN") else float(len(s))] for s in batch]
     return pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+
+
+def _note(options, what):
+    if options.spans:
+        words = (time.monotonic(), os.getpid(), os.environ["CUDA_VISIBLE_DEVICES"], what)
+        with Path(options.spans).open("a") as spans:
+            spans.write(" ".join(map(str, words)) + "\n")
 
 
 def _harm(sequence, batch_size, options):

@@ -15,9 +15,9 @@ logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
 
 calm_output(workflow)
-support.prepare_jobs()
+support.prepare_jobs(workflow)
 support.heal_stale_lock(workflow, results)
-num_gpus = support.cap_gpus(workflow, run.device)
+num_slots = support.cap_gpus(workflow, run.device)
 
 
 def receipts(wildcards):

@@ -18,7 +18,7 @@ rule extract:
         shard="[0-9a-f]{32}",
     conda:
         "../../envs/esm2.yaml"
-    threads: support.extract_threads(workflow, num_gpus)
+    threads: support.extract_threads(workflow, num_slots)
     resources:
         gpu=0 if run.device == "cpu" else 1,
         mem_mb=8000,

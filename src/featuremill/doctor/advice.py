@@ -1,0 +1,111 @@
+"""How to run here: which GPUs count, how many jobs each, which command."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from featuremill.devices import BF16_CAPABILITY
+from featuremill.doctor.facts import Gpu
+from featuremill.doctor.findings import Findings, gigabytes
+from featuremill.lease.request import VARIABLES
+
+SLOTS_PER_GPU = 1
+"""More is not measured yet, so it is not recommended."""
+
+
+class NotCounted(NamedTuple):
+    """A GPU that the recommendation leaves out."""
+
+    gpu: Gpu
+    why: str
+    is_takeable: bool
+    """A lease could take it unless it is told otherwise."""
+
+
+class Advice(NamedTuple):
+    """What to run, and with which GPUs."""
+
+    counted: list[Gpu]
+    not_counted: list[NotCounted]
+    fitting: list[Gpu]
+    """Those with memory enough for what was asked for, in use or not."""
+
+    @property
+    def resources(self) -> str | None:
+        return f"gpu={len(self.counted)}" if self.counted else None
+
+    @property
+    def command(self) -> str:
+        if not self.resources:
+            return "snakemake --cores all"
+        command = f"snakemake --cores all --resources {self.resources}"
+        if any(left.is_takeable for left in self.not_counted):
+            tokens = [str(gpu.id) if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
+            command = f"{VARIABLES['devices']}={','.join(tokens)} {command}"
+        return command
+
+
+def has_bf16(gpu: Gpu) -> bool:
+    """Tell whether the GPU has bfloat16 matrix units."""
+    return gpu.capability is not None and gpu.capability >= BF16_CAPABILITY
+
+
+def advise(findings: Findings) -> Advice:
+    """Count the GPUs that a run should use, and say why the others are not among them."""
+    counted: list[Gpu] = []
+    left: list[NotCounted] = []
+    for gpu in findings.gpus:
+        why = _unusable(findings, gpu)
+        is_takeable = not why
+        why = why or _unfit(findings, gpu)
+        if why:
+            left.append(NotCounted(gpu, why, is_takeable))
+        else:
+            counted.append(gpu)
+    fitting = [gpu for gpu in findings.accessible if not _too_small(findings, gpu)]
+    return Advice(*_without_displays(counted, left), fitting)
+
+
+def _unusable(findings: Findings, gpu: Gpu) -> str:
+    """Say why a job cannot have it now; empty when it can."""
+    if not gpu.is_visible:
+        return f"hidden by {findings.node.given_by}"
+    if gpu.is_lost:
+        return "lost"
+    if by := findings.used_by_others(gpu):
+        return f"in use by {by}"
+    if not findings.is_accessible(gpu) and not findings.leased_by(gpu):
+        return "not usable, see above"
+    return ""
+
+
+def _unfit(findings: Findings, gpu: Gpu) -> str:
+    """Say why a job should not have it; empty when it is fine."""
+    if _too_small(findings, gpu):
+        return f"too small: {gigabytes(gpu.memory_mb or 0)} of " + _needed(findings, gpu)
+    is_short = gpu.free_mb is not None and gpu.free_mb < findings.need_mb(gpu.uuid)
+    if is_short and not findings.leased_by(gpu):
+        return f"too little free: {gigabytes(gpu.free_mb or 0)} of " + _needed(findings, gpu)
+    if not has_bf16(gpu) and any(has_bf16(other) for other in findings.accessible):
+        return "too old: it has no bf16, which dtype: auto takes for the others"
+    return ""
+
+
+def _needed(findings: Findings, gpu: Gpu) -> str:
+    return f"the {gigabytes(findings.need_mb(gpu.uuid))} needed"
+
+
+def _too_small(findings: Findings, gpu: Gpu) -> bool:
+    return gpu.memory_mb is not None and gpu.memory_mb < findings.need_mb(gpu.uuid)
+
+
+def _without_displays(
+    counted: list[Gpu], left: list[NotCounted]
+) -> tuple[list[Gpu], list[NotCounted]]:
+    """Leave a display's card to the display, unless there is no other."""
+    displays = [gpu for gpu in counted if gpu.drives_display]
+    if len(displays) == len(counted):
+        return counted, left
+    left = left + [NotCounted(gpu, "drives a display", True) for gpu in displays]
+    left.sort(key=lambda one: (one.gpu.id, one.gpu.mig or 0))
+    return [gpu for gpu in counted if gpu not in displays], left

@@ -1,0 +1,114 @@
+"""What a run needs of the machine besides devices: files, folders, space, versions."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill import __version__
+from featuremill.errors import UserError
+from featuremill.lease import folder
+
+NAMED_PACKAGES = ("torch", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA = "0x10de"
+DISPLAY_CLASS = "0x03"
+"""PCI's class of graphics and compute cards, as sysfs writes its first byte."""
+
+
+class Host(NamedTuple):
+    """Facts of the host."""
+
+    open_files: int
+    """How many one process may have."""
+    results: Path
+    """The nearest folder that exists on the way to results/."""
+    results_writable: bool
+    results_free_gb: float
+    lock_folder: str
+    lock_trouble: str
+    """Why leases cannot be kept there; empty when they can."""
+    num_nvidia_cards: int
+    """By the PCI bus, whatever the driver says; 0 where the bus cannot be read."""
+    num_processors: int
+    memory_free_mb: int
+    versions: dict[str, str]
+
+
+def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
+    """Return what is true of this machine now."""
+    nearest = _existing(results.absolute())
+    lock_folder, lock_trouble = _lock_folder()
+    return Host(
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        results=nearest,
+        results_writable=os.access(nearest, os.W_OK | os.X_OK),
+        results_free_gb=shutil.disk_usage(nearest).free / 1e9,
+        lock_folder=lock_folder,
+        lock_trouble=lock_trouble,
+        num_nvidia_cards=num_nvidia_cards(pci),
+        num_processors=num_processors(),
+        memory_free_mb=_memory_free_mb(),
+        versions=versions(),
+    )
+
+
+def _existing(path: Path) -> Path:
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+def _lock_folder() -> tuple[str, str]:
+    """Return where leases are kept, and what is wrong with that place."""
+    try:
+        found = folder.find()
+        with tempfile.TemporaryFile(dir=found):
+            return str(found), ""
+    except (UserError, OSError) as error:
+        return os.environ.get(folder.VARIABLE, "their usual folder"), str(error).rstrip(".")
+
+
+def num_nvidia_cards(pci: Path) -> int:
+    """Count NVIDIA's graphics and compute cards on the PCI bus."""
+    count = 0
+    for card in pci.iterdir() if pci.is_dir() else ():
+        try:
+            is_nvidia = (card / "vendor").read_text().strip() == NVIDIA
+            count += is_nvidia and (card / "class").read_text().startswith(DISPLAY_CLASS)
+        except OSError:
+            continue
+    return count
+
+
+def num_processors() -> int:
+    """Return how many processors this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def _memory_free_mb() -> int:
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions installed here, without importing anything."""
+    found = {
+        "featuremill": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    for package in NAMED_PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,230 @@
+"""Leases: wait for one's turn, then for the devices, and hold their slots."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from featuremill import devices
+from featuremill.devices import MASK, Device
+from featuremill.errors import DeviceError, UserError
+from featuremill.lease import condition, folder, slots, turnstile
+from featuremill.lease.choice import Chooser, Pass
+from featuremill.lease.offer import Offer, offer
+from featuremill.lease.request import Request
+from featuremill.lease.slots import Slot
+
+POLL_SECONDS = 0.05
+POLL_SECONDS_USED_BY_OTHERS = 0.5
+SAY_SECONDS = 60.0
+PATIENCE_SECONDS = 0.25
+"""What `wait` is at least: the turnstile may be taken for a moment by someone being served."""
+Choice = Literal["auto", "cuda", "cpu"]
+log = logging.getLogger("featuremill.lease")
+
+
+class Lease(NamedTuple):
+    """Devices that are ours until the lease is closed; the CPU needs no slot."""
+
+    devices: tuple[Device, ...]
+    slots: tuple[Slot, ...]
+    environment: dict[str, str]
+    """What a process that uses the devices needs in its environment."""
+    since: float
+    """When it was taken, by time.monotonic."""
+    how: str
+    """What was leased, in words."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The locks' descriptors; children do not inherit them unless they are passed on."""
+        return tuple(descriptor for slot in self.slots for descriptor in slot.descriptors)
+
+    def failed(self, how: str) -> None:
+        """Note that the devices failed: one that does so quickly again and again gets a rest."""
+        if time.monotonic() - self.since < condition.QUICK_SECONDS:
+            for device in self.devices:
+                if device.kind == "cuda":
+                    condition.Failures(folder.find(), device.uuid).add(how)
+
+    def worked(self) -> None:
+        """Note that the devices work."""
+        for device in self.devices:
+            if device.kind == "cuda":
+                condition.Failures(folder.find(), device.uuid).forget()
+
+
+@contextlib.contextmanager
+def lease(
+    choice: Choice = "auto",
+    request: Request | None = None,
+    failures: Mapping[str, int] | None = None,
+    avoid: Collection[str] = (),
+) -> Iterator[Lease]:
+    """Hold the devices of `request` (default: the FEATUREMILL_* variables) for the block.
+
+    `failures` counts by UUID what failed for the caller: such devices are taken last, and those in
+    `avoid` never.
+
+    Raises:
+        UserError: there never will be such devices here.
+        DeviceError: too few devices work, or none became free in time.
+    """
+    held = acquire(choice, request or Request.from_environment(), failures, avoid)
+    log.debug("leased %s", held.how)
+    try:
+        yield held
+    finally:
+        for slot in held.slots:
+            slot.close()
+
+
+def acquire(
+    choice: Choice,
+    request: Request,
+    failures: Mapping[str, int] | None = None,
+    avoid: Collection[str] = (),
+) -> Lease:
+    """Take a lease without a block: it lasts as long as some process has its descriptors."""
+    request.check()
+    if choice == "cpu":
+        return _on_cpu("as asked")
+    with devices.nvml():
+        offered = offer(request, avoid)
+        if not offered.devices and not offered.excluded:
+            if choice == "cuda":
+                raise UserError(_no_gpu(offered))
+            return _on_cpu(_no_gpu(offered))
+        offered.check(request.num_gpus)
+        if offered.num_given == request.num_gpus:
+            return _pass_through(request, offered)
+        return _Waiting(request, offered, failures or {}).acquire()
+
+
+def count_slots(request: Request) -> int:
+    """Return how many leases of one GPU there can be at once on the devices of `request`."""
+    request.check()
+    with devices.nvml():
+        conditions = [condition.look(device) for device in offer(request).devices]
+    working = [one for one in conditions if not one.problem]
+    return sum(1 if one.is_exclusive else request.slots_per_gpu for one in working)
+
+
+def _no_gpu(offered: Offer) -> str:
+    if offered.given_by:
+        return f"no GPU is visible here: {offered.given_by}={os.environ[offered.given_by]!r}"
+    return "no NVIDIA GPU is visible here; nvidia-smi may tell more"
+
+
+def _on_cpu(why: str) -> Lease:
+    return Lease((devices.cpu(),), (), {MASK: ""}, time.monotonic(), f"the CPU: {why}")
+
+
+def _pass_through(request: Request, offered: Offer) -> Lease:
+    """Take exactly what the outside gave, beside whoever else was given the same.
+
+    Slots that are free are taken all the same, so that others see them and stay away.
+    """
+    where = folder.find()
+    taken = []
+    for device in offered.devices:
+        name = slots.scoped(device.uuid, where)
+        taking = slots.take(where, name, request.slots_per_gpu)
+        if taking.slot:
+            taken.append(taking.slot)
+        else:
+            log.info("GPU %d was given by %s; others use it too", device.number, offered.given_by)
+    held = _lease(request, offered.devices, taken, os.environ.get(MASK))
+    return held._replace(how=f"{held.how} as {offered.given_by} gave it")
+
+
+def _lease(
+    request: Request,
+    chosen: tuple[Device, ...],
+    taken: list[Slot],
+    inherited: str | None = None,
+) -> Lease:
+    for slot in taken:
+        slot.note()
+    if request.index_mode and any(device.uuid.startswith("MIG") for device in chosen):
+        raise UserError("a MIG slice has no number; leave --index-mode out.")
+    numbers = ",".join(str(device.number) for device in chosen)
+    uuids = ",".join(device.uuid for device in chosen)
+    environment = {
+        MASK: numbers if request.index_mode else inherited or uuids,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        slots.LEASED: ",".join(slot.name for slot in taken),
+    }
+    how = ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
+    return Lease(chosen, tuple(taken), environment, time.monotonic(), how)
+
+
+class _Waiting:
+    """The way of one request through the turnstile to its devices."""
+
+    def __init__(self, request: Request, offered: Offer, failures: Mapping[str, int]) -> None:
+        self._request = request
+        self._devices = offered.devices
+        self._folder: Path = folder.find()
+        self._chooser = Chooser(self._folder, request, offered.devices, failures)
+        self._first_name = slots.scoped(offered.devices[0].uuid, self._folder)
+        self._deadline: float | None = None
+        if request.wait_seconds is not None:
+            self._deadline = time.monotonic() + max(request.wait_seconds, PATIENCE_SECONDS)
+        self._say_at = 0.0
+        self._what = f"{request.num_gpus} GPU{'s' if request.num_gpus > 1 else ''}"
+
+    def acquire(self) -> Lease:
+        # Those below one lease queue among themselves: in the common queue they could wait for
+        # somebody who waits for their own parent to end.
+        outer = self._first_name.partition("@")[2]
+        queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
+        try:
+            with turnstile.turn(queue, self._deadline, self._say_in_queue):
+                found = self._until_free()
+        except turnstile.TurnstileTimeoutError:
+            raise self._too_late("others came first and still wait") from None
+        chosen = tuple(free.device for free in found.chosen)
+        return _lease(self._request, chosen, [free.slot for free in found.chosen])
+
+    def _until_free(self) -> Pass:
+        while True:
+            found = self._chooser.attempt()
+            if found.chosen:
+                return found
+            why = "; ".join(f"{name}: {reason}" for name, reason in found.barred.items())
+            self._say(why)
+            now = time.monotonic()
+            if self._deadline is not None and now >= self._deadline:
+                raise self._too_late(why)
+            time.sleep(POLL_SECONDS_USED_BY_OTHERS if found.is_used_by_others else POLL_SECONDS)
+
+    def _say_in_queue(self) -> float:
+        names = {device.uuid: f"GPU {device.number}" for device in self._devices}
+        held = [
+            f"{names[holder.device]} held by pid {holder.pid} ({holder.user})"
+            for holder in (slots.holders(self._folder) if self._is_time() else ())
+            if holder.device in names
+        ]
+        return self._say("; ".join(["others came first", *held]))
+
+    def _is_time(self) -> bool:
+        return time.monotonic() >= self._say_at
+
+    def _say(self, why: str) -> float:
+        """Say what this waits for, now or when it is time; return the seconds until then."""
+        now = time.monotonic()
+        if now >= self._say_at:
+            self._say_at = now + SAY_SECONDS
+            log.info("waiting for %s (%s)", self._what, why)
+        return self._say_at - now
+
+    def _too_late(self, why: str) -> DeviceError:
+        return DeviceError(
+            f"{self._what} did not become free in {self._request.wait_seconds:g} s: {why}."
+        )

@@ -1,0 +1,139 @@
+"""One pass over the devices: which are free now, which of those the policy takes, what bars the
+rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.devices import Device
+from featuremill.errors import DeviceError
+from featuremill.lease import condition, slots
+from featuremill.lease.request import Request
+from featuremill.lease.slots import Slot, Taking
+
+
+class Free(NamedTuple):
+    """A device of which we hold a slot while we choose."""
+
+    device: Device
+    slot: Slot
+    num_taken: int
+    last_leased: float
+    free_mb: int
+    place: int
+    """In the order of the devices."""
+
+
+class Pass(NamedTuple):
+    """What one pass found."""
+
+    chosen: list[Free]
+    """All that are wanted, or none."""
+    barred: dict[str, str]
+    """Why each other device is not to be had now."""
+    is_used_by_others: bool
+    """Whether anything but leases stands in the way: then there is no need to look often."""
+
+
+class Chooser:
+    """Tries for the slots that a request wants; for whoever's turn it is."""
+
+    def __init__(
+        self, folder: Path, request: Request, devices: Sequence[Device], failures: Mapping[str, int]
+    ) -> None:
+        self._folder = folder
+        self._request = request
+        self._devices = devices
+        self._failures = failures
+        self._lost: dict[str, str] = {}
+
+    def attempt(self) -> Pass:
+        """Take all slots that are wanted, or none.
+
+        Raises:
+            DeviceError: so many devices stopped working that waiting is of no use.
+        """
+        free: list[Free] = []
+        barred: dict[str, str] = {}
+        cooling = self._cooling()
+        leased = 0
+        for place, device in enumerate(self._devices):
+            name = f"GPU {device.number}"
+            name += f" ({device.uuid})" if device.uuid.startswith("MIG") else ""
+            if device.uuid in cooling:
+                barred[name] = cooling[device.uuid]
+                continue
+            found, why = self._try(device, place)
+            if found:
+                free.append(found)
+            else:
+                barred[name] = why
+                leased += why.startswith("held by")
+        self._check()
+        free.sort(key=self._rank)
+        num_gpus = self._request.num_gpus
+        chosen = free[:num_gpus] if len(free) >= num_gpus else []
+        for other in free[len(chosen) :]:
+            other.slot.close()
+        return Pass(chosen, barred, leased < len(barred))
+
+    def _try(self, device: Device, place: int) -> tuple[Free | None, str]:
+        """Return a slot of `device`, or what is in the way."""
+        now = condition.look(device)
+        if now.problem:
+            self._lost[f"GPU {device.number}"] = now.problem
+            return None, now.problem
+        name = slots.scoped(device.uuid, self._folder)
+        num_slots = 1 if now.is_exclusive else self._request.slots_per_gpu
+        taking = slots.take(self._folder, name, num_slots)
+        if taking.slot is None:
+            return None, _held_by(taking)
+        why = self._unfit(name, device, taking.num_taken)
+        if why:
+            taking.slot.close()
+            return None, why
+        found = Free(device, taking.slot, taking.num_taken, taking.last_leased, now.free_mb, place)
+        return found, ""
+
+    def _unfit(self, name: str, device: Device, num_taken: int) -> str:
+        now = condition.look(device)  # again: what it said before the lock is old
+        if now.problem:
+            return now.problem
+        if now.free_mb < self._request.min_free_mb:
+            return f"{now.free_mb} MB free of the {self._request.min_free_mb} asked for"
+        if self._request.policy == "memory" or name != device.uuid:
+            return ""  # shared with strangers on purpose; or ours through an outer lease
+        pids = []
+        if num_taken:
+            pids = [holder.pid for holder in slots.holders(self._folder, name)]
+        return condition.used_by_others(now, pids)
+
+    def _rank(self, found: Free) -> tuple[float, ...]:
+        """Return what is least for the device to take first; docs/lease.md has it in words."""
+        failures = self._failures.get(found.device.uuid, 0)
+        if self._request.policy == "memory":
+            return (failures, -found.free_mb, found.place)
+        if self._request.policy == "sequential":
+            return (failures, found.place)
+        return (failures, found.num_taken, found.last_leased, found.place)
+
+    def _cooling(self) -> dict[str, str]:
+        """Return the devices to rest; where that would be too many, the work is at fault."""
+        found = {d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices}
+        cooling = {uuid: why for uuid, why in found.items() if why}
+        enough = len(self._devices) - len(cooling) >= self._request.num_gpus
+        return cooling if enough else {}
+
+    def _check(self) -> None:
+        if len(self._devices) - len(self._lost) < self._request.num_gpus:
+            why = "; ".join(f"{name}: {problem}" for name, problem in self._lost.items())
+            raise DeviceError(f"{self._request.num_gpus} GPUs are wanted and too few work: {why}.")
+
+
+def _held_by(taking: Taking) -> str:
+    if not taking.in_the_way:
+        return "held by others"
+    who = (f"pid {holder.pid} ({holder.user}): {holder.command}" for holder in taking.in_the_way)
+    return f"held by {', '.join(who)}"

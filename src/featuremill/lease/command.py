@@ -1,0 +1,77 @@
+"""lease: hold N GPUs and become the command that uses them; or say who has what.
+
+The command replaces this process: its exit status, its signals and its process number are its own.
+It inherits the locks, and so does every child of it that does not close them: a slot stays taken
+while anything lives that may hold the device's memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+from typing import get_args
+
+from featuremill import machine
+from featuremill.errors import UserError
+from featuremill.lease import listing
+from featuremill.lease.acquire import Choice, acquire
+from featuremill.lease.execute import become, restore_signals, run_beside
+from featuremill.lease.request import VARIABLES, Policy, Request
+
+log = logging.getLogger("featuremill.lease")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill lease`."""
+    parser.usage = (
+        "featuremill lease --gpus N [options] -- COMMAND…\n       featuremill lease --list"
+    )
+    parser.epilog = "Defaults come from " + ", ".join(VARIABLES.values())
+    add = parser.add_argument
+    add("--gpus", type=int, default=1, metavar="N", help="GPUs to lease (default 1; 0 means 1)")
+    add("--slots-per-gpu", type=int, metavar="K", help="lease one of K parts of each (default 1)")
+    add("--min-free-mb", type=int, metavar="MB", help="memory that must be free on each")
+    add("--policy", choices=get_args(Policy), help="which of the free ones (default balanced)")
+    add("--devices", metavar="LIST", help="only among these: numbers or UUIDs, as 0,2")
+    add("--wait", type=float, metavar="SECONDS", help="give up after so long (default: never)")
+    add("--device", choices=get_args(Choice), default="auto", help="cuda: not without a GPU")
+    add("--index-mode", action="store_true", help="name devices by number, not by UUID")
+    add(
+        "--outlive-parent",
+        action="store_true",
+        help="let the command go on when the process that started it dies (as under nohup)",
+    )
+    add(
+        "--watch",
+        action="store_true",
+        help="stay beside the command: a GPU that fails it quickly again and again gets a rest",
+    )
+    add("--list", action="store_true", help="say who has which slot, and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill lease`."""
+    if arguments.list:
+        print(listing.text())
+        return 0
+    command: list[str] | None = arguments.command
+    if not command:
+        raise UserError("nothing to run: write the command after --, as in: lease --gpus 1 -- ls")
+    if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        machine.die_with_parent(os.getppid(), signal.SIGTERM)
+    restore_signals()
+    given = {
+        "slots_per_gpu": arguments.slots_per_gpu,
+        "min_free_mb": arguments.min_free_mb,
+        "policy": arguments.policy,
+        "devices": arguments.devices,
+        "wait_seconds": arguments.wait,
+    }
+    request = Request.from_environment(given, arguments.gpus, arguments.index_mode)
+    held = acquire(arguments.device, request)
+    log.info("leased %s", held.how)
+    sys.stdout.flush()
+    return run_beside(command, held) if arguments.watch else become(command, held)

@@ -1,0 +1,144 @@
+"""How a device is: what NVML says of it now, who else uses it, and what failed on it lately."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pynvml
+
+from featuremill.devices import Device
+from featuremill.lease.folder import open_lock
+
+IDLE_MB = 1024
+"""What may be in use on an idle device: a display, a driver that counts its own."""
+QUICK_SECONDS = 60.0
+"""A lease that fails sooner failed quickly."""
+MAX_QUICK_FAILURES = 3
+COOL_SECONDS = 300.0
+"""How long a device rests after that many quick failures, and how long one is remembered."""
+COMPUTE_MODE_PROHIBITED = 2
+COMPUTE_MODES_EXCLUSIVE = (1, 3)
+"""Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
+
+
+class Condition(NamedTuple):
+    """What NVML says of a device at this moment."""
+
+    free_mb: int = 0
+    used_mb: int = 0
+    processes: tuple[int, ...] = ()
+    is_exclusive: bool = False
+    problem: str = ""
+    """Why nothing can run on it; empty for a device that works."""
+
+
+def look(device: Device) -> Condition:
+    """Ask NVML. What it does not know (processes in a container, modes of a slice) is left out."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
+        free_mb, used_mb = _memory(handle)
+        processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
+        mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
+    except pynvml.NVMLError as error:
+        return Condition(problem=str(error))
+    return Condition(
+        free_mb,
+        used_mb,
+        tuple(process.pid for process in processes),
+        mode in COMPUTE_MODES_EXCLUSIVE,
+        "its compute mode is Prohibited" if mode == COMPUTE_MODE_PROHIBITED else "",
+    )
+
+
+NOT_KNOWN = (
+    pynvml.NVMLError_NotSupported,
+    pynvml.NVMLError_FunctionNotFound,
+    pynvml.NVMLError_NoPermission,
+    pynvml.NVMLError_InvalidArgument,
+)
+
+
+def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
+    try:
+        return question(handle)
+    except NOT_KNOWN:
+        return otherwise
+
+
+def _memory(handle: Any) -> tuple[int, int]:
+    """Return free and used MB; used without what the driver keeps for itself, where NVML tells."""
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
+    except NOT_KNOWN:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return memory.free // 2**20, memory.used // 2**20
+
+
+def used_by_others(condition: Condition, holders: Collection[int]) -> str:
+    """Say what on a device belongs to no lease; empty when nothing does.
+
+    Where other leases hold slots of the device (`holders`, their pids), its memory says nothing.
+    """
+    ours = {*holders, os.getpid()}
+    strangers = [pid for pid in condition.processes if not _descends(pid, ours)]
+    if holders:  # one that is not here at all may be a lease's, in a container of its own
+        strangers = [pid for pid in strangers if Path(f"/proc/{pid}").exists()]
+    if strangers:
+        return f"used by process {', '.join(map(str, strangers))}, which has no lease"
+    if not holders and condition.used_mb > IDLE_MB:
+        return f"{condition.used_mb} MB in use, by nobody who has a lease"
+    return ""
+
+
+def _descends(pid: int, ancestors: Collection[int]) -> bool:
+    """Tell whether `pid` is one of `ancestors` or comes from one."""
+    while pid > 1:
+        if pid in ancestors:
+            return True
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        except OSError:  # it has ended, or lives in another PID namespace
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return False
+
+
+class Failures:
+    """The quick failures noted for a device, in a file that all users share and can read."""
+
+    def __init__(self, folder: Path, uuid: str) -> None:
+        self._path = folder / f"{uuid}.failures"
+
+    def read(self) -> list[tuple[float, str]]:
+        """Return when (seconds since 1970) and how work failed quickly, the recent ones only."""
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            found = [(float(when), str(how)) for when, how in json.loads(self._path.read_bytes())]
+            return [item for item in found if 0 <= time.time() - item[0] < COOL_SECONDS]
+        return []
+
+    def _write(self, failures: list[tuple[float, str]]) -> None:
+        descriptor = open_lock(self._path)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(failures).encode(), 0)
+        os.close(descriptor)
+
+    def add(self, how: str) -> None:
+        self._write([*self.read()[-10:], (time.time(), how)])
+
+    def forget(self) -> None:
+        if self._path.exists():
+            self._write([])
+
+    def cooling(self) -> str:
+        """Say why the device should rest now; empty when it need not."""
+        failures = self.read()
+        if len(failures) < MAX_QUICK_FAILURES:
+            return ""
+        until = time.strftime("%H:%M:%S", time.localtime(failures[-1][0] + COOL_SECONDS))
+        return f"cooling down until {until}: {len(failures)} quick failures, {failures[-1][1]}"

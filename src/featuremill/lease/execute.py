@@ -1,0 +1,82 @@
+"""Runs the command of a lease: in place of this process, or beside it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import NoReturn
+
+from featuremill import machine
+from featuremill.lease.acquire import Lease
+
+PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
+"""Signals that Python ignores and a command does not expect to be ignored."""
+FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
+"""A terminal sends these to the command as well; passed on, they would come twice."""
+PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+"""A command that ended by these was stopped by someone."""
+CANNOT_BE_RUN, NOT_FOUND = 126, 127
+"""Exit statuses, as a shell's."""
+BLAMELESS = {CANNOT_BE_RUN, NOT_FOUND, *(128 + number for number in STOPPED)}
+"""Exit statuses that say nothing about the device."""
+log = logging.getLogger("featuremill.lease")
+
+
+def restore_signals() -> None:
+    """Undo what Python does with signals; what our parent set to be ignored stays ignored."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in PYTHON_IGNORES:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def become(command: list[str], held: Lease) -> int:
+    """Replace this process by the command, which inherits the locks; return only on failure."""
+    for descriptor in held.descriptors:
+        os.set_inheritable(descriptor, True)
+    try:
+        os.execvpe(command[0], command, {**os.environ, **held.environment})  # noqa: S606
+    except OSError as error:
+        log.error("%s: %s", command[0], error.strerror)
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_BE_RUN
+
+
+def run_beside(command: list[str], held: Lease) -> int:
+    """Run the command as a child and end as it ends; note when its device fails it quickly.
+
+    This process holds the locks too, so a command that closes what it inherits keeps its lease. It
+    takes the command along when it is killed.
+    """
+    us = os.getpid()
+    child = os.fork()
+    if child == 0:
+        _be_the_child(command, held, us)
+    for number in FROM_THE_TERMINAL:
+        signal.signal(number, signal.SIG_IGN)
+    passed_on: list[int] = []
+
+    def pass_on(number: int, _frame: object) -> None:
+        passed_on.append(number)
+        os.kill(child, number)
+
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
+        held.worked()
+    elif not passed_on and -code not in STOPPED and code not in BLAMELESS:
+        held.failed(f"{command[0]} left with status {code}")
+    if code < 0:
+        if -code != signal.SIGKILL:  # whose handling can't be set
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(us, -code)
+    return code
+
+
+def _be_the_child(command: list[str], held: Lease, parent: int) -> NoReturn:
+    machine.die_with_parent(parent, signal.SIGKILL)
+    os._exit(become(command, held))

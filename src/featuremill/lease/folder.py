@@ -1,0 +1,118 @@
+"""The folder of lock files: local to this machine, the same for all its users, never cleaned up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from pathlib import Path
+
+from featuremill.errors import UserError
+
+VARIABLE = "FEATUREMILL_LEASE_FOLDER"
+NAME = "featuremill-leases"
+PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
+MODE = 0o1777
+"""Anyone may add a file; nobody may remove another's."""
+NOT_LOCAL = {
+    *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
+    *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
+}
+MAKING_SECONDS = 1.0
+"""How long another user may take between making something and opening it to all."""
+
+
+def find() -> Path:
+    """Return the folder, made if need be.
+
+    Whoever looks must find the same one, root too: the first that exists, else the first place
+    where any user may make it.
+    """
+    named = os.environ.get(VARIABLE)
+    if named:
+        folder = Path(named)
+    else:
+        places = [parent / NAME for parent in PARENTS]
+        open_places = [place for place in places if _is_open_to_all(place.parent)]
+        existing = [place for place in places if _is_open_to_all(place)]
+        if not existing and not open_places:
+            raise UserError(f"there is no folder for GPU leases; name a local one in {VARIABLE}.")
+        folder = (existing or open_places)[0]
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(parents=bool(named))
+        folder.chmod(MODE)  # mkdir's own mode is cut by the umask
+    _check(folder)
+    return folder
+
+
+def _is_open_to_all(folder: Path) -> bool:
+    try:
+        return stat.S_ISDIR(mode := folder.lstat().st_mode) and mode & MODE == MODE
+    except OSError:
+        return False
+
+
+def _check(folder: Path) -> None:
+    deadline = time.monotonic() + MAKING_SECONDS
+    while not _is_open_to_all(folder):
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{folder}: GPU leases need a folder that all users may write to; "
+                f"chmod 1777 it, or name another in {VARIABLE}."
+            )
+        time.sleep(0.01)
+    kind = file_system(folder, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
+    if kind in NOT_LOCAL or kind.startswith("fuse"):
+        raise UserError(
+            f"{folder}: it is on {kind}, and GPU leases need a file system of this machine; "
+            f"name a local folder in {VARIABLE}."
+        )
+
+
+def file_system(folder: Path, mountinfo: str) -> str:
+    """Return the type of the file system that `folder` is on, as /proc/self/mountinfo has it."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mountinfo.splitlines():
+        mount, _, system = line.partition(" - ")
+        if mount.split()[2] == number:
+            return system.split()[0]
+    return "unknown"
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file that all users share, making it if need be; return its descriptor.
+
+    With fs.protected_regular, O_CREAT on another user's file in a sticky folder is refused: so an
+    existing file is opened without it. Children do not inherit the descriptor.
+    """
+    deadline = time.monotonic() + MAKING_SECONDS
+    common = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        try:
+            descriptor = os.open(path, common)
+        except FileNotFoundError:
+            with contextlib.suppress(FileExistsError):
+                descriptor = os.open(path, common | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(descriptor, 0o666)  # the umask cut it
+                return descriptor
+        except PermissionError:  # made a moment ago, and not open to all yet
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+        else:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.close(descriptor)
+                raise UserError(f"{path}: it is not a plain file; remove it.")
+            return descriptor
+
+
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Take the kernel's lock if it is free."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,109 @@
+"""Which devices a lease may choose among: what there is, what the outside gave, what is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from featuremill.devices import MASK, Device, matching, survey, visible
+from featuremill.errors import DeviceError, UserError
+from featuremill.lease.request import Request
+
+GIVEN_BY_SCHEDULERS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "NVIDIA_VISIBLE_DEVICES")
+"""Read where CUDA_VISIBLE_DEVICES is not set, and only when they name devices that are here."""
+NAMES_NOTHING = ("", "all", "none", "void")
+NO_DEVICES = ("", "-1", "NoDevFiles")
+"""What CUDA_VISIBLE_DEVICES says where a job is to have none."""
+
+
+class Offer(NamedTuple):
+    """The devices that a lease may choose among."""
+
+    devices: tuple[Device, ...]
+    """They work, and are large enough; in the order asked for, else in the bus order."""
+    excluded: dict[str, str]
+    """Devices that would have been meant but can't be used, each with the reason."""
+    given_by: str
+    """The variable by which the outside gave devices; empty when there was none."""
+    num_given: int
+    """How many it gave, usable or not; 0 when there was none."""
+
+    def check(self, num_gpus: int) -> None:
+        """Refuse a lease that waiting would not make possible."""
+        if len(self.devices) >= num_gpus:
+            return
+        why = "; ".join(f"{name}: {reason}" for name, reason in self.excluded.items())
+        where = f"{self.given_by} leaves" if self.given_by else "there are"
+        kind = DeviceError if why else UserError
+        raise kind(
+            f"{num_gpus} GPUs are wanted and {where} {len(self.devices)}"
+            + (f" ({why})." if why else "; ask for fewer.")
+        )
+
+
+def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
+    """Return what `request` may choose among; no devices at all where there is no GPU."""
+    everything = survey()
+    given, given_by = _given(everything)
+    wanted = _asked(everything, given, given_by, request.devices) if request.devices else given
+    usable: list[Device] = []
+    excluded: dict[str, str] = {}
+    for device in dict.fromkeys(wanted):
+        name = f"GPU {device.number}"
+        if device.problem:
+            excluded[name] = device.problem
+        elif device.uuid in avoid:
+            excluded[name] = "it failed"
+        elif device.memory_mb < request.min_free_mb:
+            excluded[name] = f"it has {device.memory_mb} MB in all"
+        else:
+            usable.append(device)
+    num_given = len(set(given)) if given_by else 0
+    return Offer(tuple(usable), excluded, given_by, num_given)
+
+
+def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
+    """Return the devices that the outside gave, and the variable that says so."""
+    mask = os.environ.get(MASK)
+    if mask is not None:
+        given = visible(everything, mask)
+        if everything and not given and mask.strip() not in NO_DEVICES:
+            # The CPU in place of a GPU that was named would be another thing than what was asked.
+            lost = [f"GPU {d.number}: {d.problem}" for d in everything if d.problem]
+            kind = DeviceError if lost else UserError
+            raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
+        return given, MASK
+    for variable in GIVEN_BY_SCHEDULERS:
+        text = os.environ.get(variable, "")
+        if text in NAMES_NOTHING:
+            continue
+        tokens = [token.strip() for token in text.split(",")]
+        if all(matching(everything, token) for token in tokens):
+            return visible(everything, text), variable
+    return list(everything), ""
+
+
+def _asked(
+    everything: Sequence[Device], given: Sequence[Device], given_by: str, asked: str
+) -> list[Device]:
+    found: list[Device] = []
+    for token in (part.strip() for part in asked.split(",")):
+        matches = matching(everything, token)
+        if not matches:
+            raise UserError(_does_not_exist(everything, token))
+        if not set(matches) & set(given):
+            raise UserError(f"GPU {token} is hidden by {given_by}={os.environ[given_by]}.")
+        found += [device for device in matches if device in given]
+    return found
+
+
+def _does_not_exist(everything: Sequence[Device], token: str) -> str:
+    name = f"GPU {token}" if token.isdecimal() else repr(token)
+    if not everything:
+        return f"{name} does not exist; this machine has no GPU."
+    if not token.isdecimal():
+        uuids = ", ".join(device.uuid for device in everything if device.uuid)
+        return f"{name} is not the start of one device's UUID; this machine has {uuids}."
+    last = everything[-1].number
+    return f"{name} does not exist; this machine has {f'0–{last}' if last else 'GPU 0 only'}."

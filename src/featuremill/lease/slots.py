@@ -1,0 +1,167 @@
+"""Slots: kernel locks on files named by a device and a slot, and notes in them for people.
+
+A lease of one slot holds two locks: the slot's own, exclusive, and the device's, which is exclusive
+when the device is not divided (one slot) and shared when it is. So a whole device and a part of it
+never meet. How many slots a device has is agreed among those who hold one: while it is divided by
+2, nobody gets a quarter of it. All locks end with the last descriptor, so with the process (and the
+children that were given it), whatever it dies of.
+
+Inside a lease, the devices of that lease are divided anew: there a device's name goes on with the
+outer slot (`GPU-…@0of1`), so that jobs below one lease exclude each other and not their own parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pwd
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill.lease.folder import open_lock, try_lock
+
+SUFFIX = ".slot"
+LEASED = "FEATUREMILL_LEASED"
+"""Set below a lease: the slots that it holds, `<device>@<slot>of<slots>`, with commas."""
+
+
+class Slot(NamedTuple):
+    """A slot that is ours for as long as its descriptors are open in some process."""
+
+    name: str
+    descriptors: tuple[int, int]
+
+    def close(self) -> None:
+        """Give it back: by closing, never by LOCK_UN, since a child may still hold it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    def note(self) -> None:
+        """Write down who holds it, for people; nothing is decided by it."""
+        try:
+            user = pwd.getpwuid(os.getuid()).pw_name
+        except KeyError:
+            user = str(os.getuid())
+        facts = {"pid": os.getpid(), "user": user, "since": time.time(), "command": _command()}
+        os.ftruncate(self.descriptors[0], 0)
+        os.pwrite(self.descriptors[0], json.dumps(facts).encode(), 0)
+
+
+def _command() -> str:
+    """Return the command for whose sake this process holds slots."""
+    words = sys.orig_argv[1:]
+    if "--" in words:
+        words = words[words.index("--") + 1 :]
+    return " ".join(" ".join(words).split())[:200]
+
+
+class Holder(NamedTuple):
+    """Who holds a slot, as noted in its file."""
+
+    name: str
+    """`<device>@<slot>of<slots>`"""
+    pid: int
+    user: str
+    since: float
+    command: str
+
+    @property
+    def device(self) -> str:
+        return self.name.rpartition("@")[0]
+
+
+class Taking(NamedTuple):
+    """An attempt on a device: a slot, or who is in the way."""
+
+    slot: Slot | None
+    num_taken: int
+    """Slots of the device that others hold."""
+    last_leased: float
+    """When the slot was last leased, in seconds since 1970."""
+    in_the_way: tuple[Holder, ...] = ()
+
+
+def scoped(uuid: str, folder: Path) -> str:
+    """Return the device's name: its UUID, followed by the outer lease's slot when there is one."""
+    for name in os.environ.get(LEASED, "").split(","):
+        if name.startswith(f"{uuid}@") and _is_held(folder / f"{name}{SUFFIX}"):
+            return name
+    return uuid
+
+
+def _is_held(path: Path) -> bool:
+    if not path.exists():
+        return False
+    descriptor = open_lock(path)
+    try:
+        return not try_lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def take(folder: Path, device: str, num_slots: int) -> Taking:
+    """Try for one slot of `device` divided into `num_slots`; only for whose turn it is."""
+    whole = open_lock(folder / f"{device}.device")
+    if not try_lock(whole, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
+        os.close(whole)
+        return Taking(None, 0, 0.0, holders(folder, device))
+    others = tuple(
+        holder
+        for holder in (holders(folder, device) if num_slots > 1 else ())
+        if not holder.name.endswith(f"of{num_slots}")
+    )
+    if others:
+        os.close(whole)
+        return Taking(None, 0, 0.0, others)
+    slot, num_taken, last_leased = None, 0, 0.0
+    for number in range(num_slots):
+        name = f"{device}@{number}of{num_slots}"
+        path = folder / f"{name}{SUFFIX}"
+        descriptor = open_lock(path)
+        if not try_lock(descriptor):
+            num_taken += 1
+        elif slot is None:
+            slot, last_leased = Slot(name, (descriptor, whole)), path.stat().st_mtime
+            continue
+        os.close(descriptor)
+    if slot is None:
+        os.close(whole)
+        return Taking(None, num_taken, 0.0, holders(folder, device))
+    return Taking(slot, num_taken, last_leased)
+
+
+def holders(folder: Path, device: str | None = None) -> tuple[Holder, ...]:
+    """Return who holds slots of `device` (or of any), as far as their notes tell."""
+    pattern = f"{device or '*'}@*{SUFFIX}"
+    return tuple(
+        _holder(path)
+        for path in sorted(folder.glob(pattern))
+        if (not device or "@" not in path.name[len(device) + 1 :]) and _is_held(path)
+    )
+
+
+def _holder(path: Path) -> Holder:
+    note: dict[str, Any] = {}
+    with contextlib.suppress(ValueError, OSError):  # being written, or spoiled by someone
+        note = json.loads(path.read_text("utf-8"))
+    name = path.name.removesuffix(SUFFIX)
+    pid, since = int(note.get("pid", 0)), float(note.get("since", 0.0))
+    return Holder(name, pid, str(note.get("user", "?")), since, str(note.get("command", "?")))
+
+
+def processes_with(path: Path) -> Iterator[int]:
+    """Yield the processes that have the file open, those that we may look into."""
+    wanted = path.stat()
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        with contextlib.suppress(OSError):  # not ours to look into, or gone
+            for link in folder.iterdir():
+                with contextlib.suppress(OSError):
+                    found = link.stat()
+                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                        yield int(folder.parent.name)
+                        break

@@ -1,0 +1,110 @@
+"""One queue for everybody: strictly first come, first served, and a dead waiter leaves no gap.
+
+Everyone who waits holds a kernel lock on one byte of the queue's file, the byte of their number,
+and is first when no lower byte is locked. The numbers are drawn under a short lock. A waiter sleeps
+in the kernel until the one before has left or died. (A plain lock would let newcomers overtake
+those whom the kernel is just waking.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from featuremill.lease.folder import open_lock
+
+FLOCK = "hhqqi0q"
+"""The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""
+NUMBER_BYTES = 20
+
+
+class TurnstileTimeoutError(Exception):
+    """The time was up before it was one's turn."""
+
+
+@contextlib.contextmanager
+def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Iterator[None]:
+    """Wait for one's turn and hold it for the block.
+
+    `tick` is called now and then while waiting, and says after how many seconds to call it again.
+
+    Raises:
+        TurnstileTimeoutError: `deadline` (of time.monotonic) has passed.
+    """
+    place = _Place(path)
+    try:
+        if not place.is_first():
+            place.wait(deadline, tick)
+        yield
+    finally:
+        place.leave()
+
+
+class _Place:
+    """A place in the queue."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = open_lock(path)
+        self._number = self._draw()
+        self._waiter: threading.Thread | None = None
+
+    def _draw(self) -> int:
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # for microseconds
+        last = os.pread(self._descriptor, NUMBER_BYTES, 0)
+        number = int(last) + 1 if last.isdigit() else 1
+        while not self._lock(number):  # only where someone spoiled the file
+            number += 1
+        os.pwrite(self._descriptor, str(number).encode(), 0)
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        return number
+
+    def _lock(self, number: int) -> bool:
+        try:
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_WRLCK, number, 1)
+        except OSError:
+            return False
+        return True
+
+    def _call(self, command: int, kind: int, start: int, length: int) -> tuple[int, ...]:
+        wanted = struct.pack(FLOCK, kind, os.SEEK_SET, start, length, 0)
+        return struct.unpack(FLOCK, fcntl.fcntl(self._descriptor, command, wanted))
+
+    def _someone_before(self) -> int | None:
+        kind, _, start, *_ = self._call(fcntl.F_OFD_GETLK, fcntl.F_RDLCK, 0, self._number)
+        return None if kind == fcntl.F_UNLCK else start
+
+    def is_first(self) -> bool:
+        return self._someone_before() is None
+
+    def wait(self, deadline: float | None, tick: Callable[[], float]) -> None:
+        """Let a thread sleep in the kernel: this one has to tick, and to mind the deadline."""
+        self._waiter = threading.Thread(target=self._sleep_until_first, daemon=True)
+        self._waiter.start()
+        while self._waiter.is_alive():
+            seconds = tick()
+            if deadline is not None:
+                seconds = min(seconds, deadline - time.monotonic())
+                if seconds <= 0:
+                    raise TurnstileTimeoutError
+            self._waiter.join(seconds)
+        if not self.is_first():
+            raise OSError("the file system of the lease folder has no locks on ranges of bytes")
+
+    def _sleep_until_first(self) -> None:
+        before: int | None = self._number - 1
+        while before is not None:
+            self._call(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, before, 1)
+            self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, before, 1)
+            before = self._someone_before()
+
+    def leave(self) -> None:
+        self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._number, 1)
+        if self._waiter is None or not self._waiter.is_alive():
+            os.close(self._descriptor)
+        # else the thread still sleeps on the descriptor; the lock is gone, the rest is the exit's

@@ -1,0 +1,694 @@
+"""doctor: what it finds on simulated nodes, what it says and recommends, what its bundle holds.
+
+NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPUs a pretend one.
+"""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+from pathlib import Path
+
+import jsonschema
+import pytest
+import torch
+from conftest import ROOT, Verbs
+from nvml_node import Gpu, Slice
+from safetensors.torch import save_file
+
+from featuremill.devices import Device
+from featuremill.doctor import host, memory, node_checks, scaling, scrub
+from featuremill.doctor.facts import Node
+from featuremill.doctor.findings import Findings
+from featuremill.doctor.gpu_checks import has_kernels
+from featuremill.workloads.esm2 import layout
+from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
+from featuremill.workloads.esm2.encoder import DTYPES
+
+NO_LIBRARY = {"init_error": 12}
+NO_CUDA = {"cuda": None, "fails": {"GPU-0": "no"}}
+DOCUMENTED = set(re.findall(r"`[a-z-]+`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
+PRETEND = ROOT / "tests" / "pretend_torch"
+
+
+def some(*types):
+    return {"type": [*types, "null"]}
+
+
+def thing(**properties):
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+def several(items):
+    return {"type": "array", "items": items}
+
+
+TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
+SCHEMA = thing(
+    version={"const": 1},
+    ready=FLAG,
+    cuda_available=FLAG,
+    gpu_count={"type": "integer"},
+    gpus=several(
+        thing(
+            id={"type": "integer"},
+            mig=some("integer"),
+            uuid=some("string"),
+            name=TEXT,
+            memory_gb=some("number"),
+            free_gb=some("number"),
+            utilisation=some("integer"),
+            temperature=some("integer"),
+            power=some("number"),
+            processes=several(
+                thing(pid={"type": "integer"}, user=TEXT, command=TEXT, memory_mb=some("integer"))
+            ),
+            capability=some("string"),
+            bf16=FLAG,
+            visible=FLAG,
+            accessible=FLAG,
+            busy_by=some("string"),
+        )
+    ),
+    issues=several(
+        thing(
+            severity={"enum": ["error", "warning", "note"]},
+            code={"type": "string", "pattern": "^[a-z0-9-]+$"},
+            what={"type": "string", "pattern": r"\.$"},
+            remedy={"type": "string", "pattern": r"\.$"},
+            gpu=some("string"),
+        )
+    ),
+    recommended=thing(
+        resources=some("string"),
+        slots_per_gpu=some("integer"),
+        command=TEXT,
+        not_counted=several(
+            thing(id={"type": "integer"}, mig=some("integer"), uuid=some("string"), why=TEXT)
+        ),
+    ),
+    memory={
+        "oneOf": [
+            {"type": "null"},
+            thing(
+                model=some("string"),
+                needs=several(
+                    thing(device=TEXT, memory_mb=NUMBER, dtype=TEXT, batch_tokens=NUMBER)
+                ),
+                fits=several(TEXT),
+            ),
+        ]
+    },
+    scaling={
+        "oneOf": [
+            {"type": "null"},
+            thing(
+                unit=TEXT,
+                count=NUMBER,
+                speedup=NUMBER,
+                summary=TEXT,
+                devices=several(thing(name=TEXT, alone_seconds=NUMBER, together_seconds=NUMBER)),
+            ),
+        ]
+    },
+    driver=thing(version=some("string"), cuda=some("integer")),
+    torch=thing(version=some("string"), cuda=some("string"), architectures=several(TEXT)),
+    cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
+    versions={"type": "object", "additionalProperties": TEXT},
+)
+
+
+class Doctor:
+    """Runs `featuremill doctor` as a process on a simulated node."""
+
+    def __init__(self, node, folder, **world):
+        self.folder = folder
+        path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
+        self.environment = node.environment | {
+            "PYTHONPATH": os.pathsep.join(path),
+            "PRETEND_TORCH": json.dumps(world),
+        }
+
+    def __call__(self, *arguments, status=0, **more):
+        done = subprocess.run(
+            [sys.executable, "-m", "featuremill", "doctor", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            **more,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr + done.stdout
+        if "--json" not in arguments:
+            return done.stdout + done.stderr
+        answer = json.loads(done.stdout)
+        jsonschema.validate(answer, SCHEMA)
+        assert answer["ready"] == (status == 0)
+        assert {f"`{issue['code']}`" for issue in answer["issues"]} <= DOCUMENTED
+        return answer
+
+
+@pytest.fixture
+def doctor(gpu_node, tmp_path):
+    """Return a function that makes a doctor for a node of the given GPUs."""
+
+    def make(*gpus, system=None, **world):
+        node = gpu_node(*gpus)
+        node.system |= system or {}
+        node.write()
+        return Doctor(node, tmp_path, **world)
+
+    return make
+
+
+def codes(answer):
+    return {issue["code"] for issue in answer["issues"]} - {"disk-space"}
+
+
+def uuids(number):
+    return [f"GPU-{index}" for index in range(number)]
+
+
+def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
+    check = doctor(system=NO_LIBRARY, real_torch=True)
+    answer = check("--json", "--model", "mill_t6_1M")
+    assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
+    assert answer["recommended"]["resources"] is None
+    assert answer["memory"]["fits"] == ["cpu"]
+    assert answer["torch"]["version"] == torch.__version__
+    assert codes(answer) == set()
+    assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", check())
+
+
+MIXED = (
+    Gpu("GPU-0", "NVIDIA A100-SXM4-80GB", 81_920, more={"reserved": "600M", "temperature": 41}),
+    Gpu("GPU-1", "NVIDIA L4", 23_034, capability="8.9", busy=7),
+    Gpu("GPU-2", "Tesla T4", 15_360, capability="7.5"),
+    Gpu("GPU-3", "NVIDIA GeForce RTX 3050", 8_192, capability="8.6", more={"display": 1}),
+)
+
+
+def test_a_mixed_node_in_full(doctor):
+    answer = doctor(*MIXED)("--json", "--model", "esm2_t36_3B_UR50D")
+    assert (answer["cuda_available"], answer["gpu_count"]) == (True, 4)
+    first = answer["gpus"][0]
+    expected = {"id": 0, "mig": None, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB"}
+    expected |= {"memory_gb": 80.0, "free_gb": 79.4, "utilisation": 0, "temperature": 41}
+    expected |= {"power": 50.0, "processes": [], "capability": "8.0", "bf16": True}
+    assert first == expected | {"visible": True, "accessible": True, "busy_by": None}
+    assert [gpu["bf16"] for gpu in answer["gpus"]] == [True, True, False, True]
+    needs = {need["device"]: need for need in answer["memory"]["needs"]}
+    assert (needs["GPU-0"]["dtype"], needs["GPU-2"]["dtype"]) == ("bf16", "fp16")
+    assert needs["GPU-0"]["batch_tokens"] == 12_800  # 100 multiprocessors
+    assert 6_000 < needs["GPU-0"]["memory_mb"] < 9_000
+    assert answer["recommended"]["resources"] == "gpu=2"
+
+
+def test_cards_too_small_too_old_or_with_a_display_are_not_counted_and_it_says_why(doctor):
+    answer = doctor(*MIXED)("--json", "--memory-mb", 5000)
+    recommended = answer["recommended"]
+    assert recommended["resources"] == "gpu=2"
+    assert recommended["slots_per_gpu"] == 1
+    assert recommended["command"] == (
+        "FEATUREMILL_DEVICES=0,1 snakemake --cores all --resources gpu=2"
+    )
+    why = {one["id"]: one["why"] for one in recommended["not_counted"]}
+    assert why[2].startswith("too old: it has no bf16")
+    assert why[3] == "drives a display"
+    answer = doctor(*MIXED)("--json", "--memory-mb", 40_000)
+    assert answer["memory"]["fits"] == ["GPU-0"]
+    why = {one["id"]: one["why"] for one in answer["recommended"]["not_counted"]}
+    assert why[1] == "too small: 22 GB of the 39 GB needed"
+    assert answer["recommended"]["resources"] == "gpu=1"
+
+
+def test_a_display_card_counts_where_there_is_no_other(doctor):
+    answer = doctor(MIXED[3])("--json")
+    assert answer["recommended"]["resources"] == "gpu=1"
+    assert answer["recommended"]["command"] == "snakemake --cores all --resources gpu=1"
+
+
+def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
+    answer = doctor(*MIXED[1:])("--json", "--model", "esm2_t48_15B_UR50D", status=1)
+    (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
+    assert "esm2_t48_15B_UR50D takes about" in issue["what"]
+    assert answer["memory"]["fits"] == []
+
+
+# What it is called: GPU 1's state, what comes of using it, and a word of the remedy.
+BROKEN = {
+    "lost": ({"lost": True}, {}, "nvidia-smi --gpu-reset -i 1"),
+    "nvml-error": ({"error": 999}, {}, "nvidia-smi -q -i 1"),
+    "prohibited": ({"compute_mode": 2}, {"fails": {"GPU-1": "busy"}}, "-c DEFAULT"),
+    "no-kernels": ({"capability": "6.1"}, {"fails": {"GPU-1": "no kernel"}}, "get_arch_list()"),
+    "no-answer": ({}, {"crashes": ["GPU-1"]}, "Xid"),
+    "allocation-failed": ({}, {"fails": {"GPU-1": "CUDA error: unknown"}}, "nvidia-smi"),
+    "exclusive": (
+        {"compute_mode": 3, "used_mb": 1900},
+        {"fails": {"GPU-1": "busy or unavailable"}},
+        "-c DEFAULT",
+    ),
+    "full": ({"used_mb": 79_990}, {"fails": {"GPU-1": "CUDA out of memory"}}, "ask its user"),
+    "mig-without-slices": ({"more": {"mig": 1}}, {}, "-cgi"),
+}
+
+
+def broken(code, uuid):
+    state, world, _ = BROKEN[code]
+    return Gpu(uuid, **state), json.loads(json.dumps(world).replace("GPU-1", uuid))
+
+
+def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
+    gpus, fails, crashes = [], {}, []
+    for number, code in enumerate(BROKEN):
+        gpu, world = broken(code, f"GPU-{number}")
+        gpus.append(gpu)
+        fails |= world.get("fails", {})
+        crashes += world.get("crashes", [])
+    answer = doctor(*gpus, Gpu("GPU-fine"), fails=fails, crashes=crashes)("--json")
+    for number, code in enumerate(BROKEN):
+        found = [i for i in answer["issues"] if i["what"].startswith(f"GPU {number} ")]
+        issue = next(issue for issue in found if issue["code"] == code)
+        assert issue["severity"] == "warning"
+        assert BROKEN[code][2].replace("-i 1", f"-i {number}") in issue["remedy"]
+    accessible = [gpu["accessible"] for gpu in answer["gpus"]]
+    assert accessible == [False] * len(BROKEN) + [True]
+    assert answer["recommended"]["resources"] == "gpu=1"
+    assert [one["id"] for one in answer["recommended"]["not_counted"]] == [*range(len(BROKEN))]
+
+
+@pytest.mark.parametrize(("code", "status"), [("lost", 1), ("no-kernels", 1), ("full", 0)])
+def test_a_broken_gpu_alone_stops_a_run_and_a_full_one_lets_it_wait(doctor, code, status):
+    gpu, world = broken(code, "GPU-1")
+    answer = doctor(gpu, **world)("--json", status=status)
+    assert code in {i["code"] for i in answer["issues"] if i["severity"] == "error" or not status}
+    assert not answer["cuda_available"]
+
+
+def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor):
+    answer = doctor(Gpu("GPU-0"), Gpu("GPU-1"), hangs=["GPU-1"])("--json", "--timeout", 6)
+    (issue,) = answer["issues"]
+    assert (issue["code"], issue["gpu"]) == ("no-answer", "GPU-1")
+    assert "no answer within 6 s" in issue["what"]
+
+
+def test_a_driver_that_hangs_is_an_issue_and_no_hang(doctor):
+    check = doctor(Gpu(), system={"delay_ms": 60_000})
+    answer = check("--json", "--timeout", 5, status=1)
+    assert "driver-silent" in codes(answer)
+
+
+def test_gpus_that_others_use(doctor):
+    answer = doctor(
+        Gpu("GPU-0", processes={os.getpid(): 7000}),
+        Gpu("GPU-1", used_mb=3000),
+        Gpu("GPU-2", total_mb=3000, used_mb=2500, processes={}),
+        Gpu("GPU-3", used_mb=200),
+    )("--json")
+    by = [gpu["busy_by"] for gpu in answer["gpus"]]
+    assert re.fullmatch(rf"\S+'s .+ \(pid {os.getpid()}, 6\.8 GB\)", by[0])
+    assert by[1:] == [
+        "a process that cannot be seen from here (2.9 GB)",
+        "a process that cannot be seen from here (2.4 GB)",
+        None,
+    ]
+    assert answer["gpus"][0]["processes"][0]["memory_mb"] == 7000
+    assert codes(answer) == {"busy", "little-memory"}
+    assert answer["recommended"]["resources"] == "gpu=1"
+
+
+def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
+    check = doctor(Gpu("GPU-0", total_mb=3000, used_mb=2500), Gpu("GPU-1"), Gpu("GPU-2"))
+    command = [sys.executable, "-m", "featuremill", "lease", "--gpus", "1", "--devices", "1"]
+    command += ["--", "sh", "-c", "echo held; exec sleep 60"]
+    holder = subprocess.Popen(command, env=check.environment, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    failed = {"GPU-2": [[time.time(), "exit 3"]] * 3}
+    for uuid, failures in failed.items():
+        path = Path(check.environment["FEATUREMILL_LEASE_FOLDER"]) / f"{uuid}.failures"
+        path.write_text(json.dumps(failures))
+    try:
+        answer = check("--json")
+    finally:
+        holder.kill()
+        holder.communicate()
+    by = [gpu["busy_by"] for gpu in answer["gpus"]]
+    assert by[0].startswith("a process that cannot be seen")
+    assert re.fullmatch(rf"a lease of \S+'s \(pid {holder.pid}\)", by[1])
+    issues = {(issue["code"], issue["gpu"]) for issue in answer["issues"]}
+    assert {("leased", "GPU-1"), ("cooling", "GPU-2"), ("busy", "GPU-0")} <= issues
+    assert answer["recommended"]["resources"] == "gpu=2"
+
+
+def test_memory_errors_and_exclusive_mode_are_said(doctor):
+    answer = doctor(Gpu("GPU-0", compute_mode=3), Gpu("GPU-1", more={"ecc_errors": 2}))("--json")
+    severities = {issue["code"]: issue["severity"] for issue in answer["issues"]}
+    assert severities == {"exclusive": "note", "ecc": "warning"}
+
+
+@pytest.mark.parametrize(
+    ("mask", "arguments", "status", "severity", "visible"),
+    [
+        ("0", (), 0, "note", [True, False]),
+        ("", (), 0, "warning", [False, False]),
+        ("-1", (), 0, "warning", [False, False]),
+        ("GPU-1", ("--devices", "0"), 1, "error", [False]),
+    ],
+)
+def test_gpus_hidden_by_the_environment(doctor, mask, arguments, status, severity, visible):
+    check = doctor(Gpu("GPU-0"), Gpu("GPU-1"))
+    check.environment["CUDA_VISIBLE_DEVICES"] = mask
+    answer = check("--json", *arguments, status=status)
+    (issue,) = (one for one in answer["issues"] if one["code"] == "hidden")
+    assert issue["severity"] == severity
+    assert f"CUDA_VISIBLE_DEVICES={mask}" in issue["what"] or mask == ""
+    assert [gpu["visible"] for gpu in answer["gpus"]] == visible
+    assert answer["cuda_available"] == any(visible)
+
+
+def test_mig_slices_are_devices_of_their_own(doctor):
+    slices = [Slice("MIG-a", 10_000), Slice("MIG-b", 20_000, 2_000, 2)]
+    answer = doctor(Gpu("GPU-0", slices=slices), Gpu("GPU-1"))("--json")
+    assert [(g["id"], g["mig"], g["uuid"]) for g in answer["gpus"]] == [
+        (0, 0, "MIG-a"),
+        (0, 1, "MIG-b"),
+        (1, None, "GPU-1"),
+    ]
+    assert [gpu["utilisation"] for gpu in answer["gpus"]] == [None, None, 0]
+    assert answer["recommended"]["resources"] == "gpu=2"
+
+
+@pytest.mark.parametrize(
+    ("system", "world", "code", "severity", "remedy"),
+    [
+        ({"init_error": 9}, {}, "driver-not-loaded", "note", "login node"),
+        ({"init_error": 18}, {}, "driver-mismatch", "warning", "Reboot"),
+        ({"init_error": 999}, {}, "no-driver", "warning", "--gpus all"),
+        ({}, NO_CUDA, "torch-without-cuda", "error", "device: cpu"),
+        ({}, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
+        (NO_LIBRARY, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
+        (
+            {"cuda": 12040, "driver": "550.54.15"},
+            {"fails": {"GPU-0": "The NVIDIA driver on your system is too old"}},
+            "driver-too-old",
+            "error",
+            "Install driver 580.65 or later",
+        ),
+    ],
+)
+def test_driver_and_torch_that_do_not_go_together(doctor, system, world, code, severity, remedy):
+    status = 1 if severity == "error" else 0
+    answer = doctor(Gpu("GPU-0"), system=system, **world)("--json", status=status)
+    (issue,) = (one for one in answer["issues"] if one["code"] == code)
+    assert issue["severity"] == severity
+    assert remedy in issue["remedy"]
+    assert codes(answer) == {code}
+
+
+def test_an_older_minor_version_of_cuda_is_no_trouble_while_the_gpu_works(doctor):
+    assert codes(doctor(Gpu("GPU-0"), system={"cuda": 12040}, cuda="12.8")("--json")) == set()
+
+
+def test_devices_are_chosen_by_number_or_uuid_and_checked(doctor):
+    check = doctor(*(Gpu(uuid) for uuid in uuids(4)))
+    assert "GPU 7 does not exist; this machine has 0–3." in check("--devices", "7", status=2)
+    assert "GPU GPU-x does not exist" in check("--devices", "0,GPU-x", status=2)
+    assert "GPU GPU- stands for several" in check("--devices", "GPU-", status=2)
+    answer = check("--json", "--devices", "2,GPU-0")
+    assert [gpu["id"] for gpu in answer["gpus"]] == [2, 0]
+    assert answer["recommended"]["resources"] == "gpu=2"
+    assert "give a positive number of MB" in check("--memory-mb", "0", status=2)
+    nowhere = doctor(system=NO_LIBRARY)("--devices", "0", status=2)
+    assert "GPU 0 does not exist; this machine has no GPU" in nowhere
+
+
+def test_the_page_for_people_fits_80_columns(doctor):
+    slices = [Slice("MIG-11111111-2222-3333-4444-555555555555", 10_000)]
+    gpus = [
+        *MIXED,
+        Gpu("GPU-4", "NVIDIA RTX 6000 Ada Generation Max-Q", lost=True),
+        Gpu("GPU-5", compute_mode=3, processes={os.getpid(): 7000}, more={"power_mw": 1_000_000}),
+        Gpu("GPU-6", slices=slices),
+    ]
+    page = doctor(*gpus)("--model", "esm2_t33_650M_UR50D")
+    assert "Ready: a run should use 3 of 7 GPUs." in page
+    assert max(map(len, page.splitlines())) <= 80
+    page = doctor(Gpu("GPU-0"), **NO_CUDA)(status=1)
+    assert page.startswith("Not ready: 1 thing is in the way of a run.")
+    assert "To run" not in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_too_few_open_files_and_an_unusable_lock_folder_are_found(doctor, tmp_path):
+    check = doctor(Gpu("GPU-0"))
+    (tmp_path / "file").touch()
+    check.environment["FEATUREMILL_LEASE_FOLDER"] = str(tmp_path / "file")
+    answer = check(
+        "--json",
+        status=1,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+    )
+    remedies = {issue["code"]: issue["remedy"] for issue in answer["issues"]}
+    assert "ulimit -n" in remedies["open-files"]
+    assert "FEATUREMILL_LEASE_FOLDER" in remedies["lock-folder"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "severity"),
+    [
+        ({"results_free_gb": 3.0}, "disk-space", "warning"),
+        ({"results_free_gb": 0.1}, "disk-space", "error"),
+        ({"results_writable": False}, "results-not-writable", "error"),
+    ],
+)
+def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
+    fine = host.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
+    assert fine.results == tmp_path
+
+    def found(facts):
+        return Findings(
+            Node(error=12), (), False, {}, Device("cpu", "cpu", "", False), None, facts
+        )  # fmt: skip
+
+    assert list(node_checks.check(found(fine))) == []
+    (issue,) = node_checks.check(found(fine._replace(**change)))
+    assert (issue.code, issue.severity) == (code, severity)
+
+
+def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
+    kinds = {"gpu": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300"), "x": ("0x1", "0x03")}
+    for name, (vendor, kind) in kinds.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "vendor").write_text(vendor + "\n")
+        (tmp_path / name / "class").write_text(kind + "\n")
+    assert host.num_nvidia_cards(tmp_path) == 1
+    assert host.num_nvidia_cards(tmp_path / "none") == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "arch_list", "expected"),
+    [
+        ((8, 6), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((7, 0), ["sm_75", "sm_80"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+        ((9, 0), ["sm_90a"], True),
+        ((10, 3), ["sm_100a"], False),
+        ((10, 3), ["sm_100"], True),
+    ],
+)
+def test_which_kernels_run_on_which_gpu(capability, arch_list, expected):
+    assert has_kernels(capability, arch_list) is expected
+
+
+def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor):
+    check = doctor(*(Gpu(uuid) for uuid in uuids(3)), Gpu("GPU-3", used_mb=5000))
+    timed = check("--json", "--run")["scaling"]
+    assert (timed["unit"], timed["count"]) == ("gpu", 3)  # not on the one in use
+    assert 2.0 < timed["speedup"] < 3.5  # the pretend work is a sleep
+    assert len(timed["devices"]) == 3
+
+
+def test_gpus_that_slow_each_other_down_are_said():
+    timed = {"unit": "gpu", "count": 4, "speedup": 2.6, "summary": "2.6 of 4."}
+    assert [issue.code for issue in scaling.issues(timed)] == ["scales-badly"]
+    assert not list(scaling.issues(timed | {"speedup": 3.9}))
+    assert not list(scaling.issues(timed | {"unit": "cpu thread"}))
+
+
+def test_the_cpu_is_timed_with_one_thread_and_with_all(doctor):
+    check = doctor(system=NO_LIBRARY, real_torch=True)
+    timed = check("--json", "--run")["scaling"]
+    assert timed["unit"] == "cpu thread"
+    assert timed["summary"].startswith("Timed on the CPU, as no GPU can be used:")
+    assert timed["speedup"] > 0
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
+    command = [sys.executable, "-m", "featuremill", "doctor", "--json", "--run"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    answer = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
+    assert answer["cuda_available"]
+    assert answer["torch"]["architectures"]
+    assert {gpu["accessible"] for gpu in answer["gpus"] if gpu["visible"]} == {True}
+    assert answer["scaling"]["unit"] == "gpu"
+
+
+def test_the_architectures_of_published_models_are_known_without_torch():
+    assert set(memory.WIDTH_OF_LAYERS.items()) == set(HEADS_OF_SHAPE)
+    model = memory.model_of("esm2_t33_650M_UR50D")
+    assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
+    assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
+    assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
+    bundled = memory.model_of("mill_t6_1M")
+    assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 128, "fp16")
+
+
+PEAK = """
+    import resource, sys
+    from pathlib import Path
+    import numpy as np, pyarrow, torch
+    from featuremill.workloads.esm2.encoder import DTYPES, Encoder
+    from featuremill.workloads.esm2.packing import pack
+    torch.set_num_threads(1)
+    path, layers, width, kind, dtype, tokens = sys.argv[1:]
+    metadata = {"num_layers": layers, "embed_dim": width, "attention_heads": "20"}
+    device = torch.device(kind)
+    encoder = Encoder(Path(path), metadata, device, DTYPES[dtype])
+    batch = pack([np.full(512, 5)] * (int(tokens) // 512)).to(device)
+    for _, hidden_TD in encoder.representations(batch, [int(layers)]):
+        hidden_TD.sum()
+    if kind == "cuda":
+        print(torch.cuda.max_memory_reserved() >> 20)
+    else:
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+"""
+
+
+def measured_peak_mb(folder, environment, model, kind, dtype, batch_tokens):
+    """Return the peak of running a model of that shape."""
+    path = folder / "random.safetensors"
+    tensors = {
+        entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
+        for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
+    }
+    save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
+    code = textwrap.dedent(PEAK)
+    arguments = map(str, (path, model.num_layers, model.width, kind, dtype, batch_tokens))
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "file_dtype", "dtype", "batch_tokens"),
+    [
+        (4, "fp32", "fp32", 512),  # mostly weights
+        (1, "fp32", "fp32", 8192),  # mostly activations
+        (4, "fp32", "bf16", 4096),
+        (4, "fp16", "bf16", 4096),
+    ],
+)
+def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
+    tmp_path, environment, num_layers, file_dtype, dtype, batch_tokens
+):
+    model = memory.Model("random", num_layers, 1280, file_dtype)
+    measured = measured_peak_mb(tmp_path, environment, model, "cpu", dtype, batch_tokens)
+    estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
+    assert estimated == pytest.approx(measured, rel=0.3)
+    # The part that is the model's own, without what any process takes.
+    own = measured - memory.CPU_PROCESS_MB
+    assert estimated - memory.CPU_PROCESS_MB == pytest.approx(own, rel=0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("num_layers", "batch_tokens"), [(24, 2048), (4, 32768)])
+def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
+    tmp_path, environment, num_layers, batch_tokens
+):
+    model = memory.Model("random", num_layers, 1280, "fp32")
+    measured = measured_peak_mb(tmp_path, environment, model, "cuda", "bf16", batch_tokens)
+    estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
+    assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
+
+
+RECORDS = [
+    ("sp|P12345|HIDDEN_HUMAN", "MKTAYIAKQRQISFVKSHFSRQ"),
+    ("patient-4711", "GIVEQCCTSICSLYQLENYCN"),
+    ("Q8X", "MKVLAW"),
+]
+
+
+@pytest.fixture
+def finished_run(gpu_node, tmp_path, environment):
+    """Return the doctor of a folder with a finished run, whose logs name its records."""
+    node = gpu_node()
+    node.system |= NO_LIBRARY
+    node.write()
+    verbs = Verbs(
+        tmp_path, environment | node.environment | {"PYTHONPATH": environment["PYTHONPATH"]}
+    )
+    plan = verbs.plan(RECORDS, options={})
+    verbs.extract(plan, 0, "--log", tmp_path / "logs/test/extract.log")
+    log = tmp_path / "logs" / "test" / "extract.log"
+    sequence = RECORDS[0][1]
+    with log.open("a") as file:
+        file.write(f"ERROR in.fa:1: the id '{RECORDS[0][0]}' stands twice, {RECORDS[1][0]}: bad\n")
+        file.write(f"P12345 failed: {sequence} [{sequence[:15].lower() * 2}] Q8X, MKVLAW.\n")
+        file.write(f">{RECORDS[1][0]} some description\n{RECORDS[1][1]}\n")
+        file.write("OutOfMemoryError: 3 of 12 batches\n")
+    (tmp_path / "my.yaml").write_text("inputs: in.fa\noptions: {}\n")
+    (tmp_path / "secret.yaml").write_text("token: hunter2\n")
+    return Doctor(node, tmp_path, real_torch=True)
+
+
+def test_a_bundle_has_what_a_report_needs_and_no_id_no_sequence_no_name(finished_run):
+    finished_run("--bundle", "bug.zip")
+    with zipfile.ZipFile(finished_run.folder / "bug.zip") as file:
+        members = {name: file.read(name).decode() for name in file.namelist()}
+    kinds = {name.partition("/")[0] for name in members}
+    assert kinds == {"README.txt", "doctor.json", "plans", "configs", "receipts", "logs"}
+    jsonschema.validate(json.loads(members["doctor.json"]), SCHEMA)
+    everything = "\n".join([*members, *members.values()])
+    pieces = ("P12345", "HIDDEN_HUMAN", "patient-4711", "Q8X", "some description", "hunter2")
+    sequences = [sequence for _, sequence in RECORDS]
+    for secret in (*pieces, *sequences, *(s.lower() for s in sequences), str(Path.home()) + "/"):
+        assert secret not in everything, secret
+    log = members["logs/test/extract.log"]
+    assert "OutOfMemoryError: 3 of 12 batches" in log
+    assert "configs/my.yaml" in members
+
+
+def test_texts_that_cannot_be_checked_stay_out_of_a_bundle(finished_run):
+    manifest = finished_run.folder / "results" / "test" / "manifest.parquet"
+    manifest.write_bytes(b"torn")
+    finished_run("--bundle", "bug.zip")
+    with zipfile.ZipFile(finished_run.folder / "bug.zip") as file:
+        assert file.namelist() == ["README.txt", "doctor.json"]
+        assert "could not be checked for ids" in file.read("README.txt").decode()
+
+
+def test_words_that_say_nothing_about_a_record_stay(tmp_path):
+    named = {"P12345"}
+    text = "shard 1a2b: 12 records, P12345. 'quoted' CUDA_VISIBLE_DEVICES=GPU-1 NVIDIA"
+    expected = "shard 1a2b: 12 records, [id]. '…' CUDA_VISIBLE_DEVICES=GPU-1 NVIDIA"
+    assert scrub.without_records(text, named) == expected
+    value = {"P12345": ["sp|P12345|X", 3]}
+    assert scrub.values_without_records(value, named) == {"P12345": ["sp|[id]|X", 3]}

@@ -1,0 +1,212 @@
+"""The workflow on a simulated GPU node: who computes where, and what a failing device does.
+
+The workload sleeps in place of computing, and notes from inside the worker which devices it sees
+and when: that is the observer. Nothing here has touched a GPU.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from leases import wait_for
+from test_lease_stress import most_at_once
+from test_workflow import Workflow, random_records
+
+DOCS = ROOT / "docs" / "lease.md"
+
+
+class GpuWorkflow(Workflow):
+    """A run with shards of ten records on the GPUs of a node; its batches sleep."""
+
+    def __init__(self, folder, environment, node, num_shards, **options):
+        environment = {**environment, **node.environment}
+        spans = str(folder / "spans.txt")
+        records = random_records(10 * num_shards, seed=num_shards)
+        super().__init__(folder, environment, records, spans=spans, **options)
+        self.spans_file = Path(spans)
+
+    def configure(self, **options):
+        super().configure(**options)
+        config = yaml.safe_load((self.folder / "config.yaml").read_text())
+        config |= {"device": "cuda", "shards": {"cost": 10}}
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def spans(self):
+        """Return, for each device, when batches ran on it."""
+        found, begun = defaultdict(list), {}
+        for line in self.spans_file.read_text().splitlines() if self.spans_file.exists() else ():
+            at, pid, device, what = line.split()
+            if what == "begin":
+                begun[pid] = float(at)
+            else:
+                found[device].append((begun[pid], float(at)))
+        return dict(found)
+
+    def receipts(self):
+        plan = json.loads(self.run_folder.plan.read_text())
+        names = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
+        return [json.loads(name.read_text()) for name in names]
+
+
+def check_spans(spans, uuids, at_once, slots=1):
+    """Every device was used, by one at a time (or by `slots`), and several were at work at once.
+
+    How many of the `at_once` met in fact is left to the load of the machine that tests.
+    """
+    assert sorted(spans) == sorted(uuids)
+    assert max(map(most_at_once, spans.values())) <= slots
+    everything = [span for mine in spans.values() for span in mine]
+    assert 2 <= most_at_once(everything) <= at_once
+
+
+ALLOCATIONS = {
+    "workstation": {},
+    "one sbatch of four GPUs": {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_GPUS": "0,1,2,3",
+        "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+    },
+}
+
+
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
+def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, allocation):
+    node = gpu_node(4)
+    node.environment |= ALLOCATIONS[allocation]
+    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=3)
+    workflow("--cores", "32", "--resources", "gpu=4")
+    check_spans(workflow.spans(), node.uuids, 4)
+    receipts = workflow.receipts()
+    assert {receipt["device"]["uuid"] for receipt in receipts} == set(node.uuids)
+    assert {receipt["device"]["kind"] for receipt in receipts} == {"cuda"}
+    assert not any("torch" in receipt["versions"] for receipt in receipts)
+
+
+def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node):
+    node = gpu_node(3)
+    runs = []
+    for name in ("capped", "uncapped"):
+        (tmp_path / name).mkdir()
+        runs.append(GpuWorkflow(tmp_path / name, environment, node, 5, batch_seconds=2))
+    processes = [runs[0].start("--cores", "32", "--resources", "gpu=3")]
+    processes += [runs[1].start("--cores", "32")]
+    for process in processes:
+        said, _ = process.communicate(timeout=200)
+        assert process.returncode == 0, said
+    both = defaultdict(list)
+    for run in runs:
+        assert run.counts()["ok"] == 50
+        for device, spans in run.spans().items():
+            both[device] += spans
+    check_spans(both, node.uuids, 3)
+
+
+def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node):
+    node = gpu_node(3)
+    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=3)
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    settings = {"gpu_slots": 2, "gpu_devices": "'2,0'", "gpu_policy": "sequential"}
+    (profile / "config.yaml").write_text(yaml.safe_dump({"default-resources": settings}))
+    workflow("--cores", "32", "--profile", str(profile))
+    check_spans(workflow.spans(), [node.uuids[0], node.uuids[2]], 4, slots=2)
+    workflow.environment["FEATUREMILL_DEVICES"] = "7"
+    assert "GPU 7 does not exist; this machine has 0–2." in workflow("-n", status=1)
+
+
+def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node):
+    node = gpu_node(3)
+    lost = tmp_path / "lost"
+    options = {"batch_seconds": 1, "batch_records": 5, "lost_file": str(lost)}
+    workflow = GpuWorkflow(tmp_path, environment, node, 6, **options)
+    process = workflow.start("--cores", "32", "--resources", "gpu=3")
+    wait_for(lambda: len(workflow.spans()) == 3)
+    node.gpus[1].lost = True
+    node.write()
+    lost.write_text(node.uuids[1])
+    at = time.monotonic()
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert "gave up its device" in said
+    assert workflow.counts()["ok"] == 60
+    spans = workflow.spans()
+    assert max(end for _, end in spans[node.uuids[1]]) < at + 2
+    assert {receipt["retries"] for receipt in workflow.receipts()} == {0, 1}
+    check_spans(spans, node.uuids, 3)
+    assert "device not ready" in (node.locks / f"{node.uuids[1]}.failures").read_text()
+
+
+def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node):
+    """The rule stands in docs/lease.md; its tool is a script here, and no cap is given."""
+    node = gpu_node(3)
+    text = DOCS.read_text("utf-8")
+    rule = text.partition("```python\n")[2].partition("```")[0]
+    assert "rule fold" in rule
+    names = [f"p{n}" for n in range(7)]
+    (tmp_path / "sequences").mkdir()
+    for name in names:
+        (tmp_path / "sequences" / f"{name}.fa").write_text(">x\nMKV\n")
+    targets = f'rule all:\n    input: expand("structures/{{name}}.pdb", name={names})\n\n'
+    (tmp_path / "Snakefile").write_text(targets + rule)
+    tool = tmp_path / "fold"
+    span = 'echo $(cut -d" " -f1 /proc/uptime) $$ $CUDA_VISIBLE_DEVICES'
+    tool.write_text(f"#!/bin/sh\n{span} begin >> spans\nsleep 1\n{span} end >> spans\ncp $1 $2\n")
+    tool.chmod(0o755)
+    featuremill = tmp_path / "featuremill"
+    featuremill.write_text(f'#!/bin/sh\nexec {sys.executable} -m featuremill "$@"\n')
+    featuremill.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "8"],
+        cwd=tmp_path,
+        env={**environment, **node.environment, "PATH": path},
+        check=True,
+        capture_output=True,
+    )
+    found, begun = defaultdict(list), {}
+    for line in (tmp_path / "spans").read_text().splitlines():
+        at, pid, device, what = line.split()
+        if what == "begin":
+            begun[pid] = float(at)
+        else:
+            found[device].append((begun[pid], float(at)))
+    check_spans(found, node.uuids, 3)
+
+
+SHARD_SECONDS = 120
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("num_gpus", "at_least"), [(2, 1.9), (4, 3.8), (8, 7.5)])
+def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus, at_least):
+    """One shard a device of fixed time, from the first job's start to the last receipt.
+
+    The start of each job (Python, imports, lease) counts; Snakemake's own start, plan, merge and
+    report do not. One device is taken to need exactly the shards' fixed time, without any start.
+    """
+    node = gpu_node(num_gpus)
+    workflow = GpuWorkflow(tmp_path, environment, node, num_gpus, batch_seconds=SHARD_SECONDS)
+    workflow("--cores", "32", "--resources", f"gpu={num_gpus}")
+    logs = sorted(tmp_path.glob("logs/test/extract/*/*.log"))
+    assert len(logs) == num_gpus
+    receipts = workflow.receipts()
+    clock = [receipt[key] for receipt in receipts for key in ("started", "finished")]
+    times = sorted(map(_seconds, clock))
+    took = times[-1] - times[0]
+    speed_up = num_gpus * SHARD_SECONDS / took
+    print(f"{num_gpus} devices: {took:.1f} s, {speed_up:.2f} times the speed of one")
+    assert speed_up >= at_least
+
+
+def _seconds(text):
+    import datetime
+
+    return datetime.datetime.fromisoformat(text).timestamp()

@@ -1,0 +1,623 @@
+"""lease: real processes, real locks, and nvidia-ml-py on a simulated node."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from leases import NOBODY, Leases, end, for_all_users, wait_for
+from nvml_node import Gpu, Slice
+
+from featuremill.lease import folder
+
+HELD = "1 GPU did not become free in 0 s"
+
+
+@pytest.fixture
+def node_of(gpu_node, environment):
+    """Return a function that makes a node and a starter of leases on it."""
+    made = []
+
+    def make(*gpus):
+        made.append(Leases(gpu_node(*gpus), environment))
+        return made[-1]
+
+    yield make
+    for leases in made:
+        leases.end_all()
+
+
+def test_the_command_takes_the_place_of_the_lease(node_of):
+    leases = node_of(4)
+    script = 'echo $$ $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER "$@"; kill -TERM $$'
+    words = ["--list", "--", "a b", "--gpus"]
+    process = leases.start("--gpus", 2, run=["sh", "-c", script, "sh", *words])
+    out, _ = process.communicate()
+    pid, names, order, rest = out.strip().split(" ", 3)
+    assert int(pid) == process.pid
+    assert names == ",".join(leases.node.uuids[:2])
+    assert (order, rest) == ("PCI_BUS_ID", "--list -- a b --gpus")
+    assert process.returncode == -signal.SIGTERM
+    assert leases("--gpus", 0, "--index-mode")[0] == "2", "the one that rested longest"
+    assert leases(run=["sh", "-c", "exit 7"], status=7)
+    assert "nonesuch: No such file" in leases(run=["nonesuch"], status=127)[1]
+    # Python ignores SIGPIPE; a command must not.
+    assert leases(run=["grep", "SigIgn", "/proc/self/status"])[0].split()[1] == "0" * 16
+
+
+def test_a_whole_device_and_parts_of_it_exclude_each_other(node_of):
+    leases = node_of(1)
+    half = ("--slots-per-gpu", 2)
+    whole = leases.hold()
+    assert HELD in leases("--wait", 0, *half, status=3)[1]
+    end(whole)
+    first, second = leases.hold(*half), leases.hold(*half)
+    assert first.holds == second.holds == leases.node.uuids[0]
+    for other in ((), half, ("--slots-per-gpu", 4)):
+        said = leases("--wait", 0, *other, status=3)[1]
+        assert HELD in said and f"pid {first.pid}" in said
+    first.kill()
+    first.wait()
+    assert "held by" in leases("--wait", 0, "--slots-per-gpu", 4, status=3)[1]
+    end(leases.hold(*half, "--wait", 0))
+    end(second)
+    end(leases.hold("--wait", 0))
+
+
+RING = """
+    import sys
+    from featuremill.lease import Request, lease
+    request = Request(num_gpus=2, devices=sys.argv[1])
+    for _ in range(20):
+        with lease("cuda", request) as held:
+            assert sorted(str(d.number) for d in held.devices) == sorted(sys.argv[1].split(","))
+"""
+
+
+def test_overlapping_wants_never_deadlock(node_of):
+    leases = node_of(3)
+    ring = [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]
+    for process in ring:
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+
+
+def test_first_come_first_served_without_backfill(node_of, tmp_path):
+    leases = node_of(2)
+    order = tmp_path / "order"
+    wants = [1, 2, 1, 1, 2, 1, 2, 2, 1, 1]
+    holder = leases.hold("--devices", "0")
+    both = leases.queue("--gpus", 2, run=["sh", "-c", f"echo both >> {order}"])
+    queue = [
+        leases.queue("--gpus", n, run=["sh", "-c", f"echo {place} >> {order}; sleep 0.05"])
+        for place, n in enumerate(wants)
+    ]
+    time.sleep(0.3)
+    assert not order.exists(), "GPU 1 is free, but it is not their turn"
+    queue[3].kill()
+    end(holder)
+    for process in [both, *queue]:
+        process.communicate(timeout=60)
+    served = order.read_text().split()
+    assert served[0] == "both"
+    # Two that want one each run at once, so they may write in either order.
+    expected = [["0"], ["1"], ["2"], ["4"], ["5"], ["6"], ["7"], ["8", "9"]]
+    at = 1
+    for group in expected:
+        assert sorted(served[at : at + len(group)]) == group, served
+        at += len(group)
+
+
+STOPPED = """
+    import signal, sys
+    from featuremill.lease import lease
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with lease("cuda"): pass
+    finally:
+        print("left")
+"""
+
+
+def test_a_waiter_that_dies_or_gives_up_leaves_no_gap(node_of):
+    leases = node_of(1)
+    holder = leases.hold()
+    first = leases.queue()
+    stopped = leases.python(STOPPED)
+    wait_for(lambda: leases.num_drawn() == 3)
+    impatient = leases.queue("--wait", 0.6)
+    last = leases.queue()
+    _, err = impatient.communicate(timeout=20)
+    assert impatient.returncode == 3 and "others came first and still wait" in err
+    stopped.terminate()
+    out, err = stopped.communicate(timeout=20)
+    assert (stopped.returncode, out, err) == (143, "left\n", "")
+    first.kill()
+    end(holder)
+    assert last.wait(20) == 0
+
+
+SAY = """
+    import logging, sys
+    from featuremill.lease import Request, acquire, lease
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    acquire.SAY_SECONDS = 0.2
+    with lease("cuda", Request(num_gpus=int(sys.argv[1]))): pass
+"""
+
+
+def test_who_waits_says_for_what_again_and_again(node_of):
+    leases = node_of(3)
+    holder = leases.hold("--devices", "1")
+    leases.node.run_on(leases.node.uuids[2], os.getpid())
+    head = leases.python(SAY, "3")
+    wait_for(lambda: leases.num_drawn() == 2)
+    second = leases.python(SAY, "1")
+    for process, what in (
+        (head, "waiting for 3 GPUs (GPU 1: held by pid"),
+        (second, "others came"),
+    ):
+        lines = [process.stderr.readline() for _ in range(3)]
+        assert all(what in line for line in lines), lines
+    assert f"GPU 2: used by process {os.getpid()}, which has no lease" in head.stderr.readline()
+    end(holder)
+
+
+def test_children_keep_a_lease_on_purpose_only(node_of):
+    leases = node_of(1)
+    script = "sleep 50 >/dev/null 2>&1 & echo $!"
+    child = int(leases(run=["sh", "-c", script])[0])
+    assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
+    heading, row = leases.list()
+    assert heading.split() == ["DEVICE", "SLOT", "PID", "USER", "SINCE", "COMMAND"]
+    assert f" {child} " in row and "left by" in row
+    os.kill(child, signal.SIGKILL)
+    wait_for(lambda: len(leases.list()) == 1)
+
+    code = """
+        import subprocess, sys
+        from featuremill.lease import lease
+        with lease("cuda") as held:
+            keep = held.descriptors if "keep" in sys.argv else ()
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            child = subprocess.Popen(["sleep", "50"], pass_fds=keep, **quiet)
+            print(child.pid, flush=True)
+    """
+    for word, is_held in (("", False), ("keep", True)):
+        process = leases.python(code, word)
+        child = int(process.communicate(timeout=20)[0])
+        assert (len(leases.list()) == 2) == is_held
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_grandchild_without_the_locks_is_seen_by_its_memory(node_of):
+    """Python's subprocess closes descriptors: kill -9 of the middle one leaves a process alone."""
+    leases = node_of(1)
+    code = (
+        "import subprocess as s; p = s.Popen(['sleep', '50']); print(p.pid, flush=True); p.wait()"
+    )
+    middle = leases.start(run=[sys.executable, "-c", code])
+    grandchild = int(middle.stdout.readline())
+    leases.node.run_on(leases.node.uuids[0], grandchild)
+    assert HELD in leases("--wait", 0, status=3)[1]
+    middle.kill()
+    middle.wait()
+    assert f"used by process {grandchild}" in leases("--wait", 0, status=3)[1]
+    os.kill(grandchild, signal.SIGKILL)
+    leases("--wait", 20)
+
+
+def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_path):
+    leases = node_of(1)
+    words = [sys.executable, "-m", "featuremill", "lease"]
+    for options, ignores, survives in (
+        ([], "", 0),
+        (["--outlive-parent"], "", 1),
+        ([], "'' HUP", 1),
+    ):
+        trap = f"trap {ignores}; " if ignores else ""
+        command = " ".join([*words, *options, "-- sleep 50"])
+        parent = subprocess.Popen(
+            ["sh", "-c", f"{trap}{command} & echo $!; wait"],
+            env=leases.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        child = int(parent.stdout.readline())
+        wait_for(lambda: len(leases.list()) == 2)
+        parent.kill()
+        parent.wait()
+        time.sleep(0.3)
+        assert len(leases.list()) == 1 + survives
+        if survives:
+            os.kill(child, signal.SIGKILL)
+        parent.stdout.close()
+        wait_for(lambda: len(leases.list()) == 1)
+
+
+def test_a_watched_command_ends_as_it_would_alone(node_of):
+    leases = node_of(1)
+    ends = {"exit 7": 7, "kill -9 $$": -9, "kill -SEGV $$": -11, "exit 130": 130}
+    for script, status in ends.items():
+        leases("--watch", run=["sh", "-c", script], status=status)
+    leases("--watch", run=["nonesuch"], status=127)
+
+    slow = ["sh", "-c", "trap 'echo caught; exit 3' TERM; echo ready; while :; do sleep 0.1; done"]
+    process = leases.start("--watch", run=slow)
+    assert process.stdout.readline() == "ready\n"
+    process.terminate()
+    assert process.communicate(timeout=20)[0] == "caught\n" and process.returncode == 3
+    failures = (leases.node.locks / f"{leases.node.uuids[0]}.failures").read_text()
+    assert failures.count("left with status") == 2, "7 and SEGV; the others blame no device"
+
+
+def test_a_watched_command_cannot_lose_its_lease(node_of):
+    leases = node_of(1)
+    closes = "import os, time; os.closerange(3, 100); print(os.getpid(), flush=True); time.sleep(9)"
+    process = leases.start("--watch", run=[sys.executable, "-c", closes])
+    child = int(process.stdout.readline())
+    assert len(leases.list()) == 2, "it closed what it inherited"
+    process.kill()
+    process.wait()
+    wait_for(lambda: not Path(f"/proc/{child}").exists())
+    assert len(leases.list()) == 1
+
+
+def test_policies(node_of):
+    leases = node_of(Gpu(total_mb=24_000), Gpu(), Gpu(used_mb=900))
+    numbers = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+
+    def one(*arguments):
+        return leases("--index-mode", *arguments, run=numbers)[0]
+
+    assert one("--policy", "memory") == "1"
+    assert [one("--policy", "sequential") for _ in range(2)] == ["0", "0"]
+    assert one("--policy", "sequential", "--devices", "2,1") == "2"
+    assert sorted(one() for _ in range(3)) == ["0", "1", "2"], "balanced: each in turn"
+    half = ("--slots-per-gpu", 2)
+    held = [leases.hold("--index-mode", "--policy", "sequential", *half) for _ in range(3)]
+    assert [process.holds for process in held] == ["0", "0", "1"]
+    assert one(*half) == "2", "balanced: the one with the fewest slots taken"
+    assert (
+        "lease policy 'best' does not exist"
+        in leases(status=2, variables={"FEATUREMILL_POLICY": "best"})[1]
+    )
+
+
+def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
+    leases = node_of(3)
+    stranger = subprocess.Popen(["sleep", "100"])
+    leases.node.run_on(leases.node.uuids[0], stranger.pid, 5000)
+    leases.node.gpus[1].used_mb = 30_000
+    leases.node.write()
+    assert {leases("--index-mode")[0] for _ in range(2)} == {"2"}
+    said = leases("--gpus", 2, "--wait", 0, status=3)[1]
+    assert f"GPU 0: used by process {stranger.pid}, which has no lease" in said
+    assert "GPU 1: 30000 MB in use, by nobody who has a lease" in said
+    share = ("--policy", "memory", "--gpus", 2, "--index-mode", "--min-free-mb")
+    assert leases(*share, 60_000)[0] == "2,0", "memory: strangers are no hindrance"
+    assert (
+        "GPU 1: 50000 MB free of the 60000"
+        in leases(*share, 60_000, "--devices", "1,2", "--wait", 0, status=3)[1]
+    )
+    waiting = leases.start("--gpus", 3)
+    leases.node.gpus[1].used_mb = 0
+    leases.node.write()
+    time.sleep(0.3)
+    assert waiting.poll() is None
+    stranger.kill()
+    stranger.wait()
+    assert waiting.wait(20) == 0
+
+
+def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
+    leases = node_of(1)
+    half = ("--slots-per-gpu", 2)
+    first = leases.hold(*half)
+    child = subprocess.Popen(["sleep", "100"])
+    leases.node.run_on(leases.node.uuids[0], first.pid, 5000)
+    end(leases.hold(*half, "--wait", 0))
+    leases.node.run_on(leases.node.uuids[0], child.pid, 5000)
+    assert f"used by process {child.pid}" in leases(*half, "--wait", 0, status=3)[1]
+    child.kill()
+    child.wait()
+    end(first)
+
+
+def test_the_small_ones_of_a_mixed_node_are_never_taken(node_of):
+    leases = node_of(Gpu(total_mb=24_000), Gpu(), Gpu(total_mb=24_000), Gpu())
+    large = ("--min-free-mb", 40_000, "--index-mode")
+    for policy in ("balanced", "memory", "sequential"):
+        held = [leases.hold(*large, "--policy", policy) for _ in range(2)]
+        assert sorted(process.holds for process in held) == ["1", "3"]
+        assert HELD in leases(*large, "--policy", policy, "--wait", 0, status=3)[1]
+        for process in held:
+            end(process)
+    assert "GPU 0: it has 24000 MB in all" in leases(*large, "--gpus", 3, status=3)[1]
+
+
+def test_devices_that_fail_are_left_out_with_the_reason(node_of):
+    leases = node_of(Gpu(lost=True), Gpu(error=999), Gpu(), Gpu(compute_mode=2))
+    assert leases("--index-mode")[0] == "2"
+    said = leases("--gpus", 3, status=3)[1]
+    assert "GPU 0: GPU is lost; GPU 1: Unknown Error" in said
+    said = leases("--gpus", 2, status=3)[1]
+    assert "too few work: GPU 3: its compute mode is Prohibited" in said
+    holder = leases.hold()
+    waiting = leases.queue()
+    leases.node.gpus[2].lost = True
+    leases.node.write()
+    _, err = waiting.communicate(timeout=20)
+    assert waiting.returncode == 3 and "GPU 2: GPU is lost" in err, "waiting would be of no use"
+    end(holder)
+
+
+def test_exclusive_compute_mode_allows_one_slot(node_of):
+    leases = node_of(Gpu(compute_mode=3))
+    holder = leases.hold("--slots-per-gpu", 4)
+    assert HELD in leases("--slots-per-gpu", 4, "--wait", 0, status=3)[1]
+    end(holder)
+
+
+def test_slices_are_devices(node_of):
+    slices = [Slice("MIG-a", 10_000), Slice("MIG-b", 20_000, gpu_instance=2)]
+    leases = node_of(Gpu(slices=slices), Gpu())
+    uuid = leases.node.uuids[1]
+    held = [leases.hold() for _ in range(3)]
+    assert sorted(process.holds for process in held) == sorted(["MIG-a", "MIG-b", uuid])
+    assert "GPU 0 (MIG-b): held by" in leases("--wait", 0, status=3)[1]
+    for process in held:
+        end(process)
+    assert leases("--min-free-mb", 15_000, "--devices", "0")[0] == "MIG-b"
+    assert leases(variables={"CUDA_VISIBLE_DEVICES": "MIG-b"})[0] == "MIG-b"
+    assert "a MIG slice has no number" in leases("--index-mode", "--devices", "MIG-a", status=2)[1]
+
+
+@pytest.mark.parametrize("mask", ["", "-1", "NoDevFiles"])
+def test_no_visible_gpu_is_a_lease_of_the_cpu(node_of, mask):
+    leases = node_of(1)
+    variables = {"CUDA_VISIBLE_DEVICES": mask}
+    out, said = leases("--gpus", 2, variables=variables)
+    assert (
+        out == ""
+        and f"leased the CPU: no GPU is visible here: CUDA_VISIBLE_DEVICES='{mask}'" in said
+    )
+    assert "no GPU is visible here" in leases("--device", "cuda", status=2, variables=variables)[1]
+
+
+def test_no_driver_is_a_lease_of_the_cpu(node_of):
+    leases = node_of(1)
+    leases.node.system["init_error"] = 9
+    leases.node.write()
+    assert "leased the CPU: no NVIDIA GPU is visible here" in leases()[1]
+    assert "this machine has no GPU" in leases("--devices", "0", status=2)[1]
+
+
+def test_a_device_that_does_not_exist(node_of):
+    leases = node_of(4)
+    assert "GPU 7 does not exist; this machine has 0–3." in leases("--devices", "7", status=2)[1]
+    assert "GPU-f' is not the start of" in leases("--devices", "0,GPU-f", status=2)[1]
+    masked = {"CUDA_VISIBLE_DEVICES": "1,2"}
+    said = leases("--devices", "0", status=2, variables=masked)[1]
+    assert "GPU 0 is hidden by CUDA_VISIBLE_DEVICES=1,2." in said
+    said = leases("--gpus", 3, status=2, variables=masked)[1]
+    assert "3 GPUs are wanted and CUDA_VISIBLE_DEVICES leaves 2; ask for fewer." in said
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "num_gpus", "numbers"),
+    [
+        ("CUDA_VISIBLE_DEVICES", "2", 1, "2"),
+        ("CUDA_VISIBLE_DEVICES", "3,1", 2, "3,1"),
+        ("CUDA_VISIBLE_DEVICES", "3,1", 1, "3"),
+        ("CUDA_VISIBLE_DEVICES", "GPU-22,GPU-11", 1, "2"),
+        ("CUDA_VISIBLE_DEVICES", "2,7,1", 1, "2"),
+        ("SLURM_STEP_GPUS", "2", 1, "2"),
+        ("SLURM_STEP_GPUS", "9", 1, "0"),
+        ("NVIDIA_VISIBLE_DEVICES", "all", 1, "0"),
+        ("NVIDIA_VISIBLE_DEVICES", "GPU-33", 1, "3"),
+    ],
+)
+def test_what_the_outside_gave_is_honoured(node_of, variable, value, num_gpus, numbers):
+    leases = node_of(4)
+    uuids = [leases.node.uuids[int(number)] for number in numbers.split(",")]
+    out, said = leases("--gpus", num_gpus, variables={variable: value})
+    exactly = len(value.split(",")) == num_gpus and numbers != "0"
+    assert (f"as {variable} gave it" in said) == (exactly or value == "2,7,1")
+    passed_on = value if exactly and variable == "CUDA_VISIBLE_DEVICES" else ",".join(uuids)
+    assert out == (value if value == "2,7,1" else passed_on)
+
+
+def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
+    leases = node_of(Gpu(lost=True), Gpu())
+    assert leases(variables={"CUDA_VISIBLE_DEVICES": "0,1"})[0] == leases.node.uuids[1]
+    assert "GPU is lost" in leases(variables={"CUDA_VISIBLE_DEVICES": "0"}, status=3)[1]
+    said = leases(variables={"CUDA_VISIBLE_DEVICES": leases.node.uuids[0]}, status=3)[1]
+    assert "names no GPU that is here; GPU 0: GPU is lost." in said
+    leases.node.gpus[0].lost = False
+    leases.node.write()
+    said = leases(variables={"CUDA_VISIBLE_DEVICES": "7"}, status=2)[1]
+    assert "CUDA_VISIBLE_DEVICES=7 names no GPU that is here." in said
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "SLURM_JOB_ID": "1", "SLURM_JOB_GPUS": "0,1,2,3"},
+        {"SLURM_JOB_GPUS": "0,1,2,3"},
+        {"NVIDIA_VISIBLE_DEVICES": "all"},
+    ],
+)
+def test_jobs_inside_one_allocation_get_distinct_devices(node_of, variables):
+    leases = node_of(4)
+    held = [leases.hold(variables=variables) for _ in range(4)]
+    assert sorted(process.holds for process in held) == leases.node.uuids
+    assert HELD in leases("--wait", 0, status=3, variables=variables)[1]
+
+
+def test_leases_inside_a_lease_share_what_it_holds(node_of):
+    """Neither the outer lease's own locks nor the common queue may shut its children out."""
+    leases = node_of(3)
+    names = ("CUDA_VISIBLE_DEVICES", "FEATUREMILL_LEASED")
+    script = f"echo {' '.join(f'${name}' for name in names)}; read line"
+    outer = leases.start("--gpus", 2, run=["sh", "-c", script], stdin=subprocess.PIPE)
+    inside = dict(zip(names, outer.stdout.readline().split(), strict=True))
+    waits_for_outer = leases.queue("--gpus", 3)
+    inner = [leases.hold(variables=inside) for _ in range(2)]
+    assert sorted(process.holds for process in inner) == leases.node.uuids[:2]
+    assert HELD in leases("--wait", 0, status=3, variables=inside)[1]
+    for process in inner:
+        end(process)
+    end(outer)
+    assert waits_for_outer.wait(20) == 0
+
+
+FAIL = """
+    import sys
+    from featuremill.lease import Request, lease
+    with lease("cuda", Request(devices=sys.argv[1])) as held:
+        held.failed("the worker fell over") if sys.argv[2] == "fail" else held.worked()
+"""
+
+
+def test_a_device_on_which_work_fails_quickly_gets_a_rest(node_of):
+    leases = node_of(2)
+
+    def tell(device, what):
+        assert leases.python(FAIL, device, what).wait(20) == 0
+
+    for _ in range(3):
+        tell("0", "fail")
+    first = ("--policy", "sequential", "--index-mode")
+    assert leases(*first)[0] == "1"
+    assert "cooling down until" in leases("--gpus", 1, *first)[1] or leases.list()[-1]
+    assert "3 quick failures, the worker fell over" in leases.list()[-1]
+    holder = leases.hold("--devices", "1")
+    assert "GPU 0: cooling down until" in leases("--wait", 0, *first, status=3)[1]
+    end(holder)
+    assert leases(*first, "--gpus", 2)[0] == "0,1", "all are needed"
+    for _ in range(3):
+        tell("1", "fail")
+    assert leases(*first)[0] == "0", "when all fail, it is the work"
+    tell("0", "work")
+    assert leases(*first)[0] == "0"
+    tell("1", "work")
+    for _ in range(3):
+        leases("--watch", "--devices", "0", run=["false"], status=1)
+    assert leases(*first)[0] == "1", "a foreign command, watched"
+    assert "3 quick failures, false left with status 1" in leases.list()[-1]
+    leases("--watch", "--devices", "0", run=["true"])
+    assert leases(*first)[0] == "0"
+
+
+def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
+    leases = node_of(4)
+    variables = {
+        "FEATUREMILL_DEVICES": "3,2",
+        "FEATUREMILL_POLICY": "sequential",
+        "FEATUREMILL_SLOTS_PER_GPU": "2",
+        "FEATUREMILL_MIN_FREE_MB": "1000",
+        "FEATUREMILL_WAIT": "0",
+    }
+    held = [leases.hold("--index-mode", variables=variables) for _ in range(4)]
+    assert [process.holds for process in held] == ["3", "3", "2", "2"]
+    assert HELD in leases(status=3, variables=variables)[1]
+    assert leases("--devices", "1", "--index-mode", variables=variables)[0] == "1"
+    said = leases(status=2, variables={"FEATUREMILL_WAIT": "long"})[1]
+    assert "FEATUREMILL_WAIT: 'long' is not a number." in said
+
+
+def test_the_list_says_who_has_what(node_of):
+    leases = node_of(2)
+    assert leases.list() == ["No GPU slot is leased on this machine."]
+    holder = leases.hold("--slots-per-gpu", 2)
+    row = leases.list()[1]
+    assert row.startswith(f"GPU 0 {leases.node.uuids[0]}  1 of 2  {holder.pid}  ")
+    assert time.strftime("%Y-%m-%d") in row and row.endswith(
+        "sh -c echo $CUDA_VISIBLE_DEVICES; read line"
+    )
+
+
+def test_the_folder_is_for_all_users_and_of_this_machine(node_of, tmp_path, monkeypatch):
+    leases = node_of(1)
+    leases()
+    assert leases.node.locks.stat().st_mode & 0o7777 == 0o1777
+    assert {path.stat().st_mode & 0o777 for path in leases.node.locks.iterdir()} == {0o666}
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    said = leases(status=2, variables={"FEATUREMILL_LEASE_FOLDER": str(private)})[1]
+    assert "chmod 1777" in said
+    (tmp_path / "link").symlink_to(leases.node.locks)
+    said = leases(status=2, variables={"FEATUREMILL_LEASE_FOLDER": str(tmp_path / "link")})[1]
+    assert "chmod 1777" in said
+    number = tmp_path.stat().st_dev
+    line = f"36 35 {os.major(number)}:{os.minor(number)} / /net rw - nfs4 server:/ rw"
+    assert folder.file_system(tmp_path, line) == "nfs4"
+    lock = leases.node.locks / "fifo"
+    os.mkfifo(lock)
+    with pytest.raises(Exception, match="not a plain file"):
+        folder.open_lock(lock)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_two_users_share_the_devices(nvml_library, environment):
+    as_nobody = {"user": NOBODY, "group": NOBODY, "cwd": "/"}
+    with for_all_users(nvml_library, environment, Gpu(), Gpu()) as leases:
+        other = leases.hold(**as_nobody)
+        mine = leases.hold()
+        assert sorted([mine.holds, other.holds]) == leases.node.uuids
+        assert "(nobody)" in leases("--wait", 0, status=3)[1]
+        assert HELD in leases("--wait", 0, status=3, **as_nobody)[1]
+        end(other)
+        end(leases.hold(**as_nobody))
+        end(mine)
+        end(leases.hold("--gpus", 2, **as_nobody))
+        assert leases.node.locks.stat().st_uid == NOBODY
+
+
+def test_it_imports_only_the_standard_library_and_pynvml(node_of):
+    code = """
+        import sys
+        before = set(sys.modules)  # what this Python loads for anybody
+        from featuremill.__main__ import main
+        main(["lease", "--list"])
+        main(["lease", "--", "nonesuch"])
+        names = {name.partition(".")[0] for name in {*sys.modules} - before}
+        names -= set(sys.stdlib_module_names)
+        print(*sorted(name for name in names if not name.startswith("_")), file=sys.stderr)
+    """
+    _, err = node_of(1).python(code).communicate(timeout=30)
+    assert set(err.splitlines()[-1].split()) == {"featuremill", "pynvml"}
+
+
+def test_a_lease_costs_little(node_of):
+    """The bar is 100 ms over running the command directly; Python's start is a part of it."""
+    leases = node_of(4)
+    true = ["true"]
+
+    def seconds(command):
+        start = time.monotonic()
+        subprocess.run(command, env=leases.environment, check=True, stderr=subprocess.DEVNULL)
+        return time.monotonic() - start
+
+    lease = [sys.executable, "-m", "featuremill", "lease", "--", *true]
+    seconds(lease)  # writes the bytecode
+    both = [(seconds(lease), seconds(true)) for _ in range(15)]
+    over = sorted(leased - direct for leased, direct in both)
+    print(f"overhead in ms: median {over[7] * 1000:.0f}, least {over[0] * 1000:.0f}")
+    assert over[0] <= 0.1, f"{over}"
+    if os.getloadavg()[0] < (os.cpu_count() or 1) / 2:
+        assert over[7] <= 0.1, f"{over}"
+
+
+def test_locks_leave_nothing_that_grows(node_of):
+    leases = node_of(1)
+    for _ in range(2):
+        leases()
+        names = sorted(path.name for path in Path(leases.node.locks).iterdir())
+    uuid = leases.node.uuids[0]
+    assert names == [f"{uuid}.device", f"{uuid}@0of1.slot", "turnstile"]
