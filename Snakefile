@@ -5,7 +5,7 @@
 # One config is one run: `snakemake --cores all` computes the demo of config/config.yaml, and
 # `snakemake --cores all --configfile my.yaml` yours. README.md tells the rest.
 
-if "inputs" not in config:
+if not config:
 
     configfile: "config/config.yaml"
 
@@ -27,3 +27,7 @@ rule all:
 
 onsuccess:
     print(support.closing_words(results))
+
+
+onerror:
+    print("Nothing that was computed is lost: the same command goes on from here.")

@@ -24,7 +24,7 @@ def rows(verbs, plan):
         ("CRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
         ("SEGVA", "crashed the worker twice: was killed by SIGSEGV", 2),
         ("RAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
-        ("NANA", "values are not finite: try a wider dtype", 0),
+        ("NANA", "values are missing or not finite: try a wider dtype", 0),
         ("GREEDA", "out of memory: MemoryError", 0),
     ],
 )
@@ -147,6 +147,49 @@ def test_a_damaged_part_is_computed_again(verbs, damage):
     said = verbs.extract(plan)
     assert part.read_bytes() == content
     assert ("not those that were written" in said) == (damage != "gone")
+
+
+def test_a_damaged_shard_is_found_and_written_anew(verbs):
+    plan = verbs.plan(GOOD, "poison")
+    name = plan["shards"][0]["shard"]
+    shard = verbs.run_folder.shard(name)
+    content = shard.read_bytes()
+    at = content.index(b"MKVAAA")
+    shard.write_bytes(content[:at] + b"MKVAAC" + content[at + 6 :])
+    said = verbs("extract", verbs.run_folder.root, name, status=4)
+    assert "its bytes are not those that were written" in said
+    assert not shard.exists()
+    again = verbs.plan(GOOD, "poison")
+    assert again["shards"] == plan["shards"]
+    verbs.extract(again)
+    shard.write_bytes(content[:500])
+    verbs.plan(GOOD, "poison")
+    assert shard.read_bytes() == content, "plan trusts no old shard by its name"
+
+
+def test_a_record_that_breaks_the_device_every_time_fails_alone(verbs):
+    plan = verbs.plan([*GOOD, ("bad", "STICKYA")], "poison", {"sticky_file": "/"})
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
+    (failed,) = [row for row in rows(verbs, plan) if row["status"] == "failed"]
+    assert "CUDA error" in failed["reason"]
+
+
+def test_a_worker_that_hangs_at_its_exit_is_not_waited_for(verbs):
+    plan = verbs.plan(GOOD, "poison", {"hang_at_exit": True})
+    start = time.monotonic()
+    verbs.extract(plan)
+    assert time.monotonic() - start < 30
+    assert verbs.receipts(plan)[0]["retries"] == 0
+
+
+def test_the_log_has_what_a_worker_printed(verbs):
+    plan = verbs.plan(GOOD, "poison", {"broken_load": True})
+    shard = plan["shards"][0]["shard"]
+    log = verbs.folder / "extract.log"
+    said = verbs("extract", verbs.run_folder.root, shard, "--log", log, status=1)
+    assert "Traceback" in log.read_text() and "Traceback" not in said
 
 
 def test_what_cannot_be_done_is_one_sentence(verbs):

@@ -85,7 +85,7 @@ def test_names_with_spaces_and_letters_of_all_kinds(capsys: pytest.CaptureFixtur
     assert main(["init", name, "--output", "my run.yaml"]) == 0
     run = config.read(Path("my run.yaml"))
     assert run.inputs == (name,)
-    assert run.run == "mein_Prot_om_no_v2_"
+    assert run.run == "my_run"
     assert "--configfile 'my run.yaml'" in capsys.readouterr().err
 
 

@@ -98,14 +98,16 @@ def test_results_load_in_python(run):
     assert isinstance(frame, pd.DataFrame)
     assert list(frame.index) == list(expected())
     assert frame.loc["with/slash", "composition"] == pytest.approx(composition("ACDEFGHIK"))
-    ids, mapped = featuremill.load_matrix(run.root)
+    with pytest.raises(UserError, match="choose one of composition, hydropathy"):
+        featuremill.load_matrix(run.root)
+    ids, mapped = featuremill.load_matrix(run.root, "composition")
     assert isinstance(mapped, np.memmap) and mapped.shape == (36, 20)
-    (run.root / "embeddings.npy").unlink()
+    merge(run, ["parquet"], 0)
     again, read = featuremill.load_matrix(run.root, "hydropathy")
     assert again == ids and read.shape == (36, 1)
     with pytest.raises(UserError, match="it has composition, hydropathy"):
         featuremill.load_matrix(run.root, "nothing")
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="no such result"):
         featuremill.load(run.root / "elsewhere")
 
 
@@ -158,10 +160,33 @@ def test_parts_swapped_with_their_digests_are_found(run):
         merge(run, ALL, 0)
 
 
+def test_all_damaged_parts_are_set_aside_at_once(run):
+    plan = json.loads(run.plan.read_text())
+    for shard in plan["shards"][:3]:
+        run.part(plan["recipe"], shard["shard"]).write_bytes(b"rubbish")
+    run.receipt(plan["recipe"], plan["shards"][3]["shard"]).write_text("")
+    with pytest.raises(IntegrityError, match="3 more like it"):
+        merge(run, ALL, 0)
+    left = [s for s in plan["shards"] if run.receipt(plan["recipe"], s["shard"]).exists()]
+    assert len(left) == len(plan["shards"]) - 4
+
+
+def test_old_results_never_stand_beside_new_ones(run):
+    merge(run, ALL, 0)
+    (run.root / ".embeddings.npy.killed").write_bytes(b"half")
+    merge(run, ["per_protein_h5"], 0)
+    assert not (run.root / "embeddings.npy").exists()
+    assert not (run.root / "embeddings.parquet").exists()
+    assert not (run.root / ".embeddings.npy.killed").exists()
+    (run.root / "embeddings.parquet").write_bytes(b"from elsewhere")
+    with pytest.raises(UserError, match="is parquet in outputs"):
+        featuremill.load(run.root)
+
+
 def test_a_manifest_that_lost_a_row_is_refused(run):
     table = pq.read_table(run.manifest)
     pq.write_table(table.slice(0, 37), run.manifest)
-    with pytest.raises(IntegrityError, match="don't add up"):
+    with pytest.raises(IntegrityError, match="does not belong to plan"):
         merge(run, ALL, 0)
 
 

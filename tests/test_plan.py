@@ -1,6 +1,8 @@
 """plan: nothing is lost, nothing is planned twice, and an edit costs only what is new."""
 
+import json
 import random
+import time
 from pathlib import Path
 
 import numpy as np
@@ -196,6 +198,21 @@ def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     keys.tofile(tmp_path / "ids.bin")
     rows = pa.table({"id": ["a", "b", "a"], "sha256": [b"1", b"2", b"1"]})
     assert repeats_module.repeated_rows(rows, tmp_path / "ids.bin").tolist() == [2]
+
+
+def test_an_input_that_changes_meanwhile_is_refused(verbs):
+    records = random_proteins(300)
+    config = {"inputs": ["in.fa"], "workload": "poison", "options": {"record_seconds": 0.01}}
+    write_fasta(verbs.folder / "in.fa", records)
+    planning = verbs.start("plan", verbs.run_folder.root, "--config-json", json.dumps(config))
+    while not (verbs.run_folder.store / "spool").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)
+    with (verbs.folder / "in.fa").open("a") as handle:
+        handle.write(">late\nMKV\n")
+    _, said = planning.communicate(timeout=60)
+    assert planning.returncode == 2 and "it changed while it was read" in said
+    assert not verbs.run_folder.plan.exists()
 
 
 def test_an_input_without_a_good_record_is_an_error(tmp_path):

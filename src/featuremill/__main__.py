@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from featuremill import __version__, log, machine
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
@@ -35,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
     parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
+    for number in machine.INTERRUPTS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, _leave)
     if os.environ.get(machine.DIE_WITH_PARENT):
         machine.die_with_parent(os.getppid(), signal.SIGTERM)
     log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
@@ -49,6 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb_log.debug("the whole story", exc_info=True)
         return 1
     return int(status or 0)
+
+
+def _leave(number: int, _frame: FrameType | None) -> NoReturn:
+    """End as the signal asks, through every `finally`."""
+    raise SystemExit(128 + number)
 
 
 def _sentence(error: OSError) -> str:

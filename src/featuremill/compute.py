@@ -12,16 +12,19 @@ import pyarrow as pa
 
 from featuremill.journal import part_schema
 
-NOT_FINITE = "values are not finite: try a wider dtype"
+NOT_FINITE = "values are missing or not finite: try a wider dtype (or output_dtype)"
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 STICKY_CUDA_ERRORS = ("CUDA error", "cuBLAS", "CUBLAS_STATUS", "cuDNN error", "device-side assert")
 
 
 def is_out_of_memory(error: Exception) -> bool:
     """Tell whether memory ran out, on a device (torch's own error) or on the host."""
-    is_torch_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-    return (
-        isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_torch_cpu
-    )
+    is_told = isinstance(error, RuntimeError) and any(t in str(error) for t in OUT_OF_MEMORY)
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_told
 
 
 def is_device_error(error: Exception) -> bool:
@@ -74,22 +77,24 @@ def rows_of_part(
 
 
 def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return, for each row, whether any of its floating-point values is NaN or infinite."""
+    """Return, for each row, whether one of its values is missing, NaN or infinite.
+
+    Looks into lists, not into structs.
+    """
     bad = np.zeros(values.num_rows, bool)
     for column in values.columns:
-        flat = column
-        while pa.types.is_nested(flat.type):
-            if pa.types.is_struct(flat.type):
-                break
-            flat = flat.flatten()
-        if not pa.types.is_floating(flat.type) or np.isfinite(flat.to_numpy()).all():
+        if not _has_bad(column):
             continue
         for row in range(values.num_rows):
             bad[row] |= _has_bad(column.slice(row, 1))
     return bad
 
 
-def _has_bad(one: pa.Array) -> bool:
-    while pa.types.is_nested(one.type):
-        one = one.flatten()
-    return not bool(np.isfinite(one.to_numpy(zero_copy_only=False)).all())
+def _has_bad(column: pa.Array) -> bool:
+    while True:
+        if column.null_count:
+            return True
+        if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
+            break
+        column = column.flatten()
+    return pa.types.is_floating(column.type) and not bool(np.isfinite(column.to_numpy()).all())

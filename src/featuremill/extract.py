@@ -14,18 +14,16 @@ import json
 import logging
 import os
 import platform
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from featuremill import journal
 from featuremill.errors import UserError
-from featuremill.store import RunFolder, sync, write_json
-from featuremill.supervisor import INTERRUPTS, Job, Supervisor
+from featuremill.store import RunFolder, read_json, sync, write_json
+from featuremill.supervisor import Job, Supervisor
 
 RECEIPT_VERSION = 1
 log = logging.getLogger("featuremill.extract")
@@ -47,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill extract`."""
-    for number in INTERRUPTS:
-        signal.signal(number, _leave)
     folder = RunFolder(arguments.run_folder)
     plan = _read_plan(folder, arguments.shard, arguments.recipe)
     extraction = Extraction(
@@ -56,10 +52,6 @@ def run(arguments: argparse.Namespace) -> None:
     )
     receipt = extraction.receipt()
     write_json(folder.receipt(plan["recipe"], arguments.shard), receipt)
-
-
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _read_plan(folder: RunFolder, shard: str, recipe: str | None) -> dict[str, Any]:
@@ -102,6 +94,7 @@ class Extraction:
             cost_unit=plan["cost_unit"],
             options=plan["settings"]["options"] | plan["execution"],
             weights=plan["weights"],
+            weights_sha256=plan["settings"]["weights_sha256"],
             threads=threads,
             stall_seconds=stall_seconds,
             supervisor_pid=os.getpid(),
@@ -133,8 +126,8 @@ class Extraction:
         """Return the receipt kept beside the part when the part's bytes agree with it."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
-        kept: dict[str, Any] = json.loads(self.kept_receipt.read_text("utf-8"))
-        if journal.digest_of_file(self.part) == kept["part"]:
+        kept = read_json(self.kept_receipt)
+        if kept is not None and journal.digest_of_file(self.part) == kept.get("part"):
             return kept
         log.warning("%s: its bytes are not those that were written; computing it again", self.part)
         self.part.unlink()
@@ -163,6 +156,7 @@ class Extraction:
         self.journal.replace(self.part)
         sync(self.part.parent)
         journal.remove(self.journal)
+        self.part.with_suffix(".bad").unlink(missing_ok=True)
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
 

@@ -74,6 +74,8 @@ class Gatherer:
         shard[planned] = translate[names.indices.drop_null().to_numpy()]
         row = np.full(rows.num_rows, -1, np.int64)
         row[planned] = rows["row"].drop_null().to_numpy()
+        if (shard[planned] < 0).any():
+            raise IntegrityError(f"{self._manifest}: it names a shard that plan.json does not.")
         reasons: list[str | None] = rows["reason"].to_pylist()
         for position in np.flatnonzero(planned):
             reason = self._failed[shard[position]].get(int(row[position]))

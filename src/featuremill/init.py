@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill init`."""
-    name = _run_name(arguments.inputs[0])
+    name = _run_name(arguments.output or arguments.inputs[0])
     output: Path = arguments.output or Path(f"{name}.yaml")
     if any(output.resolve() == path.resolve() for path in arguments.inputs):
         raise UserError(f"{output}: this is the input itself; name another file with --output.")
@@ -233,7 +233,12 @@ def _scalar(value: Any) -> str:
 
 def _run_name(path: Path) -> str:
     """Return a run's name made of the file's: without known suffixes, with plain letters."""
-    known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
+    known = {
+        ".yaml",
+        ".yml",
+        *inputs.COMPRESSED,
+        *(s for format in inputs.FORMATS for s in format.suffixes),
+    }
     stem = path
     while stem.suffix.lower() in known:
         stem = stem.with_suffix("")

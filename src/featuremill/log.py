@@ -26,6 +26,12 @@ def set_up(quiet: bool, log_file: Path | None) -> None:
         root.addHandler(handler)
 
 
+def logs_to_file() -> bool:
+    """Tell whether there is a log file."""
+    handlers = logging.getLogger("featuremill").handlers
+    return any(isinstance(handler, logging.FileHandler) for handler in handlers)
+
+
 class _Short(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         verb = record.name.removeprefix("featuremill.").partition(".")[0]

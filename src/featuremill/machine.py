@@ -12,6 +12,8 @@ import sys
 from featuremill import __version__
 from featuremill.devices import Device
 
+INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""How people and schedulers stop a run."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 DIE_WITH_PARENT = "FEATUREMILL_DIE_WITH_PARENT"

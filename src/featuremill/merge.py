@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import fcntl
 import hashlib
 import json
 import logging
@@ -39,7 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill merge`."""
-    merge(RunFolder(arguments.run_folder), arguments.outputs, arguments.max_failed)
+    folder = RunFolder(arguments.run_folder)
+    with (folder.store / "merge.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merge(folder, arguments.outputs, arguments.max_failed)
 
 
 def merge(folder: RunFolder, outputs: list[str], max_failed: int) -> dict[str, Any]:
@@ -50,18 +54,21 @@ def merge(folder: RunFolder, outputs: list[str], max_failed: int) -> dict[str, A
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
     plan = json.loads(folder.plan.read_text("utf-8"))
+    if _describe(folder.manifest)["sha256"] != plan["manifest_sha256"]:
+        raise IntegrityError(
+            f"{folder.manifest}: it does not belong to {folder.plan.name}; delete both and run the "
+            "same command again."
+        )
     names = [shard["shard"] for shard in plan["shards"]]
-    parts = [
-        open_part(folder, plan["recipe"], shard["shard"], shard["records"])
-        for shard in plan["shards"]
-    ]
+    parts = _open_parts(folder, plan)
+    _clear(folder, outputs)
     gatherer = Gatherer(folder.manifest, names, parts)
     counts = _account(gatherer, plan, folder.store / "failed.tsv")
     if counts["failed"] > max_failed:
         raise UserError(
             f"{counts['failed']:,} of {counts['input']:,} records failed and max_failed is "
-            f"{max_failed:,}: {folder.store / 'failed.tsv'} has each one's reason; mend the cause "
-            "or raise max_failed, then run the same command again: what is computed stays."
+            f"{max_failed:,}: {folder.store / 'failed.tsv'} has each one's reason; raise "
+            "max_failed to get the results of the others, which are computed and kept."
         )
     files = _write(gatherer, folder, outputs, plan, counts["ok"])
     with replacing(folder.root / "failed.tsv") as temporary:
@@ -70,6 +77,30 @@ def merge(folder: RunFolder, outputs: list[str], max_failed: int) -> dict[str, A
     write_json(folder.root / "manifest.json", result)
     _say(folder, result)
     return result
+
+
+def _open_parts(folder: RunFolder, plan: dict[str, Any]) -> list[Part]:
+    """Return every part; when some are not right, all of them are set aside before the error."""
+    parts, problems = [], []
+    for shard in plan["shards"]:
+        try:
+            parts.append(open_part(folder, plan["recipe"], shard["shard"], shard["records"]))
+        except IntegrityError as problem:
+            problems.append(problem)
+    if problems:
+        others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise IntegrityError(f"{problems[0]}{others}")
+    return parts
+
+
+def _clear(folder: RunFolder, outputs: list[str]) -> None:
+    """Remove what would contradict the new results: old ones, and halves of a killed merge."""
+    (folder.root / "manifest.json").unlink(missing_ok=True)
+    for name, file in FILES.items():
+        if name not in outputs:
+            (folder.root / file).unlink(missing_ok=True)
+        for half in folder.root.glob(f".{file}.*"):
+            half.unlink()
 
 
 def _account(gatherer: Gatherer, plan: dict[str, Any], failed_tsv: Path) -> dict[str, int]:

@@ -6,7 +6,6 @@ the shard is the n-th of the part's sha256 column, sorted.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import pyarrow as pa
 from featuremill.errors import IntegrityError
 from featuremill.journal import digest_of_file
 from featuremill.shardfile import digests
-from featuremill.store import RunFolder
+from featuremill.store import RunFolder, read_json
 
 
 class Part(NamedTuple):
@@ -65,7 +64,7 @@ def open_part(folder: RunFolder, recipe: str, shard: str, num_records: int) -> P
             the receipt removed, so that the next run computes it again.
     """
     path, receipt_path = folder.part(recipe, shard), folder.receipt(recipe, shard)
-    receipt = json.loads(receipt_path.read_text("utf-8"))
+    receipt = read_json(receipt_path) or {}
     problem = _problem(path, receipt, recipe, shard)
     if problem:
         raise _set_aside(path, receipt_path, problem)
@@ -94,5 +93,5 @@ def _problem(path: Path, receipt: dict[str, Any], recipe: str, shard: str) -> st
 def _set_aside(path: Path, receipt_path: Path, problem: str) -> IntegrityError:
     if path.exists():
         path.replace(path.with_suffix(".bad"))
-    receipt_path.unlink()
+    receipt_path.unlink(missing_ok=True)
     return IntegrityError(f"{path}: {problem}; run the same command again to compute it anew.")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow.parquet as pq
 
+from featuremill import store
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.outputs.vectors import matrix
@@ -38,32 +39,38 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """Return (ids, vectors) of `run`, vectors of shape (records, width) in the order of the ids.
 
     The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read
-    from embeddings.parquet. `column` chooses among several pooled values; the first is the default.
+    from embeddings.parquet. `column` says which one where there are several pooled values.
 
     Raises:
         UserError: when the run has no such file or column.
     """
     path = _file(run, "parquet")
-    schema = pq.read_schema(path)
-    names = schema.names[3:]
-    column = column or names[0]
+    fields = list(pq.read_schema(path))[3:]
+    widths = {f.name: f.type.list_size for f in fields if hasattr(f.type, "list_size")}
+    names = list(widths)
+    if column is None and len(names) > 1:
+        raise UserError(f"{path}: it has several columns; choose one of {', '.join(names)}.")
+    column = column or next(iter(names), "")
     if column not in names:
-        raise UserError(f"{path}: there is no column {column!r}; it has {', '.join(names)}.")
+        raise UserError(
+            f"{path}: there is no column {column!r} with one vector a record; "
+            f"it has {', '.join(names) or 'none'}."
+        )
     ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
-    mapped = Path(run) / FILES["npy"]
-    if mapped.exists():
-        vectors: npt.NDArray[Any] = np.load(mapped, mmap_mode="r")
-        start = 0
-        for name in names:
-            width = getattr(schema.field(name).type, "list_size", 0)
-            if name == column:
-                return ids, vectors[:, start : start + width]
-            start += width
+    if FILES["npy"] in _outputs(run):
+        vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
+        start = sum(widths[name] for name in names[: names.index(column)])
+        return ids, vectors[:, start : start + widths[column]]
     return ids, matrix(pq.read_table(path, columns=[column])[column])
 
 
 def _file(run: str | Path, output: str) -> Path:
     path = Path(run) / FILES[output]
-    if not path.exists():
-        raise UserError(f"{path}: no such file; is the run finished, and is {output} in outputs?")
+    if path.name not in _outputs(run) or not path.exists():
+        raise UserError(f"{path}: no such result; is the run finished, and is {output} in outputs?")
     return path
+
+
+def _outputs(run: str | Path) -> list[str]:
+    """Return the result files of the run's own manifest: a left-over one may be another's."""
+    return list((store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {}))

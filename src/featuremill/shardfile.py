@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from featuremill.errors import IntegrityError
+from featuremill.store import digest_of
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
 Digests = npt.NDArray[np.bytes_]
@@ -16,6 +20,30 @@ def read_shard(path: Path) -> pa.Table:
     """Return the shard's table, memory-mapped."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
+
+
+def read_verified(path: Path) -> pa.Table:
+    """Return the shard's table after a look at every byte: its name, its digests, its payloads.
+
+    Raises:
+        IntegrityError: when they do not belong together; the file is then set aside.
+    """
+    try:
+        table = read_shard(path)
+        sha256 = table["sha256"].to_pylist()
+        right = digest_of(sha256) == path.stem and all(
+            hashlib.sha256(payload.as_py()).digest() == digest
+            for payload, digest in zip(table["payload"], sha256, strict=True)
+        )
+    except (pa.ArrowInvalid, OSError):
+        right = False
+    if not right:
+        path.replace(path.with_suffix(".bad"))
+        raise IntegrityError(
+            f"{path}: its bytes are not those that were written; delete the run's plan.json "
+            "and run the same command again to have it written anew."
+        )
+    return table
 
 
 def digests(column: pa.ChunkedArray) -> Digests:

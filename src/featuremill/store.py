@@ -98,6 +98,15 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in `path`; None when it is not there or not whole."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` atomically, readable by people."""
     with replacing(path) as temporary:

@@ -15,22 +15,25 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from featuremill import journal
+from featuremill import journal, machine
 from featuremill.devices import devices_for
-from featuremill.errors import DeviceError, UserError, WorkloadError
+from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.lease import Lease, lease
+from featuremill.log import logs_to_file
 from featuremill.progress import Progress
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
 """Deaths without one batch committed in between: then it is not the records."""
-INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LAST_WORDS_SECONDS = 5.0
+"""How long a dead worker's own children may keep its standard error open."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 log = logging.getLogger("featuremill.extract")
 
@@ -46,6 +49,7 @@ class Job:
     cost_unit: str
     options: dict[str, Any]
     weights: str | None
+    weights_sha256: str | None
     threads: int
     stall_seconds: float
     supervisor_pid: int
@@ -97,7 +101,7 @@ class Supervisor:
                     summary = self._run_worker(held)
                 except _WorkerDiedError as death:
                     self.num_deaths += 1
-                    self._blame(held, death)
+                    self._blame(held, death, self._num_commits() > commits)
                     manner = str(death)
                 else:
                     held.worked()
@@ -120,14 +124,21 @@ class Supervisor:
             self._condemned[str(rows[0])] = f"crashed the worker twice: {manner}"
         self._solo.update(rows)
 
-    def _blame(self, held: Lease, death: _WorkerDiedError) -> None:
+    def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
+        """Hold a death against the rows in flight, the device, or both.
+
+        A device error may be a record's doing. It is taken for that when the record was alone and
+        the same worker had committed other batches on the device before.
+        """
         state = journal.read_log(self._log_path)
-        if death.blames_device or state is None or not state.in_flight:
+        rows = state.in_flight if state else ()
+        is_alone = len(rows) == 1 and rows[0] in self._solo
+        if not rows or (death.blames_device and not (is_alone and worked_before)):
             self._failures[held.devices[0].uuid] += 1
             held.failed(f"{self._name}: the worker {death}")
-            return
-        journal.add_strike(self._log_path, state.in_flight)
-        self._strike(state.in_flight, str(death))
+        if rows and not (death.blames_device and is_alone and not worked_before):
+            journal.add_strike(self._log_path, rows)
+            self._strike(rows, str(death))
 
     def _num_commits(self) -> int:
         state = journal.read_log(self._log_path)
@@ -157,54 +168,74 @@ class Supervisor:
             solo=sorted(self._solo),
             condemned=self._condemned,
         )
+        # What libraries and crashes print belongs into the log file; without one, on the screen.
+        log_level = logging.DEBUG if logs_to_file() else logging.WARNING
         worker = subprocess.Popen(
             [sys.executable, "-m", "featuremill.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
+            errors="replace",
             pass_fds=[self._lock, *held.descriptors],
             env={**os.environ, **held.environment, **_threads(job.threads)},
         )
+        listener = threading.Thread(target=_log_lines, args=(worker.stderr, log_level), daemon=True)
+        listener.start()
         try:
             return self._follow(worker, job)
         finally:
             worker.kill()
             worker.wait()
+            listener.join(LAST_WORDS_SECONDS)
+            assert worker.stdout
+            worker.stdout.close()
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
         assert worker.stdin and worker.stdout
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
             pipe.write(json.dumps(asdict(job)))
-        summary: dict[str, Any] | None = None
-        message = ""
+        trouble: dict[str, Any] = {}
         progress = Progress(log, self._name, job.cost_unit)
         for line in worker.stdout:
             event = json.loads(line)
             kind = event.pop("event")
             if kind == "progress":
                 progress.show(event)
-            elif kind == "done":
-                summary = event
+            elif kind == "done":  # and synced: how the process ends does not matter any more
+                return dict(event)
             else:
-                message = event["message"]
+                trouble = event
         status = worker.wait()
-        if status == 0 and summary is not None:
-            return summary
+        message = trouble.get("message", "")
         if status == UserError.exit_status:
             raise UserError(message)
+        if status == IntegrityError.exit_status:
+            raise IntegrityError(message)
+        if "errno" in trouble:
+            raise OSError(trouble["errno"], os.strerror(trouble["errno"]), trouble["filename"])
         if status == WorkloadError.exit_status and message:
             raise WorkloadError(f"{self._name}: {message}; the log has the traceback.")
-        if -status in INTERRUPTS:
+        if -status in machine.INTERRUPTS:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:
             raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)
         raise _WorkerDiedError(_manner_of_death(status))
 
 
+def _log_lines(pipe: IO[str], level: int) -> None:
+    with pipe:
+        for line in pipe:
+            log.log(level, "worker: %s", line.rstrip())
+
+
 def _manner_of_death(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
-    return f"left with status {status} (the log has the stack of a hang or crash)"
+    return (
+        f"left with status {status} (the log has the stack; if a slow device was taken for a hang, "
+        "set FEATUREMILL_STALL_SECONDS higher)"
+    )
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -21,9 +21,9 @@ from featuremill import store
 from featuremill.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources
-from featuremill.workloads.esm2.sources import Source, name_of
+from featuremill.workloads.esm2.sources import Source, is_path, name_of
 
-__all__ = ["add_arguments", "convert", "name_of", "read", "run"]
+__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "run"]
 
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""

@@ -24,15 +24,16 @@ from featuremill import compute, journal, machine
 from featuremill import weights as weights_verb
 from featuremill.batches import make_batches
 from featuremill.devices import Device
-from featuremill.errors import DeviceError, UserError
-from featuremill.shardfile import read_shard
+from featuremill.errors import DeviceError, IntegrityError, UserError
+from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
 from featuremill.supervisor import Job
-from featuremill.workload import Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload
 
 LOAD_SECONDS = 3600.0
 """A model that is not there after this long never will be."""
 PROGRESS_SECONDS = 1.0
+OS_ERROR_STATUS = 5
 
 
 def main() -> int:
@@ -41,19 +42,36 @@ def main() -> int:
     machine.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
+    faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True)
     # What libraries print must not mix with the events: they get standard error as their output.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     try:
         Worker(job, events).run()
-    except (UserError, DeviceError) as error:
+    except (UserError, DeviceError, IntegrityError) as error:
         _say(events, "error", message=str(error))
         return error.exit_status
+    except OSError as error:  # a full disk, a lost mount
+        _say(events, "error", message=str(error), errno=error.errno, filename=error.filename)
+        return OS_ERROR_STATUS
     except Exception as error:
         traceback.print_exc()
         _say(events, "error", message=f"{type(error).__name__}: {error}")
         return 1
     return 0
+
+
+def _weights_of(job: Job) -> Weights | None:
+    """Return the job's weights, when they are those that the recipe was made with."""
+    if job.weights is None:
+        return None
+    found = weights_verb.read(Path(job.weights))
+    if found.sha256 != job.weights_sha256:
+        raise UserError(
+            f"{job.weights}: these are other weights than those the run was planned with; "
+            f"delete {RunFolder(Path(job.run_folder)).plan} and run the same command again."
+        )
+    return found
 
 
 def _say(events: TextIO, event: str, **facts: Any) -> None:
@@ -71,8 +89,8 @@ class Worker:
         folder = RunFolder(Path(job.run_folder))
         self.workload: Workload = find_workload(job.workload)
         self.options = self.workload.Options.model_validate(job.options)
-        self.weights = weights_verb.read(Path(job.weights)) if job.weights else None
-        self.shard = read_shard(folder.shard(job.shard))
+        self.weights = _weights_of(job)
+        self.shard = read_verified(folder.shard(job.shard))
         self.values = self.workload.schema(self.options, self.weights)
         self.costs = [
             self.workload.cost(payload.as_py(), self.options) for payload in self.shard["payload"]
@@ -98,7 +116,6 @@ class Worker:
             self._load()
             with ThreadPoolExecutor(1, "prepare") as host:
                 self._run_all(batches, host)
-        faulthandler.cancel_dump_traceback_later()
         digest = self.journal.finish()
         _say(self.events, "done", part=digest, **self._summary())
 
@@ -108,9 +125,11 @@ class Worker:
         skip = {row for row, digest in enumerate(sha256) if digest in done}
         skip |= {int(row) for row in self.job.condemned}
         solo = [row for row in self.job.solo if row not in skip]
+        skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
-        left = ([r for r in rows if r not in skip and r not in solo] for rows in planned)
-        return [rows for rows in left if rows] + [[row] for row in solo]
+        left = [rows for batch in planned if (rows := [r for r in batch if r not in skip])]
+        # The cheapest first: it tells how fast this device is before a dear one could seem to hang.
+        return left[-1:] + left[:-1] + [[row] for row in solo]
 
     def _condemn(self) -> None:
         for row, reason in self.job.condemned.items():
@@ -118,12 +137,12 @@ class Worker:
                 self._commit([int(row)], compute.failed(self.values, 1), reason)
 
     def _load(self) -> None:
-        faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True)
         start = time.monotonic()
         try:
             self.model = self.workload.load(self.options, self.device, self.weights)
         except Exception as error:
-            if compute.is_device_error(error) or compute.is_out_of_memory(error):
+            is_cuda = self.device.kind == "cuda" and isinstance(error, RuntimeError)
+            if is_cuda or compute.is_out_of_memory(error):
                 raise DeviceError(
                     f"{self.device.name}: loading the model failed: {error}"
                 ) from error
@@ -147,9 +166,9 @@ class Worker:
     def _run_batch(self, rows: list[int], prepared: Future[Any] | None) -> None:
         """Run `rows` and commit them; what fails is split until the culprit is alone."""
         self.journal.begin(rows)
-        start = time.monotonic()
         try:
             batch = prepared.result() if prepared else self._prepare(rows)
+            start = time.monotonic()
             values = self.workload.run(self.model, batch)
         except Exception as error:
             if compute.is_device_error(error):

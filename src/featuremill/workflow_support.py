@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,12 +19,12 @@ from typing import Any, TextIO
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from featuremill import machine
+from featuremill import machine, store
 from featuremill.config import Run, check_outputs, validate, without_effect
 from featuremill.errors import UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
-from featuremill.weights import name_of
+from featuremill.weights import is_path, name_of
 from featuremill.workload import find_workload
 
 DEFAULT_HOST_THREADS = 4
@@ -36,10 +37,26 @@ GPU_RESOURCES = {
     "wait_seconds": "gpu_wait",
 }
 """Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
-OWNER_FILE = Path(".snakemake/featuremill.owner")
+LOOKING = (
+    "--report",
+    "--lint",
+    "--summary",
+    "--detailed-summary",
+    "--list",
+    "--dag",
+    "--rulegraph",
+    "--filegraph",
+    "--d3dag",
+    "--unlock",
+    "--archive",
+    "--cleanup",
+    "--delete",
+)
+"""Snakemake's options that run no job of ours."""
 LOCKS = Path(".snakemake/locks")
+_started = time.time()
 _owner: list[TextIO] = []
-"""The main process's lock on OWNER_FILE, held for as long as it lives."""
+"""The main process's lock on the run, held for as long as it lives."""
 
 
 def validated(config: Mapping[str, Any]) -> Run:
@@ -59,6 +76,12 @@ def weights_json(run: Run) -> list[str]:
     workload = find_workload(run.workload)
     model = workload.weights(workload.Options.model_validate(run.options))
     return [f"weights/{name_of(model)}.json"] if model else []
+
+
+def checkpoint_files(run: Run) -> list[str]:
+    """Return the checkpoint if the run names one by its path: another one there counts."""
+    model = str(run.options.get("model", ""))
+    return [model] if is_path(model) else []
 
 
 def prepare_jobs(workflow: Any) -> None:
@@ -106,33 +129,52 @@ def extract_threads(workflow: Any, num_slots: int) -> int:
     return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
 
 
-def heal_stale_lock(workflow: Any, results: str) -> None:
-    """Remove the lock that a killed Snakemake left on this run, when its owner is surely dead.
+def claim_run(workflow: Any, results: str) -> None:
+    """Make this main process the run's owner, or refuse; mend what a killed owner left.
 
-    The main process holds a kernel lock on OWNER_FILE for life. Whoever gets it knows that the last
-    owner died; if that was on this machine since it was started, the owner's Snakemake locks mean
-    nothing any more. A second run while the first lives does not get it and is refused as ever.
+    The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
+    owner died; if that was on this machine since it was started, the Snakemake locks that the owner
+    left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
+    file system may not share locks between machines: then Snakemake's own lock decides.
     """
-    if not workflow.is_main_process or workflow.output_settings.dryrun:
+    if not workflow.is_main_process or not executes(workflow):
         return
-    OWNER_FILE.parent.mkdir(exist_ok=True)
-    owner = OWNER_FILE.open("a+")
+    path = Path(".snakemake") / f"featuremill.{Path(results).name}.owner"
+    path.parent.mkdir(exist_ok=True)
+    owner = path.open("a+")
     try:
         fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held by a live run, or a file system without locks: leave all as it is
+    except BlockingIOError:
+        owner.close()
+        raise WorkflowError(
+            f"{results}: another snakemake is computing this run; wait for it, or stop it."
+        ) from None
+    except OSError:  # a file system without locks
         owner.close()
         return
     _owner.append(owner)
     owner.seek(0)
     last, this = owner.read(), json.dumps([platform.node(), _boot_id()])
+    stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
     if last == this:
-        for lock in LOCKS.glob("*.lock"):
-            if any(line.startswith(f"{results}/") for line in lock.read_text().splitlines()):
-                lock.unlink()
-    owner.seek(0)
-    owner.truncate()
-    owner.write(this)
-    owner.flush()
+        for lock in stale:
+            lock.unlink()
+    if last == this or not stale:
+        owner.truncate(0)
+        owner.write(this)
+        owner.flush()
+
+
+def executes(workflow: Any) -> bool:
+    """Tell whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
+    return not workflow.output_settings.dryrun and not any(
+        argument.startswith(LOOKING) for argument in sys.argv[1:]
+    )
+
+
+def _concerns(lock: Path, results: str) -> bool:
+    lines = lock.read_text().splitlines()
+    return any(line.startswith(f"{results}/") for line in lines)
 
 
 def _boot_id() -> str:
@@ -142,12 +184,22 @@ def _boot_id() -> str:
 
 def closing_words(results: str) -> str:
     """Return what to say when a run ended well: how much there is, where, and what to try next."""
-    manifest = json.loads((Path(results) / "manifest.json").read_text("utf-8"))
+    path = Path(results) / "manifest.json"
+    manifest = store.read_json(path)
+    if manifest is None or path.stat().st_mtime < _started:
+        return ""  # only a part of the workflow was asked for
     counts = manifest["counts"]
     files = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
-    load = f"python -c \"import featuremill; print(featuremill.load('{results}'))\""
+    load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
         f"\n{counts['ok']:,} of {counts['input']:,} records have their features:\n{files}\n"
-        f"Look at them:  {load}\n"
-        "Your own data: featuremill init my.fa"
+        f"Look at them:  {_command('python')} {load}\n"
+        f"Your own data: {_command('featuremill')} init my.fa"
     )
+
+
+def _command(name: str) -> str:
+    """Return how `name` is called from here: by its path while its environment is not active."""
+    if os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
+        return name
+    return os.path.relpath(Path(sys.executable).parent / name)

@@ -102,6 +102,9 @@ class Workload(Protocol):
         """Return one row a payload, in order, with the columns of `schema`."""
 
 
+REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]
+
+
 def find_workload(name: str) -> Workload:
     """Return the workload called `name`, built in or registered by another package."""
     if name in BUILT_IN:
@@ -110,4 +113,10 @@ def find_workload(name: str) -> Workload:
     if name not in registered:
         known = ", ".join([*BUILT_IN, *sorted(registered)])
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    return cast(Workload, registered[name].load())
+    found = registered[name].load()
+    missing = [attribute for attribute in REQUIRED if not hasattr(found, attribute)]
+    if missing:
+        raise UserError(
+            f"workload {name}: it lacks {', '.join(missing)}; see featuremill.workload."
+        )
+    return cast(Workload, found)

@@ -7,6 +7,7 @@ device. Every batch takes `batch_seconds`, and is noted in the file `computed`; 
 its end in the file `spans`, with the device that the process sees.
 """
 
+import atexit
 import ctypes
 import os
 import time
@@ -37,6 +38,8 @@ class Options(WorkloadOptions):
     """File that gets two lines a batch: time, process, visible devices, begin or end."""
     lost_file: str = ""
     """While this file exists, the device named in it fails in the middle of every batch."""
+    hang_at_exit: bool = False
+    """Never end after the work is done."""
     broken_load: bool = False
     """Fail in `load`."""
     sticky_file: str = ""
@@ -70,6 +73,8 @@ def batch_cost(options, device):
 
 
 def load(options, device, weights):
+    if options.hang_at_exit:
+        atexit.register(time.sleep, 3600)
     if options.broken_load:
         raise KeyError("no such layer")
     return options
@@ -117,5 +122,6 @@ def _harm(sequence, batch_size, options):
     if sequence.startswith("GIL"):
         ctypes.PyDLL(None).sleep(3600)
     if sequence.startswith("STICKY") and options.sticky_file and Path(options.sticky_file).exists():
-        Path(options.sticky_file).unlink()
+        if Path(options.sticky_file).is_file():
+            Path(options.sticky_file).unlink()
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -16,7 +16,7 @@ weights_files = support.weights_json(run)
 
 calm_output(workflow)
 support.prepare_jobs(workflow)
-support.heal_stale_lock(workflow, results)
+support.claim_run(workflow, results)
 num_slots = support.cap_gpus(workflow, run.device)
 
 

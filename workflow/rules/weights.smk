@@ -5,6 +5,8 @@
 
 
 rule weights:
+    input:
+        support.checkpoint_files(run),
     output:
         "weights/{name}.json",
     log:

@@ -22,6 +22,7 @@ EMPTY = "empty sequence"
 STOP = "stop codon (*) inside the sequence"
 STRANGER = "not an amino acid"
 
+GAPS = "gaps (- or .) are kept and count as residues"
 J_AS_X = "J read as X"
 NUCLEOTIDES = "looks like nucleotides"
 UNKNOWN = "no known residue"
@@ -79,6 +80,8 @@ def clean(letters: str) -> Cleaned:
         notes.append(NUCLEOTIDES)
     elif not payload.strip(b"X.-"):
         notes.append(UNKNOWN)
+    elif b"-" in payload or b"." in payload:
+        notes.append(GAPS)
     return Cleaned(payload, "", "; ".join(notes))
 
 

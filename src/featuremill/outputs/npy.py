@@ -14,29 +14,25 @@ from featuremill.outputs.vectors import side_by_side
 
 
 class Writer:
-    """Fills an array of known shape block by block."""
+    """Writes the header, then row after row."""
 
     def __init__(self, target: Target) -> None:
         self._columns = need(target.pooled(), "npy", "a pooled value")
         kinds = [target.values.field(name).type for name in self._columns]
-        dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in kinds))
-        shape = (target.num_rows, sum(kind.list_size for kind in kinds))
-        self._filled = 0
-        if target.num_rows:
-            self._array = np.lib.format.open_memmap(target.path, "w+", dtype, shape)
-        else:  # a memory map cannot be empty, a plain array can
-            with target.path.open("wb") as empty:
-                np.save(empty, np.empty(shape, dtype))
+        self._dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in kinds))
+        header = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": (target.num_rows, sum(kind.list_size for kind in kinds)),
+        }
+        self._file = target.path.open("wb")
+        np.lib.format.write_array_header_1_0(self._file, header)
 
     def write(self, block: pa.Table) -> None:
-        """Fill the next rows."""
-        if block.num_rows:
-            rows = slice(self._filled, self._filled + block.num_rows)
-            self._array[rows] = side_by_side(block, self._columns)
-            self._filled += block.num_rows
+        """Append the block's rows."""
+        rows = side_by_side(block, self._columns).astype(self._dtype, copy=False)
+        self._file.write(np.ascontiguousarray(rows).data)
 
     def close(self) -> None:
-        """Write what is still in memory."""
-        if self._filled:
-            self._array.flush()
-            del self._array
+        """Close the file."""
+        self._file.close()

@@ -1,7 +1,8 @@
-"""per-protein.h5, as UniProt lays its embeddings out: one dataset an accession.
+"""per-protein.h5, as UniProt lays its embeddings out: one dataset a record, named by its id.
 
-Each dataset is the record's pooled vector, or (columns, width) when several pooled values were
-asked for; `original_id` keeps the id as it was, and the file's own attributes say how it was made.
+Each dataset is the record's pooled vector; several pooled values stand side by side in it, in the
+order of the root's attribute `columns`. `original_id` keeps the id as it was, and the file's own
+attributes say how it was made.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""per-residue.h5, as UniProt lays its embeddings out: one dataset of (length, width) an accession.
+"""per-residue.h5, as UniProt lays its embeddings out: one dataset of (length, width) a record.
 
 With several layers a dataset is (columns, length, width).
 """

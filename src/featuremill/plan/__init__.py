@@ -29,9 +29,9 @@ from featuremill.outputs import IDENTITY
 from featuremill.plan.announce import announce
 from featuremill.plan.manifest import write_manifest
 from featuremill.plan.repeats import repeated_rows
-from featuremill.plan.shards import Cutter, OldShard, Shard
+from featuremill.plan.shards import Cutter, Shard, open_old_shard
 from featuremill.plan.spool import Spool, Tally
-from featuremill.store import RunFolder, recipe_of, write_json
+from featuremill.store import RunFolder, read_json, recipe_of, write_json
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
@@ -126,6 +126,7 @@ def plan(
             "notes": dict(sorted(tally.notes.items())),
             "refusals": dict(sorted(tally.refusals.items())),
             "lengths": {"total": tally.total_length, "longest": tally.longest},
+            "manifest_sha256": _sha256_of(folder.manifest),
             "shards": [_describe_shard(shard) for shard in cutter.shards],
         }
         write_json(folder.store / "plan.json", result)
@@ -164,18 +165,22 @@ def settings_of(
 def _plan_records(
     folder: RunFolder, config: Run, workload: Workload, options: Any, last: Mapping[str, Any]
 ) -> tuple[Tally, Cutter, int]:
+    before = [_identity(path) for path in config.inputs]
     with Spool(folder.store / "spool", lambda payload: workload.cost(payload, options)) as spool:
         records = workload.records([Path(path) for path in config.inputs], options)
         spool.add_all(records, _progress())
+    for path, identity in zip(config.inputs, before, strict=True):
+        if _identity(path) != identity:
+            raise UserError(f"{path}: it changed while it was read; run the same command again.")
     if spool.tally.records == spool.tally.refused:
         raise UserError(_nothing_left(config, spool.tally))
     with pa.memory_map(str(spool.rows_path)) as source:
         rows = pa.ipc.open_stream(source).read_all()
     repeats = repeated_rows(rows, spool.ids_path)
     old = [
-        OldShard(shard["shard"], folder.shard(shard["shard"]))
+        found
         for shard in last.get("shards", [])
-        if folder.shard(shard["shard"]).exists()
+        if (found := open_old_shard(shard["shard"], folder.shard(shard["shard"])))
     ]
     cutter = Cutter(folder, spool, old, config.shards.cost)
     cutter.cut()
@@ -183,10 +188,16 @@ def _plan_records(
     return spool.tally, cutter, len(repeats)
 
 
+def _identity(path: str) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written to; None for none, which reading will tell."""
+    if not Path(path).exists():
+        return None
+    about = Path(path).stat()
+    return about.st_size, about.st_mtime_ns, about.st_ino
+
+
 def _last_plan(folder: RunFolder) -> dict[str, Any]:
-    path = folder.store / "plan.json"
-    last: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    return last
+    return read_json(folder.store / "plan.json") or {}
 
 
 def _nothing_left(config: Run, tally: Tally) -> str:
@@ -203,12 +214,16 @@ def _nothing_left(config: Run, tally: Tally) -> str:
 def _describe_inputs(config: Run, tally: Tally) -> list[dict[str, Any]]:
     described = []
     for name in config.inputs:
-        with Path(name).open("rb") as handle:
-            sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
+        sha256 = _sha256_of(Path(name))
         size = Path(name).stat().st_size
         records = tally.by_source[str(Path(name))]
         described.append({"path": name, "bytes": size, "records": records, "sha256": sha256})
     return described
+
+
+def _sha256_of(path: Path) -> str:
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _describe_shard(shard: Shard) -> dict[str, Any]:

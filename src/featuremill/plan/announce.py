@@ -38,7 +38,8 @@ def describe(
         f"{counts['input']:,} records, {lengths['total']:,} residues, "
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counts['unique']:,} distinct records to compute in {len(shards):,} shards{done}",
-        f"{plan['workload']} ({model}) on {device.name}; results will take about {size}",
+        f"{plan['workload']} ({model}) on {device.name}; "
+        f"values take about {size}, in store/ and again in each output",
     ]
 
 

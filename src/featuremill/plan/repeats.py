@@ -24,15 +24,15 @@ def repeated_rows(rows: pa.Table, ids_path: Path) -> npt.NDArray[np.int64]:
         UserError: when an id stands for two different payloads; names both places.
     """
     repeats: list[int] = []
-    for group in _same_hash(ids_path):
-        seen: dict[str, dict[str, Any]] = {}
-        for ordinal in group:
-            row = rows.slice(ordinal, 1).to_pylist()[0]
-            first = seen.setdefault(row["id"], row)
-            if first is row:
+    for ordinals in _same_hash(ids_path):
+        few = rows.select(["id", "sha256"]).take(pa.array(ordinals))
+        seen: dict[str, tuple[int, bytes]] = {}
+        for ordinal, id, sha256 in zip(ordinals.tolist(), *few.to_pydict().values(), strict=True):
+            first, first_sha256 = seen.setdefault(id, (ordinal, sha256))
+            if first == ordinal:
                 continue
-            if first["sha256"] != row["sha256"]:
-                raise UserError(_conflict(first, row))
+            if first_sha256 != sha256:
+                raise UserError(_conflict(*rows.take(pa.array([first, ordinal])).to_pylist()))
             repeats.append(ordinal)
     return np.sort(np.array(repeats, np.int64))
 
@@ -45,8 +45,8 @@ def _conflict(first: dict[str, Any], second: dict[str, Any]) -> str:
     )
 
 
-def _same_hash(ids_path: Path) -> Iterator[list[int]]:
-    """Yield groups of ordinals (ascending) whose ids have the same hash."""
+def _same_hash(ids_path: Path) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield, pass by pass, the ordinals (ascending) of ids whose hash is there more than once."""
     if ids_path.stat().st_size == 0:
         return
     keys = np.memmap(ids_path, ID_KEY, "r")
@@ -56,9 +56,6 @@ def _same_hash(ids_path: Path) -> Iterator[list[int]]:
         part = keys if num_passes == 1 else keys[keys["hash"] // step == number]
         part = np.sort(part, order=["hash", "ordinal"])
         same = part["hash"][1:] == part["hash"][:-1]
-        starts = np.flatnonzero(same & ~np.concatenate(([False], same[:-1])))
-        for start in starts:
-            end = start + 1
-            while end < len(part) and part["hash"][end] == part["hash"][start]:
-                end += 1
-            yield part["ordinal"][start:end].tolist()
+        several = np.concatenate((same, [False])) | np.concatenate(([False], same))
+        if several.any():
+            yield np.sort(part["ordinal"][several])

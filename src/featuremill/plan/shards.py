@@ -8,6 +8,7 @@ cut, in hash order, into new shards of nearly equal cost.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 
 from featuremill.plan.spool import NUM_BUCKETS, Spool
 from featuremill.shardfile import SHARD, Digests, digests, read_shard
@@ -60,6 +62,15 @@ class OldShard:
         self.file_bytes = path.stat().st_size
 
 
+def open_old_shard(name: str, path: Path) -> OldShard | None:
+    """Return the shard `name` of the last plan; None when it is gone or not what its name says."""
+    try:
+        old = OldShard(name, path)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return None
+    return old if digest_of([old.sha256.tobytes()]) == name else None
+
+
 def payload_lengths(table: pa.Table) -> npt.NDArray[np.int64]:
     """Return the length of each payload in bytes."""
     lengths: npt.NDArray[np.int64] = pa.compute.binary_length(table["payload"]).to_numpy()
@@ -95,9 +106,7 @@ class Cutter:
         self.spool = spool
         self.shards: list[Shard] = []
         self.unique = 0
-        self.locations = np.memmap(
-            spool.folder / "locations.bin", LOCATION, "w+", shape=(max(1, spool.tally.records),)
-        )
+        self.locations = _file_backed(spool.folder / "locations.bin", spool.tally.records)
         self.locations["shard"] = NOWHERE
         self._old = old
         self._shard_cost = shard_cost
@@ -163,6 +172,17 @@ class Cutter:
                 shard[found] = index
                 row[found] = start + at[found]
             yield bucket, shard, row
+
+
+def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
+    """Return an array of locations that lives in the file `path`.
+
+    The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
+    """
+    size = max(1, num_records)
+    with path.open("wb") as handle:
+        os.posix_fallocate(handle.fileno(), 0, size * LOCATION.itemsize)
+    return np.memmap(path, LOCATION, "r+", shape=(size,))
 
 
 class _Pending:

@@ -168,7 +168,7 @@ class Spool:
         for record in chunk:
             tally.by_source[record.source] += 1
             if record.note:
-                tally.notes[_kind(record.note)] += 1
+                tally.notes.update(_kind(note) for note in record.note.split("; "))
             if record.reason:
                 tally.refused += 1
                 tally.refusals[_kind(record.reason)] += 1

@@ -62,8 +62,13 @@ class Batch(NamedTuple):
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the protein records of `inputs`."""
-    return proteins(inputs)
+    """Stream the protein records of `inputs`; those that will be truncated get a note."""
+    cut = f"longer than {options.max_residues} residues, truncated"
+    for record in proteins(inputs):
+        if options.long == "truncate" and len(record.payload) > options.max_residues:
+            yield record._replace(note="; ".join(filter(None, [record.note, cut])))
+        else:
+            yield record
 
 
 def cost(payload: bytes, options: Options) -> int:
