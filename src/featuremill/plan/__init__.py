@@ -99,9 +99,8 @@ def plan(
         spool_folder = folder.store / "spool"
         shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
         try:
-            tally, cutter, num_repeats = _plan_records(
-                folder, config, workload, options, {} if replan else _last_plan(folder)
-            )
+            last = {} if replan else read_json(folder.store / "plan.json") or {}
+            about_records = _plan_records(folder, config, workload, options, last)
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result = {
@@ -115,19 +114,7 @@ def plan(
             "execution": options.model_dump(mode="json", include=options.EXECUTION),
             "device": config.device,
             "weights": str(weights_path) if weights_path else None,
-            "inputs": _describe_inputs(config, tally),
-            "counts": {
-                "input": tally.records,
-                "refused": tally.refused,
-                "duplicate": num_repeats,
-                "planned": tally.records - tally.refused - num_repeats,
-                "unique": cutter.unique,
-            },
-            "notes": dict(sorted(tally.notes.items())),
-            "refusals": dict(sorted(tally.refusals.items())),
-            "lengths": {"total": tally.total_length, "longest": tally.longest},
-            "manifest_sha256": _sha256_of(folder.manifest),
-            "shards": [_describe_shard(shard) for shard in cutter.shards],
+            **about_records,
         }
         write_json(folder.store / "plan.json", result)
         write_json(folder.plan, result)
@@ -164,16 +151,19 @@ def settings_of(
 
 def _plan_records(
     folder: RunFolder, config: Run, workload: Workload, options: Any, last: Mapping[str, Any]
-) -> tuple[Tally, Cutter, int]:
+) -> dict[str, Any]:
+    """Read the records, write shards and manifest, and return what `plan.json` says of them."""
     before = [_identity(path) for path in config.inputs]
     with Spool(folder.store / "spool", lambda payload: workload.cost(payload, options)) as spool:
         records = workload.records([Path(path) for path in config.inputs], options)
         spool.add_all(records, _progress())
+    tally = spool.tally
+    inputs = _describe_inputs(config, tally)
     for path, identity in zip(config.inputs, before, strict=True):
         if _identity(path) != identity:
             raise UserError(f"{path}: it changed while it was read; run the same command again.")
-    if spool.tally.records == spool.tally.refused:
-        raise UserError(_nothing_left(config, spool.tally))
+    if tally.records == tally.refused:
+        raise UserError(_nothing_left(config, tally))
     with pa.memory_map(str(spool.rows_path)) as source:
         rows = pa.ipc.open_stream(source).read_all()
     repeats = repeated_rows(rows, spool.ids_path)
@@ -185,7 +175,21 @@ def _plan_records(
     cutter = Cutter(folder, spool, old, config.shards.cost)
     cutter.cut()
     write_manifest(folder.manifest, rows, cutter.locations, repeats, cutter.shards)
-    return spool.tally, cutter, len(repeats)
+    return {
+        "inputs": inputs,
+        "counts": {
+            "input": tally.records,
+            "refused": tally.refused,
+            "duplicate": len(repeats),
+            "planned": tally.records - tally.refused - len(repeats),
+            "unique": cutter.unique,
+        },
+        "notes": dict(sorted(tally.notes.items())),
+        "refusals": dict(sorted(tally.refusals.items())),
+        "lengths": {"total": tally.total_length, "longest": tally.longest},
+        "manifest_sha256": _sha256_of(folder.manifest),
+        "shards": [_describe_shard(shard) for shard in cutter.shards],
+    }
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:
@@ -194,10 +198,6 @@ def _identity(path: str) -> tuple[int, int, int] | None:
         return None
     about = Path(path).stat()
     return about.st_size, about.st_mtime_ns, about.st_ino
-
-
-def _last_plan(folder: RunFolder) -> dict[str, Any]:
-    return read_json(folder.store / "plan.json") or {}
 
 
 def _nothing_left(config: Run, tally: Tally) -> str:
