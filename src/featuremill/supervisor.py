@@ -2,8 +2,8 @@
 
 A worker that dies with a batch in flight is held against that batch's records: the next worker runs
 each of them alone, and a record that kills a worker alone as well becomes a failed row. A worker
-that dies with nothing in flight, or of a device error, is held against the device. Someone stopping
-the run is held against nobody.
+that dies with nothing in flight, or of a device error before anything else worked, is held against
+the device. Someone stopping the run is held against nobody.
 """
 
 from __future__ import annotations
