@@ -16,6 +16,7 @@ from Bio.SeqRecord import SeqRecord
 from broken_inputs import BROKEN, INSULIN_A, UBIQUITIN, Case, as_ordinary_user
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from xopen import xopen
 
 from featuremill.errors import UserError
 from featuremill.inputs import columns, proteins
@@ -84,7 +85,6 @@ def test_agrees_with_biopython_on_the_demo() -> None:
 
 @pytest.mark.parametrize("format", ["gz", "zst", "bz2", "xz"])
 def test_compressed_files_read_the_same(format: str, tmp_path: Path) -> None:
-    from xopen import xopen
 
     path = tmp_path / f"demo.fasta.{format}"
     with xopen(path, "wb", threads=0) as stream:
@@ -177,7 +177,8 @@ def test_table_keeps_ids_as_they_are(name: str, tmp_path: Path) -> None:
     if name.endswith("parquet"):
         TABLE.to_parquet(path)
     else:
-        TABLE.to_csv(path, index=False, sep="\t" if "tsv" in name else ",")
+        with xopen(path, "w") as handle:
+            TABLE.to_csv(handle, index=False, sep="\t" if "tsv" in name else ",")
     records = read(path)
     assert [r.id for r in records] == TABLE["Entry"].tolist()
     assert [r.description for r in records] == TABLE["Protein names"].tolist()
