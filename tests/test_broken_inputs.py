@@ -46,6 +46,6 @@ def test_plan_ends_as_documented(case, tmp_path, capsys, request):
     told = [row["reason" if outcome == "refused" else "note"] or "" for row in rows]
     if outcome in ("refused", "note"):
         assert any(fragment in text for text in told)
-        assert "records" in said and "warning" in said
+        assert "record" in said and "warning" in said
     else:
         assert counts["refused"] == 0

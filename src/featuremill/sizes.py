@@ -1,4 +1,4 @@
-"""How many bytes values take, and how to say it."""
+"""How many bytes values take, and how to say numbers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:
     if pa.types.is_primitive(kind):
         return count * int(kind.bit_width) // 8
     return 0
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` with its noun: 1 shard, 2,000 shards."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def human_bytes(size: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from featuremill.devices import Device
-from featuremill.sizes import expected_bytes, human_bytes
+from featuremill.sizes import counted, expected_bytes, human_bytes
 from featuremill.store import RunFolder
 
 log = logging.getLogger("featuremill.plan")
@@ -35,9 +35,10 @@ def describe(
     model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
     size = human_bytes(expected_bytes(schema, counts["planned"], lengths["total"]))
     return [
-        f"{counts['input']:,} records, {lengths['total']:,} residues, "
+        f"{counted(counts['input'], 'record')}, {counted(lengths['total'], 'residue')}, "
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counts['unique']:,} distinct records to compute in {len(shards):,} shards{done}",
+        f"{counted(counts['unique'], 'distinct record')} to compute "
+        f"in {counted(len(shards), 'shard')}{done}",
         f"{plan['workload']} ({model}) on {device.name}; "
         f"values take about {size}, in store/ and again in each output",
     ]
@@ -45,8 +46,9 @@ def describe(
 
 def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
-    lines = [f"{count:,} records: {note}" for note, count in plan["notes"].items()]
-    lines += [f"{count:,} records refused: {reason}" for reason, count in plan["refusals"].items()]
+    lines = [f"{counted(count, 'record')}: {note}" for note, count in plan["notes"].items()]
+    for reason, count in plan["refusals"].items():
+        lines.append(f"{counted(count, 'record')} refused: {reason}")
     shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
     num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
     if 1 < len(shards) < num_gpus:
