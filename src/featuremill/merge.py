@@ -11,7 +11,6 @@ import argparse
 import csv
 import datetime
 import fcntl
-import hashlib
 import json
 import logging
 from collections import Counter
@@ -24,7 +23,7 @@ from featuremill.errors import IntegrityError, UserError
 from featuremill.gather import Gatherer
 from featuremill.outputs import FILES, Target, open_writer
 from featuremill.parts import Part, open_part
-from featuremill.store import RunFolder, replacing, write_json
+from featuremill.store import RunFolder, replacing, sha256_of, write_json
 
 MANIFEST_VERSION = 1
 FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
@@ -54,7 +53,7 @@ def merge(folder: RunFolder, outputs: list[str], max_failed: int) -> dict[str, A
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
     plan = json.loads(folder.plan.read_text("utf-8"))
-    if _describe(folder.manifest)["sha256"] != plan["manifest_sha256"]:
+    if sha256_of(folder.manifest) != plan["manifest_sha256"]:
         raise IntegrityError(
             f"{folder.manifest}: it does not belong to {folder.plan.name}; delete both and run the "
             "same command again."
@@ -156,9 +155,7 @@ def _write(
 
 
 def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as handle:
-        sha256 = hashlib.file_digest(handle, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": sha256}
+    return {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
 
 
 def _provenance(plan: dict[str, Any]) -> dict[str, str]:

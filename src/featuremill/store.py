@@ -62,6 +62,12 @@ def digest_of(parts: Iterable[bytes]) -> str:
     return state.hexdigest()[:DIGEST_LENGTH]
 
 
+def sha256_of(path: Path) -> str:
+    """Return the sha256 of the file `path`, as hex."""
+    with path.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
 def recipe_of(settings: Mapping[str, Any]) -> str:
     """Return the digest of everything that determines the values."""
     canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -82,7 +81,7 @@ def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
     # A published model goes by its name, so that its checkpoint may be deleted once converted.
     key = source.name
     if source.kind != "published":
-        key += f"-{_sha256_of(source.path)[:16]}"
+        key += f"-{store.sha256_of(source.path)[:16]}"
     folder = cache_folder(cache).absolute() / LAYOUT
     with _locked(folder / f"{key}.lock"):
         record = folder / f"{key}.json"
@@ -101,7 +100,7 @@ def _cached(record: Path) -> dict[str, Any] | None:
     try:
         entry: dict[str, Any] = json.loads(record.read_text())
         path, sha256 = Path(entry["path"]), entry["sha256"]
-        if _sha256_of(path) == sha256:
+        if store.sha256_of(path) == sha256:
             _log.info("found converted weights %s", path)
             return entry
         reason = "its sha256 is not the one it was written with"
@@ -137,7 +136,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
         "source": {
             "kind": source.kind,
             "location": source.location,
-            "sha256": _sha256_of(source.path),
+            "sha256": store.sha256_of(source.path),
             "bytes": source.path.stat().st_size,
         },
         "metadata": metadata,
@@ -162,8 +161,3 @@ def _locked(path: Path) -> Iterator[None]:
             _log.info("waiting for another process that converts the same model")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

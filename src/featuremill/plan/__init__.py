@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import hashlib
 import json
 import logging
 import shutil
@@ -31,7 +30,7 @@ from featuremill.plan.manifest import write_manifest
 from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.shards import Cutter, Shard, open_old_shard
 from featuremill.plan.spool import Spool, Tally
-from featuremill.store import RunFolder, read_json, recipe_of, write_json
+from featuremill.store import RunFolder, read_json, recipe_of, sha256_of, write_json
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
@@ -187,7 +186,7 @@ def _plan_records(
         "notes": dict(sorted(tally.notes.items())),
         "refusals": dict(sorted(tally.refusals.items())),
         "lengths": {"total": tally.total_length, "longest": tally.longest},
-        "manifest_sha256": _sha256_of(folder.manifest),
+        "manifest_sha256": sha256_of(folder.manifest),
         "shards": [_describe_shard(shard) for shard in cutter.shards],
     }
 
@@ -214,16 +213,11 @@ def _nothing_left(config: Run, tally: Tally) -> str:
 def _describe_inputs(config: Run, tally: Tally) -> list[dict[str, Any]]:
     described = []
     for name in config.inputs:
-        sha256 = _sha256_of(Path(name))
+        sha256 = sha256_of(Path(name))
         size = Path(name).stat().st_size
         records = tally.by_source[str(Path(name))]
         described.append({"path": name, "bytes": size, "records": records, "sha256": sha256})
     return described
-
-
-def _sha256_of(path: Path) -> str:
-    with path.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _describe_shard(shard: Shard) -> dict[str, Any]:
