@@ -24,6 +24,7 @@ from esm2_models import (
 from pydantic import ValidationError
 
 from featuremill import weights
+from featuremill.compute import values_of
 from featuremill.devices import Device, cpu
 from featuremill.errors import UserError
 from featuremill.workloads import esm2
@@ -71,7 +72,7 @@ def every_layer(dtype, found, **options):
     layers = tuple(range(int(found.metadata["num_layers"]) + 1))
     chosen = {"pool": ("mean", "bos"), "per_residue": True, "output_dtype": "float32"}
     chosen |= {"long": "full", "dtype": dtype, **options}
-    return esm2.load(esm2.Options(layers=layers, **chosen), CPU, found)
+    return esm2.load(esm2.Options(layers=layers, **chosen), [CPU], found)
 
 
 def run(model, sequences):
@@ -79,7 +80,7 @@ def run(model, sequences):
     rows = []
     for start in range(0, len(sequences), NUM_BATCHED):
         payloads = [sequence.encode() for sequence in sequences[start : start + NUM_BATCHED]]
-        values = esm2.run(model, esm2.prepare(model, payloads))
+        values = values_of(esm2, model, payloads, 4096)
         rows += [
             {n: arrow_row(values.column(n)[i]) for n in values.schema.names}
             for i in range(len(payloads))
@@ -280,7 +281,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(both):
     sequences = ["M", "MK", "MKVLAAGIVG", long[:61], long[:62], long, *others]
 
     def bits(payloads):
-        values = esm2.run(model, esm2.prepare(model, payloads))
+        values = values_of(esm2, model, payloads, 4096)
         names = values.schema.names
         return {
             payload: [arrow_row(values.column(name)[i]).tobytes() for name in names]
@@ -357,8 +358,8 @@ def test_columns_follow_the_options(bundled):
     schema = esm2.schema(options, found)
     assert schema.names == ["residues_layer_0", "residues_layer_6"]
     assert str(schema.field(0).type) == "list<item: fixed_size_list<item: halffloat>[128]>"
-    model = esm2.load(options, CPU, found)
-    values = esm2.run(model, esm2.prepare(model, [b"MKV", b"M"]))
+    model = esm2.load(options, [CPU], found)
+    values = values_of(esm2, model, [b"MKV", b"M"], 4096)
     assert values.schema.equals(schema)
     assert [len(value) for value in values.column(0)] == [3, 1]
     [exact, _] = run(every_layer("fp32", found), ["MKV", "M"])
@@ -477,7 +478,7 @@ def test_cuda_delivers_the_columns_of_the_schema(bundled):
     options = esm2.Options(layers=(0, -1), pool=("mean", "bos"), per_residue=True)
     device = Device("cuda", "", "", torch.cuda.get_device_capability() >= (8, 0))
     options = esm2.resolve(options, device, found)
-    model = esm2.load(options, device, found)
+    model = esm2.load(options, [device], found)
     payloads = [protein.encode() for protein in demo_proteins(10)]
-    values = esm2.run(model, esm2.prepare(model, payloads))
+    values = values_of(esm2, model, payloads, 4096)
     assert values.schema.equals(esm2.schema(options, found)) and values.num_rows == 10

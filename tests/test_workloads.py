@@ -13,7 +13,7 @@ from esm2_models import ROOT, demo_proteins
 import featuremill
 from featuremill import weights as weights_verb
 from featuremill.batches import make_batches
-from featuremill.compute import check, not_finite
+from featuremill.compute import check, not_finite, values_of
 from featuremill.devices import cpu
 from featuremill.errors import UserError
 from featuremill.workload import BUILT_IN, Workload, find_workload
@@ -94,9 +94,8 @@ def test_runs_what_it_reads_and_delivers_its_schema(ready, tmp_path):
     )
     assert workload.batch_cost(options, CPU) >= max(costs)
     schema = workload.schema(options, found)
-    model = workload.load(options, CPU, found)
-    batch = workload.prepare(model, [record.payload for record in good])
-    values = workload.run(model, batch)
+    model = workload.load(options, [CPU], found)
+    values = values_of(workload, model, [record.payload for record in good], max(costs))
     check(values, schema, len(good))
     assert not not_finite(values).any()
 
@@ -104,11 +103,11 @@ def test_runs_what_it_reads_and_delivers_its_schema(ready, tmp_path):
 @pytest.mark.parametrize("ready", CASES, indirect=True, ids=str)
 def test_a_record_does_not_depend_on_its_batch(ready):
     workload, options, found = ready
-    model = workload.load(options, CPU, found)
+    model = workload.load(options, [CPU], found)
     payloads = [p.encode() for p in (*demo_proteins(8, 300), "M", "MK", "X")]
 
     def run(chosen):
-        return workload.run(model, workload.prepare(model, chosen))
+        return values_of(workload, model, chosen, 4096)
 
     together = run(payloads)
     for start, end in ((0, 1), (3, 5), (8, 9), (9, 11), (10, 11)):
@@ -123,8 +122,8 @@ def test_unknown_workload_names_the_known_ones():
 
 def test_composition_counts_letters():
     workload = find_workload("composition")
-    model = workload.load(workload.Options(), CPU, None)
-    [row, unknown] = workload.run(model, workload.prepare(model, [b"AAWX", b"X"])).to_pylist()
+    model = workload.load(workload.Options(), [CPU], None)
+    [row, unknown] = values_of(workload, model, [b"AAWX", b"X"], 100).to_pylist()
     assert row["composition"][0] == 0.5 and row["composition"][18] == 0.25
     assert math.isclose(row["hydropathy"][0], (1.8 + 1.8 - 0.9) / 4, rel_tol=1e-6)
     assert unknown == {"composition": [0.0] * 20, "hydropathy": [0.0]}
@@ -153,12 +152,12 @@ def test_embed_gives_the_numbers_of_the_workload(cached, cache):
     esm2 = find_workload("esm2")
     found = weights_verb.weights_of(weights_verb.convert("mill_t6_1M", cache))
     options = esm2.resolve(esm2.Options(batch_tokens=2000), CPU, found)
-    model = esm2.load(options, CPU, found)
+    model = esm2.load(options, [CPU], found)
     payloads = sorted((p.encode() for p in proteins), key=sha256)
     costs = [esm2.cost(payload, options) for payload in payloads]
     for rows in make_batches(costs, 2000):
         chosen = [payloads[row] for row in rows]
-        values = esm2.run(model, esm2.prepare(model, chosen)).column(0)
+        values = values_of(esm2, model, chosen, 2000).column(0)
         for payload, value in zip(chosen, values, strict=True):
             assert np.array_equal(vectors[proteins.index(payload.decode())], value.values)
 

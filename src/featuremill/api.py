@@ -58,15 +58,16 @@ def embed(
     chosen = machine.with_processors(devices_for(device)[0])
     found = weights.weights_of(weights.convert(model))
     resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
-    loaded = esm2.load(resolved, chosen, found)
+    loaded = esm2.load(resolved, [chosen], found)
 
     # In the order of a shard, so that the batches are those of a run with a single shard.
     distinct = sorted(set(payloads), key=lambda payload: hashlib.sha256(payload).digest())
     vectors = np.empty((len(distinct), int(found.metadata["embed_dim"])), np.float32)
     costs = [esm2.cost(payload, resolved) for payload in distinct]
     num_done = 0
-    for rows in make_batches(costs, esm2.batch_cost(resolved, chosen)):
-        values = esm2.run(loaded, esm2.prepare(loaded, [distinct[row] for row in rows]))
+    budget = esm2.batch_cost(resolved, chosen)
+    for rows in make_batches(costs, budget):
+        values = compute.values_of(esm2, loaded, [distinct[row] for row in rows], budget)
         if compute.not_finite(values).any():
             raise UserError(f"embed: {compute.NOT_FINITE}, such as dtype='fp32'.")
         vectors[rows] = values.column(0).flatten().to_numpy().reshape(len(rows), -1)

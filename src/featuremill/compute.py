@@ -6,11 +6,13 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from featuremill.journal import part_schema
+from featuremill.workload import Workload
 
 NOT_FINITE = "values are missing or not finite: try a wider dtype (or output_dtype)"
 OUT_OF_MEMORY = (
@@ -19,6 +21,14 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 STICKY_CUDA_ERRORS = ("CUDA error", "cuBLAS", "CUBLAS_STATUS", "cuDNN error", "device-side assert")
+
+
+def values_of(
+    workload: Workload, model: Any, payloads: Sequence[bytes], batch_cost: int
+) -> pa.RecordBatch:
+    """Return a workload's values for one batch, from its payloads to its rows."""
+    batch = workload.prepare(model, payloads, batch_cost)
+    return workload.collect(model, workload.run(model, batch))
 
 
 def is_out_of_memory(error: Exception) -> bool:

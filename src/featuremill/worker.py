@@ -139,7 +139,7 @@ class Worker:
     def _load(self) -> None:
         start = time.monotonic()
         try:
-            self.model = self.workload.load(self.options, self.device, self.weights)
+            self.model = self.workload.load(self.options, [self.device], self.weights)
         except Exception as error:
             is_cuda = self.device.kind == "cuda" and isinstance(error, RuntimeError)
             if is_cuda or compute.is_out_of_memory(error):
@@ -159,7 +159,8 @@ class Worker:
 
     def _prepare(self, rows: Sequence[int]) -> Any:
         start = time.monotonic()
-        prepared = self.workload.prepare(self.model, [self._payload(row) for row in rows])
+        payloads = [self._payload(row) for row in rows]
+        prepared = self.workload.prepare(self.model, payloads, self.journal.batch_cost)
         self.seconds["prepare"] += time.monotonic() - start
         return prepared
 
@@ -169,7 +170,7 @@ class Worker:
         try:
             batch = prepared.result() if prepared else self._prepare(rows)
             start = time.monotonic()
-            values = self.workload.run(self.model, batch)
+            values = self.workload.collect(self.model, self.workload.run(self.model, batch))
         except Exception as error:
             if compute.is_device_error(error):
                 raise DeviceError(f"{self.device.name}: {error}") from error

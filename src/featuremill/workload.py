@@ -92,14 +92,24 @@ class Workload(Protocol):
     def batch_cost(self, options: Any, device: Device) -> int:
         """Return the cost that one batch may hold on `device`."""
 
-    def load(self, options: Any, device: Device, weights: Weights | None) -> Any:
-        """Return the model, ready on `device`."""
+    def load(self, options: Any, devices: Sequence[Device], weights: Weights | None) -> Any:
+        """Return the model, ready on the devices of one lease; mostly that is one."""
 
-    def prepare(self, model: Any, payloads: Sequence[bytes]) -> Any:
-        """Return the host side of one batch; runs ahead of `run`, on a thread."""
+    def prepare(self, model: Any, payloads: Sequence[bytes], batch_cost: int) -> Any:
+        """Return the host side of one batch; runs ahead of `run`, on a thread.
 
-    def run(self, model: Any, batch: Any) -> pa.RecordBatch:
-        """Return one row a payload, in order, with the columns of `schema`."""
+        `batch_cost` is what the batch may cost: to fill up to it keeps shapes, and with them the
+        kernels that run, the same from batch to batch.
+        """
+
+    def run(self, model: Any, batch: Any) -> Any:
+        """Compute a batch; may return when the device has its orders and is still at work."""
+
+    def collect(self, model: Any, result: Any) -> pa.RecordBatch:
+        """Wait for a result of `run`; return one row a payload, in order, as `schema` says.
+
+        Runs on a thread of its own, in the order of the batches, while the next one is computed.
+        """
 
 
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]

@@ -72,7 +72,7 @@ def batch_cost(options, device):
     return options.batch_records
 
 
-def load(options, device, weights):
+def load(options, devices, weights):
     if options.hang_at_exit:
         atexit.register(time.sleep, 3600)
     if options.broken_load:
@@ -80,7 +80,7 @@ def load(options, device, weights):
     return options
 
 
-def prepare(model, payloads):
+def prepare(model, payloads, batch_cost):
     return [payload.decode() for payload in payloads]
 
 
@@ -99,6 +99,10 @@ def run(options, batch):
     _note(options, "end")
     lengths = [[float("nan") if s.startswith("NAN") else float(len(s))] for s in batch]
     return pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+
+
+def collect(model, result):
+    return result
 
 
 def _note(options, what):

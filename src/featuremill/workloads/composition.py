@@ -54,21 +54,26 @@ def batch_cost(options: Options, device: Any) -> int:
     return 1_000_000
 
 
-def load(options: Options, device: Any, weights: None) -> Any:
+def load(options: Options, devices: Any, weights: None) -> Any:
     """Return the model: whatever `prepare` and `run` need; loaded once a worker."""
     return schema(options, weights)
 
 
-def prepare(model: Any, payloads: Any) -> Any:
+def prepare(model: Any, payloads: Any, batch_cost: int) -> Any:
     """Return the host side of a batch; runs ahead of `run`, on a thread."""
     return list(payloads)
 
 
-def run(model: Any, batch: Any) -> pa.RecordBatch:
-    """Return one row a payload, in order."""
+def run(model: Any, batch: Any) -> Any:
+    """Compute the batch; on a GPU, this would only give the orders."""
     rows = []
     for payload in batch:
         fractions = [payload.count(ord(letter)) / len(payload) for letter in LETTERS]
         mean = sum(f * hydropathy[letter] for f, letter in zip(fractions, LETTERS, strict=True))
         rows.append({"composition": fractions, "hydropathy": [mean]})
-    return pa.RecordBatch.from_pylist(rows, schema=model)
+    return rows
+
+
+def collect(model: Any, result: Any) -> pa.RecordBatch:
+    """Return one row a payload, in order; runs beside the next batch's `run`."""
+    return pa.RecordBatch.from_pylist(result, schema=model)

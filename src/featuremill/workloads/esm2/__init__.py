@@ -26,6 +26,7 @@ __all__ = [
     "VERSION",
     "Options",
     "batch_cost",
+    "collect",
     "cost",
     "load",
     "prepare",
@@ -131,20 +132,20 @@ def batch_cost(options: Options, device: Device) -> int:
     return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
 
 
-def load(options: Options, device: Device, weights: Weights | None) -> Model:
-    """Return the encoder with its weights on `device`."""
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return the encoder with its weights on the device."""
     import torch
 
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
     encoder = Encoder(
-        weights.path, weights.metadata, torch.device(device.kind), DTYPES[options.dtype]
+        weights.path, weights.metadata, torch.device(devices[0].kind), DTYPES[options.dtype]
     )
     return Model(encoder, options, encoder.backend.name)
 
 
-def prepare(model: Model, payloads: Sequence[bytes]) -> Batch:
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     """Tokenize and pack proteins, on the host."""
     from featuremill.workloads.esm2.packing import pack
     from featuremill.workloads.esm2.pooling import Protein
@@ -163,16 +164,22 @@ def prepare(model: Model, payloads: Sequence[bytes]) -> Batch:
     return Batch(pack(sequences), placed)
 
 
-def run(model: Model, batch: Batch) -> pa.RecordBatch:
-    """Return the features of a batch, one row a protein."""
-    import pyarrow as pa
-
-    from featuremill.workloads.esm2 import columns
+def run(model: Model, batch: Batch) -> list[pa.Array]:
+    """Return the columns of a batch, one row a protein."""
     from featuremill.workloads.esm2.pooling import arrays_of_layer
 
     pack = batch.pack.to(model.encoder.device)
     arrays: list[pa.Array] = []
     for _, hidden_TD in model.encoder.representations(pack, model.options.layers):
         arrays += arrays_of_layer(hidden_TD, batch.proteins, model.options)
+    return arrays
+
+
+def collect(model: Model, result: list[pa.Array]) -> pa.RecordBatch:
+    """Return the features of a batch, one row a protein."""
+    import pyarrow as pa
+
+    from featuremill.workloads.esm2 import columns
+
     schema = columns.schema(model.options, model.encoder.width)
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(result, schema=schema)
