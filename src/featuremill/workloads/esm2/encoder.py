@@ -18,16 +18,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featuremill.workloads.esm2 import attention
+from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NORM_EPSILON = 1e-5
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
-
-SERIAL_ELEMENTS = 32_000
-"""Fewer elements than torch's grain size (32,768): work that it does not share between threads."""
 
 
 class Linear(NamedTuple):
@@ -62,7 +59,7 @@ class Encoder:
         self.backend = attention.choose(device, dtype, self.num_heads, self.head_dim)
         with safe_open(path, framework="pt") as file:
             self._read(file.get_tensor)
-        self._rotations_Pd = torch.empty(0, device=device)
+        self._turns_Pf2 = torch.empty(0, device=device)
 
     def _read(self, get: Callable[[str], Tensor]) -> None:
         embedding = get("embed_tokens.weight").float() * KEPT_IN_TRAINING
@@ -109,21 +106,18 @@ class Encoder:
             residual_TD /= pack.unmasked_T1
         if 0 in wanted:
             yield 0, residual_TD
-        rotation_T1D = self._rotation(pack)
+        turns_Pf2 = self._turns(pack)
         for number, layer in enumerate(self.layers[: max(wanted)], 1):
-            self._attend(layer, residual_TD, rotation_T1D, pack)
+            self._attend(layer, residual_TD, turns_Pf2, pack)
             self._feed_forward(layer, residual_TD)
             if number in wanted:
                 is_last = number == self.num_layers
                 yield number, self._norm(self.final_norm, residual_TD) if is_last else residual_TD
 
-    def _attend(
-        self, layer: Layer, residual_TD: Tensor, rotation_T1D: Tensor, pack: Packed
-    ) -> None:
+    def _attend(self, layer: Layer, residual_TD: Tensor, turns_Pf2: Tensor, pack: Packed) -> None:
         normed_TD = self._norm(layer.attention_norm, residual_TD).to(self.dtype)
-        qkv_T3D = F.linear(normed_TD, *layer.qkv).view(-1, 3, self.width)
-        rotate(qkv_T3D[:, :2], rotation_T1D)
-        qkv_T3Hd = qkv_T3D.view(-1, 3, self.num_heads, self.head_dim)
+        qkv_T3Hd = F.linear(normed_TD, *layer.qkv).view(-1, 3, self.num_heads, self.head_dim)
+        twins.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T)
         context_TD = self.backend.attend(qkv_T3Hd, pack).flatten(1)
         residual_TD += F.linear(context_TD, *layer.out)
 
@@ -133,27 +127,12 @@ class Encoder:
         residual_TD += F.linear(F.gelu(F.linear(normed_TD, *layer.up)), *layer.down)
 
     def _norm(self, norm: Linear, residual_TD: Tensor) -> Tensor:
-        return F.layer_norm(residual_TD, residual_TD.shape[-1:], *norm, NORM_EPSILON)
+        return F.layer_norm(residual_TD, residual_TD.shape[-1:], *norm, twins.NORM_EPSILON)
 
-    def _rotation(self, pack: Packed) -> Tensor:
-        """Return each token's turns of all heads as complex numbers, from fp32 angles."""
-        if len(self._rotations_Pd) < pack.longest:
+    def _turns(self, pack: Packed) -> Tensor:
+        """Return cosine and sine of each position's angles, from fp32 angles."""
+        if len(self._turns_Pf2) < pack.longest:
             positions_P = torch.arange(pack.longest, device=self.device, dtype=torch.float32)
-            angles_Pd = torch.outer(positions_P, self.frequencies_d)
-            self._rotations_Pd = torch.complex(angles_Pd.cos(), angles_Pd.sin())
-        turns_T1d = self._rotations_Pd[pack.positions_T].unsqueeze(1)
-        return turns_T1d.expand(-1, self.num_heads, -1).flatten(1).unsqueeze(1)
-
-
-def rotate(qk_T2D: Tensor, rotation_T1D: Tensor) -> None:
-    """Turn query and key in place, in fp32; neighbours in D make one complex number."""
-    wide_T2D = qk_T2D.float()
-    pairs_T2D = torch.view_as_complex(wide_T2D.view(*wide_T2D.shape[:2], -1, 2))
-    rows = len(pairs_T2D)
-    if wide_T2D.device.type == "cpu":
-        # Numbers at the end of a thread's share go through other code, which rounds otherwise.
-        rows = SERIAL_ELEMENTS // pairs_T2D[0].numel()
-    for start in range(0, len(pairs_T2D), rows):
-        pairs_T2D[start : start + rows].mul_(rotation_T1D[start : start + rows])
-    if wide_T2D is not qk_T2D:
-        qk_T2D.copy_(wide_T2D)
+            angles_Pf = torch.outer(positions_P, self.frequencies_d)
+            self._turns_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), 2)
+        return self._turns_Pf2

@@ -1,0 +1,73 @@
+"""What the encoder does between its matrix products, in PyTorch's own operations.
+
+These run on a CPU, and wherever Triton cannot; the Triton kernels are tested against them. None of
+them makes a row's bits depend on the other rows, and on a CPU none on the number of threads.
+
+Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
+N segments.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+NORM_EPSILON = 1e-5
+
+SERIAL_ELEMENTS = 32_000
+"""Fewer elements than torch's grain size (32,768): work that it does not share between threads."""
+
+
+def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
+    """Turn query and key in place by their positions, in fp32 (rotary embedding, arXiv:2104.09864).
+
+    Elements 2i and 2i + 1 of a head make one complex number; at position p it is multiplied by
+    `turns_Pf2[p, i]` (fp32), its cosine and sine. The value stays as it is. `qkv_T3Hd` is
+    contiguous, of bf16, fp16 or fp32; each of `positions_T` (int64) is below P.
+    """
+    num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
+    turns_Pf = torch.view_as_complex(turns_Pf2)
+    qk_T2D = qkv_T3Hd.view(num_tokens, 3, -1)[:, :2]
+    rows = num_tokens
+    if qkv_T3Hd.device.type == "cpu":
+        # Numbers at the end of a thread's share go through other code, which rounds otherwise.
+        rows = SERIAL_ELEMENTS // (num_heads * head_dim)
+    for start in range(0, num_tokens, rows):
+        part_R2D = qk_T2D[start : start + rows]
+        wide_R2D = part_R2D.float()
+        turns_R1D = turns_Pf[positions_T[start : start + rows]].repeat(1, num_heads).unsqueeze(1)
+        torch.view_as_complex(wide_R2D.view(len(wide_R2D), 2, -1, 2)).mul_(turns_R1D)
+        if wide_R2D is not part_R2D:
+            part_R2D.copy_(wide_R2D)
+
+
+def add_norm(
+    residual_TD: Tensor,
+    delta_TD: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Add `delta_TD` (if any) to the residual stream in place; return its LayerNorm as `dtype`.
+
+    `residual_TD`, `weight_D` and `bias_D` are fp32, `delta_TD` is bf16, fp16 or fp32; all are
+    contiguous. Sum, mean and variance are taken in fp32 (arXiv:1607.06450, epsilon 1e-5).
+    """
+    if delta_TD is not None:
+        residual_TD.add_(delta_TD)
+    normed_TD = F.layer_norm(residual_TD, residual_TD.shape[1:], weight_D, bias_D, NORM_EPSILON)
+    return normed_TD.to(dtype)
+
+
+def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
+    """Return means_ND (fp32): each over rows [start, end) of `hidden_TD` (fp32).
+
+    `starts_N` and `ends_N` (int64) lie on the device of `hidden_TD`; segments are not empty, come
+    in the order of their rows and do not overlap. A sum runs row by row in fp32, alone in its
+    column, on CPU and CUDA: it depends on nothing but its own rows.
+    """
+    bounds_2N = torch.stack((starts_N, ends_N), 1).flatten()
+    # Every second segment is what lies between two of ours. Checking would wait for the GPU.
+    means = torch.segment_reduce(hidden_TD, "mean", offsets=bounds_2N, axis=0, unsafe=True)
+    return means[::2]
