@@ -569,8 +569,8 @@ PEAK = """
     path, layers, width, kind, dtype, tokens = sys.argv[1:]
     metadata = {"num_layers": layers, "embed_dim": width, "attention_heads": "20"}
     device = torch.device(kind)
-    encoder = Encoder(Path(path), metadata, device, DTYPES[dtype])
-    batch = pack([np.full(512, 5)] * (int(tokens) // 512)).to(device)
+    encoder = Encoder(Path(path), metadata, [device], DTYPES[dtype])
+    batch = pack([np.full(512, 5)] * (int(tokens) // 512), int(tokens), device).to(device)
     for _, hidden_TD in encoder.representations(batch, [int(layers)]):
         hidden_TD.sum()
     if kind == "cuda":

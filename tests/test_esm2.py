@@ -187,7 +187,7 @@ def test_fp32_equals_transformers(both):
 def test_published_slice_of_esm2_8m(cache):
     """Values from the tests of transformers (test_inference_no_head), to their 1e-4."""
     found = weights.weights_of(weights.convert(os.environ["FEATUREMILL_ESM2_8M"], cache))
-    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    encoder = Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
     tokens = np.array([0, 6, 4, 13, 5, 4, 16, 12, 11, 7, 2])
     [(_, hidden)] = encoder.representations(pack([tokens]), {6})
     expected = [[0.1444, 0.5413, 0.3248], [0.3034, 0.0053, 0.3108], [0.3228, -0.2499, 0.3415]]
@@ -208,7 +208,7 @@ def encode(encoder, sequences):
 @pytest.fixture(scope="module")
 def encoder(bundled):
     found, _ = bundled
-    return Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    return Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,11 @@ def test_tokens_are_those_of_fair_esm():
 # The same bits.
 
 
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
-def test_bits_depend_neither_on_the_batch_nor_on_threads(both):
+def test_bits_depend_neither_on_the_batch_nor_on_threads(both, dtype):
     found, _ = both
-    model = every_layer("fp32", found)
+    model = every_layer(dtype, found)
     long, *others = sorted(demo_proteins(12, 500), key=len, reverse=True)
     sequences = ["M", "MK", "MKVLAAGIVG", long[:61], long[:62], long, *others]
 
@@ -455,11 +456,11 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
     sequences = [
         tokens_of(s)[0].numpy() for s in [*demo_proteins(20), "M", "MK<mask>V<mask>", "X" * 3000]
     ]
-    twin = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
-    device = torch.device("cuda")
-    encoder = Encoder(found.path, found.metadata, device, DTYPES[dtype])
+    twin = Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
+    device = torch.device("cuda", 0)
+    encoder = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
     has_varlen = torch.cuda.get_device_capability() >= (8, 0) and dtype != "fp32"
-    assert encoder.backend.name.startswith("varlen flash" if has_varlen else "sdpa")
+    assert encoder.backend.startswith("varlen flash" if has_varlen else "sdpa")
     packed = pack(sequences)
     num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
     pairs = zip(

@@ -44,7 +44,7 @@ def tiny():
 def assert_same_network(entry, reference, dtype=torch.float32):
     """Compare the converted network with fair-esm's, in every layer."""
     found = weights.weights_of(entry)
-    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), dtype)
+    encoder = Encoder(found.path, found.metadata, [torch.device("cpu")], dtype)
     bound = 1e-5 if dtype == torch.float32 else 2e-2
     tokens = tokens_of(SEQUENCE)
     pairs = encoder.representations(pack([tokens[0].numpy()]), range(reference.num_layers + 1))
@@ -136,7 +136,7 @@ def test_transformers_own_folder(cache, tmp_path):
     model = EsmModel(config, add_pooling_layer=False).eval()
     model.save_pretrained(tmp_path / "saved")
     found = weights.weights_of(weights.convert(str(tmp_path / "saved/model.safetensors"), cache))
-    encoder = Encoder(found.path, found.metadata, torch.device("cpu"), torch.float32)
+    encoder = Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
     tokens = tokens_of(SEQUENCE)
     [(_, hidden)] = encoder.representations(pack([tokens[0].numpy()]), {2})
     with torch.inference_mode():

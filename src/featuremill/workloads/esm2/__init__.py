@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from featuremill.workload import Weights
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
-    from featuremill.workloads.esm2.pooling import Protein
+    from featuremill.workloads.esm2.pooling import Places
+    from featuremill.workloads.esm2.transfer import Transfer
 
 __all__ = [
     "COST_UNIT",
@@ -47,19 +48,27 @@ USUAL_MULTIPROCESSORS = 132
 
 
 class Model(NamedTuple):
-    """The encoder on its device, and what to deliver."""
+    """The encoder on its devices, and what to deliver."""
 
     encoder: Encoder
     options: Options
     backend: str
-    """Which attention kernel runs, for the receipt."""
+    """What computes attention and the rest, for the receipt."""
 
 
 class Batch(NamedTuple):
-    """Proteins packed for the encoder."""
+    """Proteins packed for the encoder, on the host."""
 
     pack: Packed
-    proteins: list[Protein]
+    places: Places
+
+
+class Result(NamedTuple):
+    """Values on their way to the host."""
+
+    transfer: Transfer
+    lengths: list[int]
+    """Residues of each protein."""
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
@@ -133,53 +142,56 @@ def batch_cost(options: Options, device: Device) -> int:
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights on the device."""
+    """Return the encoder with its weights, the layers spread over `devices` in their order."""
     import torch
 
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
-    encoder = Encoder(
-        weights.path, weights.metadata, torch.device(devices[0].kind), DTYPES[options.dtype]
-    )
-    return Model(encoder, options, encoder.backend.name)
+    # A job sees its own GPUs only, numbered as they were leased.
+    places = [
+        torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")
+        for number, device in enumerate(devices)
+    ]
+    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype])
+    return Model(encoder, options, encoder.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     """Tokenize and pack proteins, on the host."""
-    from featuremill.workloads.esm2.packing import pack
-    from featuremill.workloads.esm2.pooling import Protein
+    from featuremill.workloads.esm2 import packing, pooling
 
-    sequences: list[tokens.Tokens] = []
-    placed: list[Protein] = []
-    row = 0
-    for payload in payloads:
-        windows = tokens.windows(len(payload), model.options)
-        offsets = []
-        for window in windows:
-            offsets.append(row)
-            sequences.append(tokens.tokenize(payload, window))
-            row += len(sequences[-1])
-        placed.append(Protein(windows, offsets))
-    return Batch(pack(sequences), placed)
-
-
-def run(model: Model, batch: Batch) -> list[pa.Array]:
-    """Return the columns of a batch, one row a protein."""
-    from featuremill.workloads.esm2.pooling import arrays_of_layer
-
-    pack = batch.pack.to(model.encoder.device)
-    arrays: list[pa.Array] = []
-    for _, hidden_TD in model.encoder.representations(pack, model.options.layers):
-        arrays += arrays_of_layer(hidden_TD, batch.proteins, model.options)
-    return arrays
+    windows = [tokens.windows(len(payload), model.options) for payload in payloads]
+    sequences = [
+        tokens.tokenize(payload, window)
+        for payload, each in zip(payloads, windows, strict=True)
+        for window in each
+    ]
+    device = model.encoder.device
+    pack, places = packing.pack(sequences, batch_cost, device), pooling.places(windows)
+    if device.type == "cpu":
+        return Batch(pack, places)
+    # From pinned memory a GPU fetches by itself, while it computes.
+    return Batch(pack.each(lambda t: t.pin_memory()), places.each(lambda t: t.pin_memory()))
 
 
-def collect(model: Model, result: list[pa.Array]) -> pa.RecordBatch:
+def run(model: Model, batch: Batch) -> Result:
+    """Compute a batch and send its values to the host; a GPU is still at it on return."""
+    from featuremill.workloads.esm2.pooling import tensors_of_layer
+    from featuremill.workloads.esm2.transfer import Transfer
+
+    encoder, places = model.encoder, batch.places
+    tensors = []
+    pack = batch.pack.to(encoder.device)
+    for _, hidden_TD in encoder.representations(pack, model.options.layers):
+        places = places.to(hidden_TD.device)
+        tensors += tensors_of_layer(hidden_TD, places, model.options)
+    return Result(Transfer(tensors), batch.places.lengths)
+
+
+def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the features of a batch, one row a protein."""
-    import pyarrow as pa
-
     from featuremill.workloads.esm2 import columns
 
-    schema = columns.schema(model.options, model.encoder.width)
-    return pa.RecordBatch.from_arrays(result, schema=schema)
+    values = [tensor.numpy() for tensor in result.transfer.wait()]
+    return columns.batch(values, result.lengths, model.options, model.encoder.width)

@@ -1,6 +1,6 @@
-"""Attention within each sequence of a pack, behind one function with two backends.
+"""Attention within each sequence of a pack, behind one function with three backends.
 
-Shape legend: T tokens, H heads, d width of a head.
+Shape legend: T tokens, H heads, d width of a head, L tokens of one sequence.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ from torch import Tensor
 from featuremill.devices import BF16_CAPABILITY
 from featuremill.workloads.esm2.packing import Packed
 
+LONGEST_WITH_SCORES = 256
+"""Up to so many tokens a CPU is faster with all scores of a sequence at hand (up to 1.7 times, for
+short proteins of small models) than with SDPA, which never has them."""
+
 
 class Backend(NamedTuple):
     """What computes attention, by name (for the receipt), and (qkv_T3Hd, pack) → context_THd."""
@@ -26,44 +30,82 @@ class Backend(NamedTuple):
 def choose(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> Backend:
     """Return the backend: one kernel a pack on Ampere and later in 16 bits, SDPA elsewhere."""
     if dtype != torch.float32 and _capability(device) >= BF16_CAPABILITY:
-        return Backend(_varlen_kernel(device), attend_varlen)
+        return Backend(f"varlen {_flash_attention()}", attend_varlen)
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
-    return Backend(f"sdpa {kernel.name.lower()} per sequence", attend_per_sequence)
+    sdpa = f"sdpa {kernel.name.lower()} per sequence"
+    if device.type == "cpu":
+        return Backend(f"scores up to {LONGEST_WITH_SCORES} tokens, {sdpa}", attend_on_cpu)
+    return Backend(sdpa, attend_per_sequence)
 
 
-def attend_per_sequence(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
-    """Attend with one call of SDPA a sequence."""
+def attend_per_sequence(
+    qkv_T3Hd: Tensor,
+    pack: Packed,
+    attend_one: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Attend sequence by sequence: with SDPA, or with (qkv_3HLd) → context_HLd."""
+    attend_one = attend_one or _with_sdpa
     context_THd = torch.empty_like(qkv_T3Hd[:, 0])
     context_THd[pack.bounds[-1] :] = 0
     for start, end in zip(pack.bounds, pack.bounds[1:], strict=False):
-        query, key, value = qkv_T3Hd[start:end].permute(1, 2, 0, 3).unsqueeze(1)
-        context_1HLd = F.scaled_dot_product_attention(query, key, value)
-        context_THd[start:end] = context_1HLd[0].transpose(0, 1)
+        context_HLd = attend_one(qkv_T3Hd[start:end].permute(1, 2, 0, 3))
+        context_THd[start:end] = context_HLd.transpose(0, 1)
     return context_THd
+
+
+def attend_on_cpu(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
+    """Attend sequence by sequence; a sequence's length alone decides how."""
+    return attend_per_sequence(qkv_T3Hd, pack, _with_scores_if_short)
 
 
 def attend_varlen(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
-    """Attend with one kernel over the whole pack."""
-    from torch.nn.attention.varlen import varlen_attn
+    """Attend with one kernel over the whole pack.
 
+    torch's operation is called directly: `varlen_attn` around it may prefer cuDNN's kernel in later
+    releases, which was seen to be 4 times slower (pytorch#187770).
+    """
     query, key, value = qkv_T3Hd.unbind(1)
     bounds, longest = pack.cu_seqlens, pack.longest
-    context_THd = varlen_attn(query, key, value, bounds, bounds, longest, longest)
-    assert isinstance(context_THd, Tensor)
+    context_THd: Tensor = torch.ops.aten._flash_attention_forward(
+        query, key, value, bounds, bounds, longest, longest, 0.0, False, False, **_ONE_SPLIT
+    )[0]
+    context_THd[pack.bounds[-1] :] = 0
     return context_THd
+
+
+def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
+    query, key, value = qkv_3HLd.unsqueeze(1)
+    return F.scaled_dot_product_attention(query, key, value)[0]
+
+
+def _with_scores_if_short(qkv_3HLd: Tensor) -> Tensor:
+    return (
+        _with_scores(qkv_3HLd) if qkv_3HLd.shape[2] <= LONGEST_WITH_SCORES else _with_sdpa(qkv_3HLd)
+    )
+
+
+def _with_scores(qkv_3HLd: Tensor) -> Tensor:
+    """Attend in fp32: rounding scores to 16 bits would cost more than all else."""
+    query, key, value = qkv_3HLd.float()
+    scores_HLL = torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2))
+    return torch.bmm(scores_HLL.softmax(-1), value)
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-def _varlen_kernel(device: torch.device) -> str:
-    """Return which kernel torch runs for varlen_attn here; later releases may prefer cuDNN's.
+def _flash_attention() -> str:
+    """Return the name of the kernel behind torch's operation, which others may take over."""
+    current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)
+    return f"flash_attention {current() or 'FA2'}"
 
-    cuDNN's was seen to be 4 times slower (pytorch#187770), so the receipt tells them apart.
-    """
-    from torch.nn.attention import varlen
 
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return "varlen cudnn" if varlen._should_use_cudnn(index) else "varlen flash_attention"
+def _one_split() -> dict[str, int]:
+    """Return what keeps the kernel from cutting a sequence by the batch that it is in."""
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    return {"num_splits": 1} if any(a.name == "num_splits" for a in schema.arguments) else {}
+
+
+_ONE_SPLIT = _one_split()

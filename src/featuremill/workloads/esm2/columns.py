@@ -25,6 +25,18 @@ def schema(options: Options, width: int) -> pa.Schema:
     return pa.schema(fields)
 
 
+def batch(
+    values: Sequence[Matrix], lengths: Sequence[int], options: Options, width: int
+) -> pa.RecordBatch:
+    """Return one row a protein of `lengths` from a layer's values after the other's, in order."""
+    columns = schema(options, width)
+    arrays = [
+        lists_of_vectors(rows, lengths) if pa.types.is_list(field.type) else vectors(rows)
+        for field, rows in zip(columns, values, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
 def vectors(rows: Matrix) -> pa.FixedSizeListArray:
     """Return one vector a row, without copying."""
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])

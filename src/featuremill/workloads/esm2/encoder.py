@@ -3,12 +3,14 @@
 Numerics are those of fair-esm 2.0.0 in fp32. In bf16 and fp16 only the matrix products and what
 passes between them are narrow: residual stream, LayerNorm, rotary and softmax stay in fp32.
 
-Shape legend: T tokens of all sequences, D width, H heads, d width of a head.
+Shape legend: T tokens of all sequences, D width, H heads, d width of a head, P positions, f = d/2
+pairs of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,70 +19,114 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from featuremill.workloads.esm2 import attention
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2 import attention, kernels, products
+from featuremill.workloads.esm2.attention import Backend
+from featuremill.workloads.esm2.kernels import Kernels
 from featuremill.workloads.esm2.packing import Packed
+from featuremill.workloads.esm2.products import Product
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
+Get = Callable[[str], Tensor]
+"""Returns a tensor of the weights file by its name."""
 
 
-class Linear(NamedTuple):
-    """Weight (out, in) and bias (out) of a product, or scale and shift of a LayerNorm."""
+class Norm(NamedTuple):
+    """Scale and shift of a LayerNorm, in fp32."""
 
-    weight: Tensor
-    bias: Tensor
+    weight_D: Tensor
+    bias_D: Tensor
 
 
 class Layer(NamedTuple):
     """One pre-LayerNorm transformer block."""
 
-    attention_norm: Linear
-    qkv: Linear
-    out: Linear
-    feed_forward_norm: Linear
-    up: Linear
-    down: Linear
+    attention_norm: Norm
+    qkv: Product
+    out: Product
+    feed_forward_norm: Norm
+    up: Product
+    down: Product
+
+
+class Stage(NamedTuple):
+    """The layers on one device, and what computes them there."""
+
+    device: torch.device
+    layers: list[Layer]
+    backend: Backend
+    kernels: Kernels
+
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        """Make the device the one where Triton launches kernels."""
+        if self.device.type == "cuda":
+            return torch.cuda.device(self.device)
+        return contextlib.nullcontext()
 
 
 class Encoder:
-    """ESM-2 on one device, read from a file that `featuremill weights` made."""
+    """ESM-2 on one device, or its layers spread over several, from a file of `featuremill weights`.
+
+    Embedding and final LayerNorm stand on the first device and on the last.
+    """
 
     def __init__(
-        self, path: Path, metadata: Mapping[str, str], device: torch.device, dtype: torch.dtype
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        devices: Sequence[torch.device],
+        dtype: torch.dtype,
     ) -> None:
-        self.device, self.dtype = device, dtype
+        self.dtype = dtype
         self.num_layers = int(metadata["num_layers"])
         self.num_heads = int(metadata["attention_heads"])
         self.width = int(metadata["embed_dim"])
         self.head_dim = self.width // self.num_heads
-        self.backend = attention.choose(device, dtype, self.num_heads, self.head_dim)
+        self.device = devices[0]
         with safe_open(path, framework="pt") as file:
-            self._read(file.get_tensor)
-        self._turns_Pf2 = torch.empty(0, device=device)
+            self._read(file.get_tensor, devices)
+        self._turns_Pf2: dict[torch.device, Tensor] = {}
 
-    def _read(self, get: Callable[[str], Tensor]) -> None:
+    @property
+    def backend(self) -> str:
+        """What computes attention and what the rest, for the receipt."""
+        names = {f"{stage.backend.name}; {stage.kernels.name}" for stage in self.stages}
+        return " | ".join(sorted(names))
+
+    def _read(self, get: Get, devices: Sequence[torch.device]) -> None:
         embedding = get("embed_tokens.weight").float() * KEPT_IN_TRAINING
         embedding[[MASK, PAD]] = 0
-        self.embedding = embedding.to(self.device)
-        self.frequencies_d = get("rotary.inv_freq").to(self.device, torch.float32)
-        self.final_norm = self._linear(get, "final_norm", torch.float32)
-        self.layers = [self._layer(get, f"layers.{i}.") for i in range(self.num_layers)]
+        self.embedding = embedding.to(devices[0])
+        self.frequencies_f = get("rotary.inv_freq").float()
+        self.final_norm = _norm(get, "final_norm", devices[-1])
+        bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
+        self.stages = [
+            Stage(
+                device,
+                [self._layer(get, f"layers.{number}.", device) for number in range(start, end)],
+                attention.choose(device, self.dtype, self.num_heads, self.head_dim),
+                kernels.choose(device),
+            )
+            for device, start, end in zip(devices, bounds, bounds[1:], strict=False)
+        ]
 
-    def _layer(self, get: Callable[[str], Tensor], prefix: str) -> Layer:
-        norms = ("attention_norm", "feed_forward_norm")
-        parts = {
-            part: self._linear(get, prefix + part, torch.float32 if part in norms else self.dtype)
-            for part in Layer._fields
-        }
-        parts["qkv"] = Linear(*(self._neighbours(tensor) for tensor in parts["qkv"]))
-        return Layer(**parts)
+    def _layer(self, get: Get, prefix: str, device: torch.device) -> Layer:
+        form = products.choose(device, self.dtype)
 
-    def _linear(self, get: Callable[[str], Tensor], name: str, dtype: torch.dtype) -> Linear:
-        weight, bias = get(f"{name}.weight"), get(f"{name}.bias")
-        return Linear(weight.to(self.device, dtype), bias.to(self.device, dtype))
+        def product(name: str, reorder: Callable[[Tensor], Tensor] = lambda t: t) -> Product:
+            tensors = (reorder(get(f"{prefix}{name}.{part}")) for part in ("weight", "bias"))
+            return form(*(tensor.to(device, self.dtype) for tensor in tensors))
+
+        return Layer(
+            attention_norm=_norm(get, f"{prefix}attention_norm", device),
+            qkv=product("qkv", self._neighbours),
+            out=product("out"),
+            feed_forward_norm=_norm(get, f"{prefix}feed_forward_norm", device),
+            up=product("up"),
+            down=product("down"),
+        )
 
     def _neighbours(self, qkv: Tensor) -> Tensor:
         """Reorder rows of query and key so that each pair that rotary turns stands side by side.
@@ -98,41 +144,68 @@ class Encoder:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (layer, hidden_TD in fp32) for each wanted layer, in order.
 
-        A hidden state is overwritten when the next one is asked for. Rows from `pack.bounds[-1]`
-        on mean nothing.
+        `pack` stands on the first device, a hidden state on that of its layer. It is overwritten
+        when the next one is asked for. Rows from `pack.bounds[-1]` on mean nothing.
         """
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
         if pack.unmasked_T1 is not None:
             residual_TD /= pack.unmasked_T1
         if 0 in wanted:
             yield 0, residual_TD
-        turns_Pf2 = self._turns(pack)
-        for number, layer in enumerate(self.layers[: max(wanted)], 1):
-            self._attend(layer, residual_TD, turns_Pf2, pack)
-            self._feed_forward(layer, residual_TD)
-            if number in wanted:
-                is_last = number == self.num_layers
-                yield number, self._norm(self.final_norm, residual_TD) if is_last else residual_TD
+        number = 0
+        for stage in self.stages:
+            if number >= max(wanted):
+                break
+            pack = pack.to(stage.device)
+            residual_TD = residual_TD.to(stage.device, non_blocking=True)
+            delta_TD: Tensor | None = None
+            for layer in stage.layers[: max(wanted) - number]:
+                number += 1
+                with stage.current():
+                    delta_TD = self._run(stage, layer, residual_TD, delta_TD, pack)
+                if number in wanted and number < self.num_layers:
+                    residual_TD += delta_TD
+                    delta_TD = None
+                    yield number, residual_TD
+            if number == self.num_layers:
+                yield (
+                    number,
+                    stage.kernels.add_norm(residual_TD, delta_TD, *self.final_norm, torch.float32),
+                )
+            elif delta_TD is not None:
+                residual_TD += delta_TD
 
-    def _attend(self, layer: Layer, residual_TD: Tensor, turns_Pf2: Tensor, pack: Packed) -> None:
-        normed_TD = self._norm(layer.attention_norm, residual_TD).to(self.dtype)
-        qkv_T3Hd = F.linear(normed_TD, *layer.qkv).view(-1, 3, self.num_heads, self.head_dim)
-        twins.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T)
-        context_TD = self.backend.attend(qkv_T3Hd, pack).flatten(1)
-        residual_TD += F.linear(context_TD, *layer.out)
+    def _run(
+        self, stage: Stage, layer: Layer, residual_TD: Tensor, delta_TD: Tensor | None, pack: Packed
+    ) -> Tensor:
+        """Return what `layer` adds to the residual stream last; all before that is added already.
 
-    def _feed_forward(self, layer: Layer, residual_TD: Tensor) -> None:
-        normed_TD = self._norm(layer.feed_forward_norm, residual_TD).to(self.dtype)
-        # The erf form; torch evaluates it in fp32 for narrow types too.
-        residual_TD += F.linear(F.gelu(F.linear(normed_TD, *layer.up)), *layer.down)
+        `delta_TD` is what the layer before returned: adding it and the LayerNorm are one pass.
+        """
+        add_norm = stage.kernels.add_norm
+        normed_TD = add_norm(residual_TD, delta_TD, *layer.attention_norm, self.dtype)
+        qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
+        stage.kernels.rotate_(qkv_T3Hd, self._turns(pack.longest, stage.device), pack.positions_T)
+        context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
+        normed_TD = add_norm(
+            residual_TD, layer.out(context_TD), *layer.feed_forward_norm, self.dtype
+        )
+        return layer.down(layer.up.gelu(normed_TD))
 
-    def _norm(self, norm: Linear, residual_TD: Tensor) -> Tensor:
-        return F.layer_norm(residual_TD, residual_TD.shape[-1:], *norm, twins.NORM_EPSILON)
+    def _finish(self, stage: Stage, residual_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
+        with stage.current():
+            return stage.kernels.add_norm(residual_TD, delta_TD, *self.final_norm, torch.float32)
 
-    def _turns(self, pack: Packed) -> Tensor:
-        """Return cosine and sine of each position's angles, from fp32 angles."""
-        if len(self._turns_Pf2) < pack.longest:
-            positions_P = torch.arange(pack.longest, device=self.device, dtype=torch.float32)
-            angles_Pf = torch.outer(positions_P, self.frequencies_d)
-            self._turns_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), 2)
-        return self._turns_Pf2
+    def _turns(self, num_positions: int, device: torch.device) -> Tensor:
+        """Return cosine and sine of the angle of each pair at each position, in fp32."""
+        known_Pf2 = self._turns_Pf2.get(device)
+        if known_Pf2 is None or len(known_Pf2) < num_positions:
+            positions_P = torch.arange(num_positions, dtype=torch.float32)
+            angles_Pf = torch.outer(positions_P, self.frequencies_f)
+            known_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), -1).to(device)
+            self._turns_Pf2[device] = known_Pf2
+        return known_Pf2
+
+
+def _norm(get: Get, name: str, device: torch.device) -> Norm:
+    return Norm(*(get(f"{name}.{part}").to(device, torch.float32) for part in ("weight", "bias")))

@@ -1,11 +1,11 @@
 """Several token sequences as one, without padding between them.
 
-Shape legend: T tokens of all sequences, and the few rows that fill the matrix products up.
+Shape legend: T tokens of all sequences, and the rows that fill the matrix products up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +17,10 @@ from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
 """With this many rows or more, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the
-same bits whatever the other rows are; with fewer, other kernels run (tests/test_esm2.py)."""
+same bits whatever the other rows are; with fewer, other kernels may run."""
+CUDA_ROW_MULTIPLE = 128
+"""Rows of a tile of the matrix products."""
+_HOST = torch.device("cpu")
 
 
 class Packed(NamedTuple):
@@ -28,44 +31,63 @@ class Packed(NamedTuple):
     bounds: list[int]
     """Where sequence n starts: `bounds[n]`; where it ends: `bounds[n + 1]`."""
     cu_seqlens: Tensor
-    """The same for the attention kernel (int32), with the filling as one more sequence."""
+    """The same for the attention kernel (int32)."""
     longest: int
     unmasked_T1: Tensor | None
     """The share of tokens other than `<mask>` in each token's sequence; None where it is 1."""
 
-    def to(self, device: torch.device) -> Packed:
-        """Return the pack with its tensors on `device`."""
-        if device.type == "cpu":
-            return self
-        unmasked_T1 = self.unmasked_T1
+    def each(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        """Return the pack with every tensor changed."""
         return self._replace(
-            tokens_T=_send(self.tokens_T, device),
-            positions_T=_send(self.positions_T, device),
-            cu_seqlens=_send(self.cu_seqlens, device),
-            unmasked_T1=None if unmasked_T1 is None else _send(unmasked_T1, device),
+            tokens_T=change(self.tokens_T),
+            positions_T=change(self.positions_T),
+            cu_seqlens=change(self.cu_seqlens),
+            unmasked_T1=None if self.unmasked_T1 is None else change(self.unmasked_T1),
         )
 
+    def to(self, device: torch.device) -> Packed:
+        """Return the pack on `device`."""
+        if self.tokens_T.device == device:
+            return self
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
-def pack(sequences: Sequence[Tokens]) -> Packed:
-    """Pack token sequences, each with its BOS and EOS."""
+
+def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
+    """Return the rows to compute for a pack of `num_tokens` in batches of `batch_tokens`.
+
+    cuBLAS picks a kernel by the number of rows, and kernels may round differently: on CUDA every
+    batch has as many rows as a full one (a sequence longer than that, as its length demands), so
+    that a protein gets the same bits in whatever batch it is.
+    """
+    if device.type == "cuda":
+        return _up(max(num_tokens, batch_tokens), CUDA_ROW_MULTIPLE)
+    return max(MIN_ROWS, _up(num_tokens, ROW_MULTIPLE))
+
+
+def pack(
+    sequences: Sequence[Tokens], batch_tokens: int = 0, device: torch.device = _HOST
+) -> Packed:
+    """Pack token sequences, each with its BOS and EOS, for batches of `batch_tokens` on `device`.
+
+    The pack itself stands on the host.
+    """
     lengths = [len(sequence) for sequence in sequences]
     bounds = [0, *np.cumsum(lengths).tolist()]
-    num_rows = max(MIN_ROWS, -(-bounds[-1] // ROW_MULTIPLE) * ROW_MULTIPLE)
-    filling = num_rows - bounds[-1]
+    filling = num_rows(bounds[-1], batch_tokens, device) - bounds[-1]
     tokens = np.concatenate([*sequences, np.full(filling, PAD)])
-    positions = np.concatenate([np.arange(length) for length in (*lengths, filling)])
+    positions = np.concatenate([*map(np.arange, lengths), np.zeros(filling, np.int64)])
     return Packed(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         bounds,
-        torch.tensor([*bounds, num_rows] if filling else bounds, dtype=torch.int32),
-        max(*lengths, filling),
+        torch.tensor(bounds, dtype=torch.int32),
+        max(lengths),
         _unmasked(sequences, filling),
     )
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory().to(device, non_blocking=True)
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _unmasked(sequences: Sequence[Tokens], filling: int) -> Tensor | None:

@@ -1,65 +1,124 @@
-"""From hidden states to what is delivered of each protein, in fp32.
+"""From hidden states to what is delivered of each protein, in fp32 until the last cast.
 
-Shape legend: T tokens, R residues of one protein, D width, N proteins.
+Shape legend: T rows of a pack, R residues of all proteins of a batch, W windows of them, N
+proteins, D width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
-import pyarrow as pa
+import numpy as np
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2 import columns
+from featuremill.workloads.esm2.kernels.twins import mean_rows
 from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.tokens import Window
+from featuremill.workloads.esm2.tokens import NUM_SPECIAL, Window
 
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
-class Protein(NamedTuple):
-    """Where a protein's windows lie in a pack."""
+class Segments(NamedTuple):
+    """Rows [start, end) that belong together, for each protein."""
 
-    windows: list[Window]
-    """Residues [start, end) of each window."""
-    offsets: list[int]
-    """The row of each window's BOS."""
-
-    def bos(self, hidden_TD: Tensor) -> Tensor:
-        """Return the vector of BOS; of several windows, the mean of theirs."""
-        return hidden_TD[self.offsets].mean(0)
-
-    def residues(self, hidden_TD: Tensor) -> Tensor:
-        """Return one vector a residue; where windows overlap, the mean over the windows."""
-        parts = [
-            hidden_TD[offset + 1 : offset + 1 + end - start]
-            for offset, (start, end) in zip(self.offsets, self.windows, strict=True)
-        ]
-        if len(parts) == 1:
-            return parts[0]
-        total_RD = hidden_TD.new_zeros(self.windows[-1][1], hidden_TD.shape[1])
-        seen_R1 = hidden_TD.new_zeros(self.windows[-1][1], 1)
-        for part, (start, end) in zip(parts, self.windows, strict=True):
-            total_RD[start:end] += part
-            seen_R1[start:end] += 1
-        return total_RD / seen_R1
+    starts_N: Tensor
+    ends_N: Tensor
 
 
-def arrays_of_layer(
-    hidden_TD: Tensor, proteins: Sequence[Protein], options: Options
-) -> list[pa.Array]:
-    """Return a layer's columns in the order of the schema."""
-    residues = [protein.residues(hidden_TD) for protein in proteins]
-    arrays = []
+class Places(NamedTuple):
+    """Where the proteins of a batch lie in a pack, in their order."""
+
+    rows_R: Tensor
+    """The row of each residue, in the first window that shows it."""
+    further: list[tuple[Tensor, Tensor]]
+    """Of the windows that show residues again: which residues, and their rows there."""
+    shown_R1: Tensor | None
+    """How many windows show each residue; None where it is one."""
+    residues: Segments
+    """Each protein's residues among R."""
+    bos_W: Tensor
+    """The row of BOS of each window."""
+    windows: Segments
+    """Each protein's windows among W."""
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Places:
+        """Return the places with every tensor changed."""
+        return Places(
+            change(self.rows_R),
+            [(change(which), change(rows)) for which, rows in self.further],
+            None if self.shown_R1 is None else change(self.shown_R1),
+            Segments(*map(change, self.residues)),
+            change(self.bos_W),
+            Segments(*map(change, self.windows)),
+        )
+
+    def to(self, device: torch.device) -> Places:
+        """Return the places on `device`."""
+        if self.rows_R.device == device:
+            return self
+        return self.each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    @property
+    def lengths(self) -> list[int]:
+        """Residues of each protein; only for places on the host."""
+        lengths: list[int] = (self.residues.ends_N - self.residues.starts_N).tolist()
+        return lengths
+
+
+def places(windows: Sequence[Sequence[Window]]) -> Places:
+    """Return the places of proteins whose windows lie end to end in a pack."""
+    bos = [0, *accumulate(end - start + NUM_SPECIAL for each in windows for start, end in each)]
+    bounds = [0, *accumulate(each[-1][1] for each in windows)]
+    rows_R = np.empty(bounds[-1], np.int64)
+    shown_R = np.zeros(bounds[-1], np.float32)
+    further: list[tuple[Tensor, Tensor]] = []
+    number = 0
+    for first, each in zip(bounds, windows, strict=False):
+        covered = 0
+        for start, end in each:
+            rows = np.arange(end - start) + bos[number] + 1
+            rows_R[first + covered : first + end] = rows[covered - start :]
+            if covered > start:
+                which = np.arange(first + start, first + covered)
+                further.append((torch.from_numpy(which), torch.from_numpy(rows[: covered - start])))
+            shown_R[first + start : first + end] += 1
+            covered, number = end, number + 1
+    return Places(
+        torch.from_numpy(rows_R),
+        further,
+        torch.from_numpy(shown_R)[:, None] if further else None,
+        _segments(bounds),
+        torch.tensor(bos[:-1]),
+        _segments([0, *accumulate(map(len, windows))]),
+    )
+
+
+def _segments(bounds: Sequence[int]) -> Segments:
+    return Segments(torch.tensor(bounds[:-1]), torch.tensor(bounds[1:]))
+
+
+def tensors_of_layer(hidden_TD: Tensor, places: Places, options: Options) -> list[Tensor]:
+    """Return a layer's values in the order of the schema: pooled_ND in fp32, then residues_RD."""
+    residues_RD = _residues(hidden_TD, places)
+    tensors = []
     for pool in options.pools:
         if pool == "mean":
-            pooled = [residues_RD.mean(0) for residues_RD in residues]
+            tensors.append(mean_rows(residues_RD, *places.residues))
         else:
-            pooled = [protein.bos(hidden_TD) for protein in proteins]
-        arrays.append(columns.vectors(torch.stack(pooled).cpu().numpy()))
+            tensors.append(mean_rows(hidden_TD[places.bos_W], *places.windows))
     if options.per_residue:
-        joined = torch.cat(residues).to(OUTPUT_DTYPES[options.output_dtype]).cpu().numpy()
-        arrays.append(columns.lists_of_vectors(joined, [len(rows) for rows in residues]))
-    return arrays
+        tensors.append(residues_RD.to(OUTPUT_DTYPES[options.output_dtype]))
+    return tensors
+
+
+def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
+    """Return one vector a residue; where windows overlap, the mean over the windows."""
+    residues_RD = hidden_TD.index_select(0, places.rows_R)
+    for which, rows in places.further:
+        residues_RD[which] += hidden_TD[rows]
+    if places.shown_R1 is not None:
+        residues_RD /= places.shown_R1
+    return residues_RD

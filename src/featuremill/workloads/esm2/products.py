@@ -1,0 +1,81 @@
+"""The encoder's matrix products, each behind one class with two forms.
+
+A product is a row of inputs times weights plus bias, for all rows at once; `gelu` has GELU in the
+same pass, before the result is rounded to the dtype.
+
+Shape legend: T tokens, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import platform
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Product(Protocol):
+    """A product with its weights."""
+
+    def __call__(self, rows_TI: Tensor) -> Tensor:
+        """Return outputs_TO."""
+
+    def gelu(self, rows_TI: Tensor) -> Tensor:
+        """Return GELU of outputs_TO."""
+
+
+class Plain:
+    """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where it has that."""
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
+        self.weight_OI, self.bias_O = weight_OI, bias_O
+
+    def __call__(self, rows_TI: Tensor) -> Tensor:
+        return F.linear(rows_TI, self.weight_OI, self.bias_O)
+
+    def gelu(self, rows_TI: Tensor) -> Tensor:
+        """Return GELU of outputs_TO: the erf form in fp32, as published.
+
+        In 16 bits cuBLAS has the tanh form only; what it changes is far below their rounding.
+        """
+        if rows_TI.dtype == torch.float32:
+            return F.gelu(self(rows_TI))
+        return torch._addmm_activation(self.bias_O, rows_TI, self.weight_OI.t(), use_gelu=True)
+
+
+class OneDnn:
+    """oneDNN's product on a CPU, with weights laid out for it once; GELU in the erf form.
+
+    A row's bits depend neither on the other rows nor on the number of threads
+    (tests/test_encoder.py).
+    """
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
+        self.bias_O = bias_O
+
+    def __call__(self, rows_TI: Tensor) -> Tensor:
+        return self._run(rows_TI, "none", "")
+
+    def gelu(self, rows_TI: Tensor) -> Tensor:
+        return self._run(rows_TI, "gelu", "none")
+
+    def _run(self, rows_TI: Tensor, activation: str, form: str) -> Tensor:
+        outputs_TO: Tensor = torch.ops.mkldnn._linear_pointwise(
+            rows_TI, self.weight, self.bias_O, activation, [], form
+        )
+        return outputs_TO
+
+
+def choose(device: torch.device, dtype: torch.dtype) -> type[Plain] | type[OneDnn]:
+    """Return the form for `device` and `dtype`."""
+    if device.type != "cpu" or not torch._C._has_mkldnn or platform.machine() != "x86_64":
+        return Plain
+    ops = torch.ops.mkldnn
+    narrow = {
+        torch.bfloat16: ops._is_mkldnn_bf16_supported,
+        torch.float16: ops._is_mkldnn_fp16_supported,
+    }
+    return OneDnn if dtype not in narrow or narrow[dtype]() else Plain

@@ -1,0 +1,245 @@
+"""The encoder's parts one by one: products, attention, packs, places, and layers over devices."""
+
+import random
+import subprocess
+import sys
+import textwrap
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from esm2_models import demo_proteins, fair_esm, save_fair_esm
+
+from featuremill import weights
+from featuremill.compute import values_of
+from featuremill.devices import cpu
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import attention, packing, pooling, products
+from featuremill.workloads.esm2.encoder import Encoder
+from featuremill.workloads.esm2.tokens import tokenize, windows
+
+CPU = cpu()
+HOST = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16]
+NUM_THREADS = (1, 2, 3)
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def found(cache):
+    """The weights of a small random network of 5 layers."""
+    path = save_fair_esm(fair_esm(5, 48, 3), cache / "random5.pt")
+    return weights.weights_of(weights.convert(str(path), cache))
+
+
+# Products.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs, outputs", [(128, 384), (320, 1280), (480, 480), (1920, 480)])
+def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
+    weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
+    rows = torch.randn(96, inputs).to(dtype)
+    exact = F.linear(rows.double(), weight.to(dtype).double(), bias.to(dtype).double())
+    for form in (products.Plain, products.OneDnn):
+        product = form(weight.to(dtype), bias.to(dtype))
+        bound = {"rtol": 1e-2, "atol": 2e-2} if dtype != torch.float32 else {"atol": 1e-5}
+        assert torch.allclose(product(rows).double(), exact, **bound)
+        assert torch.allclose(product.gelu(rows).double(), F.gelu(exact), **bound)
+
+
+def test_the_product_follows_device_and_dtype():
+    assert products.choose(torch.device("cuda", 0), torch.bfloat16) is products.Plain
+    assert products.choose(HOST, torch.float32) is products.OneDnn
+    # What a CPU does not multiply in hardware is left to torch.
+    product = products.choose(HOST, torch.float16)(torch.ones(4, 4).half(), torch.ones(4).half())
+    assert product(torch.ones(64, 4).half()).tolist() == [[5.0] * 4] * 64
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inputs, outputs", [(128, 512), (512, 128), (480, 1440), (640, 2560)])
+def test_a_row_of_a_product_has_the_same_bits_in_any_batch(dtype, inputs, outputs):
+    """Whatever the other rows are, and on any number of threads."""
+    rows = torch.randn(4096, inputs).to(dtype)
+    weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
+    product = products.choose(HOST, dtype)(weight.to(dtype), bias.to(dtype))
+    expected, activated = product(rows), product.gelu(rows)
+    for num_threads in NUM_THREADS:
+        torch.set_num_threads(num_threads)
+        for count in (64, 80, 112, 272, 528, 1040, 4096):
+            start = random.Random(count).randrange(4097 - count)
+            part = rows[start : start + count].clone()
+            assert torch.equal(product(part), expected[start : start + count])
+            assert torch.equal(product.gelu(part), activated[start : start + count])
+
+
+# Attention.
+
+
+def exact_attention(qkv_3HLd):
+    query, key, value = qkv_3HLd.double()
+    scores = query @ key.transpose(1, 2) * query.shape[-1] ** -0.5
+    return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_stays_within_each_sequence(dtype, bound):
+    lengths = [3, 40, 255, 256, 257, 300, 1]
+    pack = packing.pack([np.full(length, 5) for length in lengths])
+    qkv_T3Hd = (torch.randn(len(pack.tokens_T), 3, 4, 24) * 2).to(dtype)
+    backend = attention.choose(HOST, dtype, 4, 24)
+    assert backend.name == "scores up to 256 tokens, sdpa flash_attention per sequence"
+    context_THd = backend.attend(qkv_T3Hd, pack)
+    for start, end in pairwise(pack.bounds):
+        expected = exact_attention(qkv_T3Hd[start:end].permute(1, 2, 0, 3)).transpose(0, 1)
+        assert torch.allclose(context_THd[start:end].double(), expected, rtol=bound, atol=bound)
+    assert not context_THd[pack.bounds[-1] :].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
+    pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
+    qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
+    attend = attention.choose(HOST, dtype, 20, 16).attend
+    expected = attend(qkv_T3Hd, pack)
+    for num_threads in NUM_THREADS:
+        torch.set_num_threads(num_threads)
+        assert torch.equal(attend(qkv_T3Hd, pack), expected)
+
+
+# Packs.
+
+
+def test_every_batch_has_as_many_rows_on_cuda_as_a_full_one():
+    cuda = torch.device("cuda", 0)
+    full = 128 * 132
+    for num_tokens in (3, 5000, full):
+        assert packing.num_rows(num_tokens, full, cuda) == full
+    assert packing.num_rows(full + 1, full, cuda) == full + 128
+    assert packing.num_rows(500, 1000, cuda) == 1024
+    assert packing.num_rows(3, full, HOST) == 64
+    assert packing.num_rows(65, full, HOST) == 80
+
+
+def test_filling_changes_nothing(found):
+    """The rows that CUDA's packs are filled up with, tried on a CPU."""
+    encoder = Encoder(found.path, found.metadata, [HOST], torch.float32)
+    sequences = [tokenize(p.encode(), (0, len(p))) for p in demo_proteins(3, 300)]
+    narrow = packing.pack(sequences)
+    filled = packing.pack(sequences, 4096, torch.device("cuda", 0))
+    assert len(filled.tokens_T) == 4096 and filled.bounds == narrow.bounds
+    for (_, few), (_, many) in zip(
+        encoder.representations(narrow, range(6)),
+        encoder.representations(filled, range(6)),
+        strict=True,
+    ):
+        assert torch.equal(few[: narrow.bounds[-1]], many[: narrow.bounds[-1]])
+        assert many.isfinite().all()
+
+
+# Places.
+
+
+def test_places_name_the_row_of_every_residue():
+    """Against a slow count: each row is numbered, and each residue sums the rows that show it."""
+    options = esm2.Options(long="chunk", max_residues=10, chunk_overlap=4)
+    lengths = [3, 25, 10, 17, 1, 40]
+    cut = [windows(length, options) for length in lengths]
+    num_rows = sum(end - start + 2 for each in cut for start, end in each)
+    hidden_TD = torch.arange(num_rows, dtype=torch.float32)[:, None]
+    options = esm2.Options(pool=("mean", "bos"), per_residue=True, output_dtype="float32")
+    found = pooling.places(cut)
+    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options)
+    assert found.lengths == lengths
+    row = 0
+    for number, (length, each) in enumerate(zip(lengths, cut, strict=True)):
+        seen = [[] for _ in range(length)]
+        begins = []
+        for start, end in each:
+            begins.append(row)
+            for residue in range(start, end):
+                seen[residue].append(row + 1 + residue - start)
+            row += end - start + 2
+        expected = np.array([np.mean(rows) for rows in seen])
+        start = sum(lengths[:number])
+        assert np.allclose(residues[start : start + length, 0], expected)
+        assert np.isclose(means[number, 0], expected.mean())
+        assert np.isclose(bos[number, 0], np.mean(begins))
+
+
+# Layers over several devices.
+
+
+@pytest.mark.parametrize("num_devices", [2, 3, 5, 7])
+def test_layers_over_devices_give_the_same_bits(found, num_devices):
+    """CPUs stand in for GPUs that are too small for the model each."""
+    options = esm2.Options(
+        layers=tuple(range(6)), pool=("mean", "bos"), per_residue=True, dtype="fp32"
+    )
+    payloads = [protein.encode() for protein in demo_proteins(6, 300)]
+    whole = esm2.load(options, [CPU], found)
+    spread = esm2.load(options, [CPU] * num_devices, found)
+    counts = [len(stage.layers) for stage in spread.encoder.stages]
+    assert sum(counts) == 5 and max(counts) - min(counts) <= 1 and counts[-1] > 0
+    assert values_of(esm2, spread, payloads, 4096).equals(values_of(esm2, whole, payloads, 4096))
+
+
+def test_a_pack_and_the_residual_stream_follow_the_layers(found, monkeypatch):
+    """Every tensor that a stage touches is sent to its device first."""
+    encoder = Encoder(found.path, found.metadata, [HOST] * 3, torch.float32)
+    sent = []
+    monkeypatch.setattr(packing.Packed, "to", lambda self, device: (sent.append(device), self)[1])
+    [_] = encoder.representations(packing.pack([np.full(9, 5)]), {5})
+    assert sent == [stage.device for stage in encoder.stages]
+    sent.clear()
+    [_] = encoder.representations(packing.pack([np.full(9, 5)]), {1})
+    assert len(sent) == 1  # layers above the last wanted one do not run
+
+
+# Long proteins.
+
+LONG = """
+    import resource, sys
+    import numpy as np, torch
+    from featuremill import weights
+    from featuremill.compute import values_of
+    from featuremill.devices import cpu
+    from featuremill.workloads import esm2
+    torch.set_num_threads(2)
+    found = weights.weights_of(weights.convert("mill_t6_1M"))
+    options = esm2.Options(long="full", per_residue=True, dtype="fp32")
+    model = esm2.load(esm2.resolve(options, cpu(), found), [cpu()], found)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    letters = np.random.default_rng(0).choice(list(b"ACDEFGHIKLMNPQRSTVWY"), 36_000)
+    values = values_of(esm2, model, [bytes(letters.astype(np.uint8))], 4096)
+    assert len(values.column(1)[0]) == 36_000
+    assert np.isfinite(values.column(0).flatten().to_numpy()).all()
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_36000_residues_in_full_need_little_memory(environment):
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(LONG)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1000  # MB; attention maps alone would be 41,000
