@@ -18,6 +18,7 @@ from featuremill.devices import cpu
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, packing, pooling, products
 from featuremill.workloads.esm2.encoder import Encoder
+from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.tokens import tokenize, windows
 
 CPU = cpu()
@@ -110,6 +111,18 @@ def test_attention_stays_within_each_sequence(dtype, bound):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_calls_that_only_cuda_carries_out_fit_torch():
+    """On the meta device torch checks arguments and returns shapes, and computes nothing."""
+    pack = packing.pack([np.full(30, 5), np.full(9, 5)], 256, torch.device("cuda", 0))
+    pack = pack.to(torch.device("meta"))
+    qkv_T3Hd = torch.empty(256, 3, 20, 64, device="meta", dtype=torch.bfloat16)
+    context_THd = attention.attend_varlen(qkv_T3Hd, pack)
+    assert (context_THd.shape, context_THd.dtype) == ((256, 20, 64), torch.bfloat16)
+    weight = torch.empty(640, 1280, device="meta", dtype=torch.bfloat16)
+    product = products.Plain(weight, weight[:, 0].clone())
+    assert product.gelu(context_THd.flatten(1)).shape == (256, 640)
+
+
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
     qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
@@ -162,7 +175,7 @@ def test_places_name_the_row_of_every_residue():
     hidden_TD = torch.arange(num_rows, dtype=torch.float32)[:, None]
     options = esm2.Options(pool=("mean", "bos"), per_residue=True, output_dtype="float32")
     found = pooling.places(cut)
-    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options)
+    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options, twins.mean_rows)
     assert found.lengths == lengths
     row = 0
     for number, (length, each) in enumerate(zip(lengths, cut, strict=True)):

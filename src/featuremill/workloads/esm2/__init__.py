@@ -185,7 +185,7 @@ def run(model: Model, batch: Batch) -> Result:
     pack = batch.pack.to(encoder.device)
     for _, hidden_TD in encoder.representations(pack, model.options.layers):
         places = places.to(hidden_TD.device)
-        tensors += tensors_of_layer(hidden_TD, places, model.options)
+        tensors += tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
     return Result(Transfer(tensors), batch.places.lengths)
 
 

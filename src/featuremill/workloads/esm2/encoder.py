@@ -196,6 +196,12 @@ class Encoder:
         with stage.current():
             return stage.kernels.add_norm(residual_TD, delta_TD, *self.final_norm, torch.float32)
 
+    def mean_rows(self, hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
+        """Return means_ND of rows [start, end), computed where `hidden_TD` is."""
+        stage = next(stage for stage in self.stages if stage.device == hidden_TD.device)
+        with stage.current():
+            return stage.kernels.mean_rows(hidden_TD, starts_N, ends_N)
+
     def _turns(self, num_positions: int, device: torch.device) -> Tensor:
         """Return cosine and sine of the angle of each pair at each position, in fp32."""
         known_Pf2 = self._turns_Pf2.get(device)

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2.kernels.twins import mean_rows
 from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, Window
 
+MeanRows = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(hidden_TD, starts_N, ends_N) → means_ND; see `kernels.twins.mean_rows`."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
@@ -100,7 +101,9 @@ def _segments(bounds: Sequence[int]) -> Segments:
     return Segments(torch.tensor(bounds[:-1]), torch.tensor(bounds[1:]))
 
 
-def tensors_of_layer(hidden_TD: Tensor, places: Places, options: Options) -> list[Tensor]:
+def tensors_of_layer(
+    hidden_TD: Tensor, places: Places, options: Options, mean_rows: MeanRows
+) -> list[Tensor]:
     """Return a layer's values in the order of the schema: pooled_ND in fp32, then residues_RD."""
     residues_RD = _residues(hidden_TD, places)
     tensors = []
