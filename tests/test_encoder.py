@@ -110,7 +110,6 @@ def test_attention_stays_within_each_sequence(dtype, bound):
     assert not context_THd[pack.bounds[-1] :].any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_calls_that_only_cuda_carries_out_fit_torch():
     """On the meta device torch checks arguments and returns shapes, and computes nothing."""
     pack = packing.pack([np.full(30, 5), np.full(9, 5)], 256, torch.device("cuda", 0))
@@ -123,6 +122,7 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
     assert product.gelu(context_THd.flatten(1)).shape == (256, 640)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
     qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
