@@ -51,13 +51,14 @@ format: .venv/.test ## let the tools arrange the code
 
 constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)
 	@rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins
-	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances).
-	@grep '^torch==' constraints.txt > .venv/held.txt
+	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
+	@# triton: torch's builds for NVIDIA demand exactly one, which the build for CPUs does not tell.
+	@grep -E '^(torch|triton)==' constraints.txt > .venv/held.txt
 	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[esm2,test]'
 	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
 	@{ sed -n '/^#/p' constraints.txt; \
 	  .venv/pins/bin/python -m pip freeze --exclude-editable \
-	  | sed -E 's/\+.*//; /^(cuda-|triton|nvidia-)/{/^nvidia-ml-py=/!d;}' | LC_ALL=C sort -f; \
+	  | sed -E 's/\+.*//; /^(cuda-|nvidia-)/{/^nvidia-ml-py=/!d;}' | LC_ALL=C sort -f; \
 	  } > .venv/constraints.txt
 	@mv .venv/constraints.txt constraints.txt && rm -rf .venv/pins
 	@echo "constraints.txt is new; run make test."

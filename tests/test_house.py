@@ -20,8 +20,14 @@ import featuremill
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(text) for text in PROJECT["dependencies"]]
+
+
+def is_for_here(requirement):
+    return requirement.marker is None or requirement.marker.evaluate()
+
+
 EXTRAS = {
-    extra: [Requirement(text) for text in texts]
+    extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
 PINS = dict(
@@ -30,7 +36,8 @@ PINS = dict(
     if not line.startswith("#")
 )
 CONDA_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash", "snakemake-minimal": "snakemake"}
-FOR_ONE_GPU = re.compile(r"(nvidia|cuda|triton)\b")
+FOR_ONE_GPU = re.compile(r"(nvidia|cuda)\b")
+WITH_TORCH_ON_CUDA = {"triton"}
 packages_distributions = functools.cache(metadata.packages_distributions)
 MAX_LINES = {"Snakefile": 35, "workflow/rules/*.smk": 60, "src/**/*.py": 300}
 
@@ -111,6 +118,7 @@ def test_a_test_dependency_is_used(requirement):
 def test_an_import_is_declared(folder, declared):
     ours = {"featuremill", "conftest", *(path.stem for path in (ROOT / "tests").glob("*.py"))}
     provided = set().union(*(modules_of(requirement.name) for requirement in declared))
+    provided |= WITH_TORCH_ON_CUDA
     assert imports_of(folder) <= set(sys.stdlib_module_names) | ours | provided
 
 

@@ -61,13 +61,16 @@ def add_norm(
 
 
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-    """Return means_ND (fp32): each over rows [start, end) of `hidden_TD` (fp32).
+    """Return means_ND (fp32): each over rows [start, end) of `hidden_TD` (fp32, contiguous).
 
-    `starts_N` and `ends_N` (int64) lie on the device of `hidden_TD`; segments are not empty, come
-    in the order of their rows and do not overlap. A sum runs row by row in fp32, alone in its
-    column, on CPU and CUDA: it depends on nothing but its own rows.
+    `starts_N` and `ends_N` (int64, contiguous) lie on the device of `hidden_TD`; segments are not
+    empty, come in the order of their rows and do not overlap.
     """
+    if hidden_TD.device.type == "cpu":
+        segments = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
+        return torch.stack([hidden_TD[start:end].mean(0) for start, end in segments])
+    # One call that does not wait for the GPU. It adds up row by row: over 36,000 rows the relative
+    # error is 3e-6, not 6e-8, and a CPU takes 5 times as long. Every second segment is a gap.
     bounds_2N = torch.stack((starts_N, ends_N), 1).flatten()
-    # Every second segment is what lies between two of ours. Checking would wait for the GPU.
     means = torch.segment_reduce(hidden_TD, "mean", offsets=bounds_2N, axis=0, unsafe=True)
     return means[::2]

@@ -1,0 +1,186 @@
+"""Rotary, residual sum with LayerNorm, and means of rows: Triton kernels that read data once.
+
+`twins` says what they compute. Tiles and warps follow from the shapes alone: nothing is timed, so
+that results do not depend on timing and a short process does not pay for it; and no row's bits
+depend on how many rows there are.
+
+Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
+N segments; in kernels R rows and C columns of a tile.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from featuremill.workloads.esm2.kernels.twins import NORM_EPSILON
+
+WARPS = 4
+ELEMENTS_PER_WARP = 512
+"""16 a thread: two loads of 16 bytes in 16 bits, four in 32."""
+
+
+def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
+    """See `twins.rotate_`."""
+    num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
+    assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
+    assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
+    columns = triton.next_power_of_2(head_dim)
+    rows = WARPS * ELEMENTS_PER_WARP // columns
+    num_rows = num_tokens * 2 * num_heads
+    assert num_rows < 2**31
+    _rotate[(triton.cdiv(num_rows, rows),)](
+        qkv_T3Hd,
+        turns_Pf2,
+        positions_T,
+        num_rows,
+        num_heads,
+        head_dim,
+        rows,
+        columns,
+        num_warps=WARPS,
+    )
+
+
+def add_norm(
+    residual_TD: Tensor,
+    delta_TD: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """See `twins.add_norm`."""
+    num_rows, width = residual_TD.shape
+    assert residual_TD.is_contiguous() and weight_D.is_contiguous() and bias_D.is_contiguous()
+    assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)
+    normed_TD = torch.empty(num_rows, width, dtype=dtype, device=residual_TD.device)
+    columns = triton.next_power_of_2(width)
+    rows = max(1, WARPS * ELEMENTS_PER_WARP // columns)
+    _add_norm[(triton.cdiv(num_rows, rows),)](
+        residual_TD,
+        delta_TD,
+        weight_D,
+        bias_D,
+        normed_TD,
+        num_rows,
+        width,
+        NORM_EPSILON,
+        rows,
+        columns,
+        num_warps=rows * columns // ELEMENTS_PER_WARP,
+    )
+    return normed_TD
+
+
+def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
+    """See `twins.mean_rows`; this does not wait."""
+    assert hidden_TD.is_contiguous() and starts_N.is_contiguous() and ends_N.is_contiguous()
+    num_segments, width = len(starts_N), hidden_TD.shape[1]
+    means_ND = torch.empty(num_segments, width, device=hidden_TD.device)
+    columns, rows = 64, WARPS * ELEMENTS_PER_WARP // 64
+    _mean_rows[(num_segments, triton.cdiv(width, columns))](
+        hidden_TD, starts_N, ends_N, means_ND, width, rows, columns, num_warps=WARPS
+    )
+    return means_ND
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _rotate(
+    qkv: tl.tensor,
+    turns: tl.tensor,
+    positions: tl.tensor,
+    num_rows: tl.tensor,
+    HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Turn a tile of rows, each the query or key of one head of one token.
+
+    All heads of query and key are counted through as rows, token by token; the value is left out.
+    """
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column_C = tl.arange(0, COLUMNS)
+    token_R = (row_R // (2 * HEADS)).to(tl.int64)
+    start_R = (token_R * (3 * HEADS) + row_R % (2 * HEADS)) * HEAD_DIM
+    is_real_R = row_R < num_rows
+    is_real_RC = is_real_R[:, None] & (column_C < HEAD_DIM)[None, :]
+    position_R = tl.load(positions + token_R, is_real_R, 0)
+
+    at_RC = turns + position_R[:, None] * HEAD_DIM + column_C[None, :]
+    turns_RC = tl.load(at_RC, is_real_RC, 0.0)
+    cosine_Rf, sine_Rf = tl.split(turns_RC.reshape(ROWS, COLUMNS // 2, 2))
+    # A program loads all of its tile before it stores, and no other program touches that tile.
+    at_RC = qkv + start_R[:, None] + column_C[None, :]
+    pairs_RC = tl.load(at_RC, is_real_RC, 0.0).to(tl.float32)
+    real_Rf, imaginary_Rf = tl.split(pairs_RC.reshape(ROWS, COLUMNS // 2, 2))
+    turned_Rf2 = tl.join(
+        real_Rf * cosine_Rf - imaginary_Rf * sine_Rf,
+        real_Rf * sine_Rf + imaginary_Rf * cosine_Rf,
+    )
+    tl.store(at_RC, turned_Rf2.reshape(ROWS, COLUMNS).to(qkv.dtype.element_ty), is_real_RC)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _add_norm(
+    residual: tl.tensor,
+    delta: tl.tensor,
+    weight: tl.tensor,
+    bias: tl.tensor,
+    normed: tl.tensor,
+    num_rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Add a tile of whole rows to the residual stream and normalize them; `delta` may be None."""
+    row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    # Vectors of 4, of whichever type: with 8 where there are 16 bits and 4 where there are 32, the
+    # tile would change its layout through shared memory at every load and store (3 times the
+    # barriers).
+    column_C = tl.max_contiguous(tl.arange(0, COLUMNS), 4)
+    is_column_C = column_C < WIDTH
+    is_real_RC = (row_R < num_rows)[:, None] & is_column_C[None, :]
+    at_RC = row_R[:, None] * WIDTH + column_C[None, :]
+
+    sum_RC = tl.load(residual + at_RC, is_real_RC, 0.0)
+    if delta is not None:
+        sum_RC += tl.load(delta + at_RC, is_real_RC, 0.0).to(tl.float32)
+        tl.store(residual + at_RC, sum_RC, is_real_RC)
+    mean_R = tl.sum(sum_RC, 1) / WIDTH
+    # The variance of what is left without the mean: E[x²] − E[x]² would cancel.
+    centred_RC = tl.where(is_real_RC, sum_RC - mean_R[:, None], 0.0)
+    variance_R = tl.sum(centred_RC * centred_RC, 1) / WIDTH
+    scale_R = tl.rsqrt(variance_R + EPSILON)
+
+    weight_C = tl.load(weight + column_C, is_column_C, 0.0)
+    bias_C = tl.load(bias + column_C, is_column_C, 0.0)
+    normed_RC = centred_RC * scale_R[:, None] * weight_C[None, :] + bias_C[None, :]
+    tl.store(normed + at_RC, normed_RC.to(normed.dtype.element_ty), is_real_RC)
+
+
+@triton.jit(do_not_specialize_on_alignment=["starts", "ends"])  # type: ignore[untyped-decorator]
+def _mean_rows(
+    hidden: tl.tensor,
+    starts: tl.tensor,
+    ends: tl.tensor,
+    means: tl.tensor,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Average some columns of one segment: ROWS sums side by side, then the sum of these."""
+    segment = tl.program_id(0).to(tl.int64)
+    start, end = tl.load(starts + segment), tl.load(ends + segment)
+    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column_C = column_C < WIDTH
+    total_RC = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(start, end, ROWS):
+        row_R = first + tl.arange(0, ROWS)
+        is_real_RC = (row_R < end)[:, None] & is_column_C[None, :]
+        total_RC += tl.load(hidden + row_R[:, None] * WIDTH + column_C[None, :], is_real_RC, 0.0)
+    mean_C = tl.sum(total_RC, 0) / (end - start).to(tl.float32)
+    tl.store(means + segment * WIDTH + column_C, mean_C, is_column_C)

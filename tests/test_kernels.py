@@ -1,0 +1,400 @@
+"""The encoder's small operations, in PyTorch and in Triton, against a reference in float64.
+
+Where there is no GPU, Triton's interpreter runs the kernels on the CPU. It has to be on before
+Triton is imported, and stays on: it gets a process of its own.
+"""
+
+import multiprocessing
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from importlib import metadata
+from importlib.util import find_spec
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from featuremill.workloads.esm2 import kernels
+from featuremill.workloads.esm2.kernels import twins
+
+HEAD_DIMS = (16, 24, 32, 64, 128)
+WIDTHS = (128, 320, 480, 640, 1280, 2560, 5120)
+LENGTHS = (1, 17, 64, 333)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+NUM_POSITIONS = 1100
+BITS = {2: torch.int16, 4: torch.int32}
+
+
+# What is checked, of the module `ours` on `device`.
+
+
+def triton_kernels():
+    from featuremill.workloads.esm2.kernels import triton_kernels
+
+    return triton_kernels
+
+
+def bits(tensor):
+    return tensor.view(BITS[tensor.element_size()])
+
+
+def guarded(*shape, dtype, device):
+    """Return a tensor, and a function that tells whether the rows beside it are untouched."""
+    whole = torch.full((shape[0] + 64, *shape[1:]), 7, dtype=dtype, device=device)
+    before = bits(whole).clone()
+
+    def is_kept():
+        return all(torch.equal(bits(whole)[r], before[r]) for r in (slice(32), slice(-32, None)))
+
+    return whole[32:-32], is_kept
+
+
+def within(found, expected, bound):
+    """Tell whether `found` is `expected` (float64), rounded, give or take `bound`."""
+    kind = torch.finfo(found.dtype)
+    # The interpreter cuts bf16 off in place of rounding it; kernels that are compiled do not.
+    units = 1 if found.dtype == BF16 and "TRITON_INTERPRET" in os.environ else 0.5
+    rounding = units * kind.eps * expected.abs() + kind.smallest_normal * kind.eps
+    return bool(((found.double() - expected).abs() <= 1.01 * rounding + bound).all())
+
+
+def turns_of(head_dim):
+    frequencies = 10000 ** -(torch.arange(0, head_dim, 2) / head_dim)
+    angles = torch.outer(torch.arange(NUM_POSITIONS), frequencies)
+    return torch.stack((angles.cos(), angles.sin()), 2)
+
+
+def positions_of(num_tokens, generator):
+    """Return what several sequences give, end to end, and the first and last position."""
+    lengths = [1, 7, 2, 130, NUM_POSITIONS]
+    whole = torch.cat([torch.arange(length) for length in lengths])
+    start = int(torch.randint(len(whole) - num_tokens, (), generator=generator))
+    positions = whole[start : start + num_tokens].clone()
+    positions[0], positions[-1] = 0, NUM_POSITIONS - 1
+    return positions
+
+
+def numbers(*shape, generator):
+    """Return normal numbers, some of them huge and some tiny, none past fp16."""
+    scales = torch.tensor([1.0, 1.0, 1e-3, 1e-7, 0.0, 1e3])
+    which = torch.randint(len(scales), shape, generator=generator)
+    return torch.randn(shape, generator=generator) * scales[which]
+
+
+def check_rotate(ours, dtype, head_dim, num_tokens, num_heads=3, device="cpu"):
+    generator = torch.Generator().manual_seed(num_tokens)
+    shape = (num_tokens, 3, num_heads, head_dim)
+    qkv, is_kept = guarded(*shape, dtype=dtype, device=device)
+    qkv.copy_(numbers(*shape, generator=generator))
+    turns, positions = turns_of(head_dim), positions_of(num_tokens, generator)
+    before = qkv.clone()
+    ours.rotate_(qkv, turns.to(device), positions.to(device))
+
+    qkv, before = qkv.cpu(), before.cpu()
+    cosine, sine = turns[positions, None, None].double().unbind(-1)
+    real, imaginary = before[:, :2].double().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+    expected = torch.stack(turned, -1).flatten(-2)
+    error = 2**-22 * (real.abs() + imaginary.abs()).repeat_interleave(2, -1)
+    assert within(qkv[:, :2], expected, error)
+    assert torch.equal(bits(qkv[:, 2]), bits(before[:, 2])), "the value was touched"
+    assert is_kept()
+    twins.rotate_(before, turns, positions)
+    twin = before[:, :2].double()
+    assert within(qkv[:, :2], twin, error + torch.finfo(dtype).eps / 2 * twin.abs())
+
+
+def rows_for_norm(num_tokens, width, generator):
+    """Return rows each of which is hard in its own way."""
+    rows = torch.randn(num_tokens, width, generator=generator)
+    if num_tokens > 8:
+        rows[1] += 1000  # E[x²] − E[x]² would cancel
+        rows[2] = 3.0  # no variance but epsilon
+        rows[3] *= 1e-3  # epsilon is 10 times the variance
+        rows[4] *= 1e15
+        rows[5] = 0
+        rows[6, 7] = 3000  # one outlier, as ESM-2 has them
+        rows[7] *= 1e-20
+    return rows
+
+
+def check_add_norm(ours, width, num_tokens, delta_dtype, dtype, device="cpu"):
+    generator = torch.Generator().manual_seed(width + num_tokens)
+    shape = (num_tokens, width)
+    residual, is_kept = guarded(*shape, dtype=FP32, device=device)
+    residual.copy_(rows_for_norm(num_tokens, width, generator))
+    weight = torch.randn(width, generator=generator).to(device)
+    bias = torch.randn(width, generator=generator).to(device)
+    before, delta = residual.clone(), None
+    if delta_dtype:
+        delta, is_delta_kept = guarded(*shape, dtype=delta_dtype, device=device)
+        delta.copy_(torch.randn(shape, generator=generator))
+        delta[5:7] = 0
+        delta_before = delta.clone()
+    twin_residual = before.clone()
+    twin = twins.add_norm(twin_residual, delta, weight, bias, dtype)
+    normed, is_normed_kept = guarded(*shape, dtype=dtype, device=device)
+    with mock.patch.object(torch, "empty", lambda *_, **__: normed):
+        found = ours.add_norm(residual, delta, weight, bias, dtype)
+
+    expected = before if delta is None else before + delta.float()
+    assert torch.equal(bits(residual), bits(expected))
+    assert torch.equal(bits(residual), bits(twin_residual))
+    if delta is not None:
+        assert torch.equal(bits(delta), bits(delta_before)) and is_delta_kept()
+    wide, weight, bias = expected.double(), weight.double(), bias.double()
+    centred = wide - wide.mean(1, keepdim=True)
+    scale = 1 / ((centred**2).mean(1, keepdim=True) + 1e-5).sqrt()
+    error = 2**-20 * weight.abs() * (1 + wide.abs().amax(1, keepdim=True) * scale) + 2**-22
+    assert found.dtype == dtype
+    assert within(found, centred * scale * weight + bias, error)
+    twin = twin.double()
+    assert within(found, twin, 2 * error + torch.finfo(dtype).eps / 2 * twin.abs())
+    assert is_kept() and is_normed_kept()
+
+
+def check_rows_do_not_meet(ours, device="cpu"):
+    """The bits of a row are the same among others, alone, and at another place."""
+    generator = torch.Generator().manual_seed(1)
+    qkv = torch.randn(40, 3, 3, 24, generator=generator).bfloat16().to(device)
+    turns = turns_of(24).to(device)
+    positions = torch.arange(40, device=device) * 7 % 11
+    alone = [qkv[start:].clone() for start in (13, 39)]
+    for part in (qkv, *alone):
+        ours.rotate_(part, turns, positions[-len(part) :])
+        assert torch.equal(part, qkv[-len(part) :])
+    for width in (128, 320, 1280):
+        residual = torch.randn(40, width, generator=generator).to(device)
+        weight, bias = torch.randn(2, width, generator=generator).to(device)
+        delta = torch.randn(40, width, generator=generator).bfloat16().to(device)
+        alone = [residual[start:].clone() for start in (13, 39)]
+        normed = ours.add_norm(residual, delta, weight, bias, FP32)
+        for part in alone:
+            found = ours.add_norm(part, delta[-len(part) :].clone(), weight, bias, FP32)
+            assert torch.equal(found, normed[-len(part) :])
+
+
+def check_mean_rows(ours, width, error=5e-7, device="cpu"):
+    lengths = [1, 2, 350, 3, 1022, 17, 64, 63, 32, 1, 2500]
+    starts = np.cumsum([1, *(length + 2 for length in lengths[:-1])])
+    hidden = torch.full((starts[-1] + lengths[-1] + 9, width), torch.nan, device=device)
+    generator = torch.Generator().manual_seed(2)
+    for start, length in zip(starts, lengths, strict=True):
+        hidden[start : start + length] = torch.randn(length, width, generator=generator) + 5
+    starts = torch.tensor(starts, device=device)
+    ends = starts + torch.tensor(lengths, device=device)
+    means, is_kept = guarded(len(lengths), width, dtype=FP32, device=device)
+    with mock.patch.object(torch, "empty", lambda *_, **__: means):
+        found = ours.mean_rows(hidden, starts, ends)
+    assert is_kept() and found.shape == (len(lengths), width) and found.dtype == FP32
+    for n, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        expected = hidden[start:end].double().mean(0)
+        assert within(found[n], expected, error * expected.abs().max())
+        if n % 3 == 0:
+            alone = ours.mean_rows(hidden[start:end].clone(), starts[:1] - 1, (end - start)[None])
+            assert torch.equal(alone[0], found[n])
+
+
+# The same checks for the interpreted kernels, in a process of their own.
+
+
+def interpret():
+    assert "triton" not in sys.modules, "the twins need no Triton"
+    os.environ["TRITON_INTERPRET"] = "1"
+    import triton
+
+    assert triton.knobs.runtime.interpret
+    torch.set_num_threads(1)
+
+
+def run_interpreted(check, arguments):
+    with np.errstate(over="ignore"):
+        check(triton_kernels(), *arguments)
+
+
+@pytest.fixture(scope="module")
+def interpreted():
+    """Return a function that runs a check on the interpreted kernels."""
+    if not find_spec("triton"):
+        pytest.skip("Triton is for Linux")
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context, interpret) as process:
+        yield lambda check, *arguments: process.submit(run_interpreted, check, arguments).result()
+
+
+ROTARY = [(dtype, d, length) for dtype in DTYPES for d in HEAD_DIMS for length in LENGTHS]
+NORMS = [
+    (width, length, delta, dtype)
+    for width in WIDTHS
+    for delta, dtype in ((BF16, BF16), (None, FP32), (None, BF16), (FP16, FP16), (FP32, FP32))
+    for length in (LENGTHS if (delta, dtype) == (BF16, BF16) else LENGTHS[:3])
+]
+
+
+def named(values):
+    return "-".join(str(value).removeprefix("torch.") for value in values)
+
+
+@pytest.mark.parametrize("case", ROTARY, ids=named)
+def test_rotary_twin(case):
+    check_rotate(twins, *case)
+
+
+@pytest.mark.parametrize("case", NORMS, ids=named)
+def test_add_norm_twin(case):
+    check_add_norm(twins, *case)
+
+
+@pytest.mark.parametrize("case", ROTARY, ids=named)
+def test_rotary_kernel_interpreted(interpreted, case):
+    interpreted(check_rotate, *case)
+
+
+@pytest.mark.parametrize("case", NORMS, ids=named)
+def test_add_norm_kernel_interpreted(interpreted, case):
+    interpreted(check_add_norm, *case)
+
+
+def test_rows_do_not_meet(interpreted):
+    interpreted(check_rows_do_not_meet)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mean_rows_twin(width):
+    check_mean_rows(twins, width)
+
+
+@pytest.mark.parametrize("width", [128, 480])
+def test_mean_rows_kernel_interpreted(interpreted, width):
+    if metadata.version("triton").startswith("3.6."):
+        pytest.skip("this interpreter cannot count loops with NumPy 2.4")
+    interpreted(check_mean_rows, width)
+
+
+def test_bits_of_twins_depend_neither_on_other_rows_nor_on_threads():
+    generator = torch.Generator().manual_seed(3)
+    numbers = torch.randn(2000, 3, 5, 24, generator=generator)
+    hidden, delta, _ = numbers.view(2000, 3, 120).unbind(1)
+    turns, positions = turns_of(24), torch.arange(2000) % NUM_POSITIONS
+    starts, ends = torch.tensor([1, 300]), torch.tensor([299, 1999])
+
+    def results():
+        qkv, residual = numbers.clone(), hidden.clone()
+        twins.rotate_(qkv, turns, positions)
+        normed = twins.add_norm(residual, delta, hidden[0], hidden[1], FP32)
+        return qkv, residual, normed, twins.mean_rows(residual, starts, ends)
+
+    num_threads = torch.get_num_threads()
+    check_rows_do_not_meet(twins)
+    expected = results()
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        assert all(map(torch.equal, results(), expected))
+    torch.set_num_threads(num_threads)
+
+
+# The choice.
+
+CUDA = torch.device("cuda")
+
+
+def test_a_cpu_has_the_twins():
+    assert kernels.choose(torch.device("cpu")) == kernels.TORCH
+
+
+def test_where_triton_fails_the_twins_stand_in_and_a_warning_says_so(monkeypatch, caplog):
+    def fail(*_):
+        raise RuntimeError("Failed to find C compiler.\nPlease specify.")
+
+    monkeypatch.setattr(kernels, "_probe", fail)
+    assert kernels.choose(CUDA) == kernels.TORCH
+    [record] = caplog.records
+    assert record.levelname == "WARNING" and "\n" not in record.message
+    assert "(RuntimeError: Failed to find C compiler.)" in record.message
+    assert "install gcc" in record.message
+
+
+def test_kernels_that_pass_the_probe_are_named(monkeypatch, caplog):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(kernels, "_probe", lambda *_: None)
+    chosen = kernels.choose(CUDA)
+    assert chosen.name == f"triton {triton.__version__}" and not caplog.records
+    assert chosen[1:] == tuple(getattr(triton_kernels(), field) for field in chosen._fields[1:])
+
+
+@pytest.mark.parametrize("field", ["rotate_", "add_norm", "mean_rows"])
+def test_the_probe_refuses_wrong_results(field):
+    right = getattr(twins, field)
+
+    def wrong(first, *others):
+        result = right(first, *others)
+        (first if result is None else result)[-1, -1] += 0.01
+        return result
+
+    cpu = torch.device("cpu")
+    kernels._probe(kernels.TORCH, cpu)
+    if field == "rotate_":
+        wrong = lambda qkv, turns, positions: right(qkv, turns, positions.flip(0))  # noqa: E731
+    with pytest.raises(RuntimeError, match="twin"):
+        kernels._probe(kernels.TORCH._replace(**{field: wrong}), cpu)
+
+
+# The compiled kernels.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ROTARY, ids=named)
+def test_rotary_kernel(case):
+    check_rotate(triton_kernels(), *case, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", NORMS, ids=named)
+def test_add_norm_kernel(case):
+    check_add_norm(triton_kernels(), *case, device="cuda")
+
+
+@pytest.mark.gpu
+def test_compiled_rows_do_not_meet():
+    check_rows_do_not_meet(triton_kernels(), device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", WIDTHS)
+def test_mean_rows_kernel(width):
+    check_mean_rows(triton_kernels(), width, device="cuda")
+    check_mean_rows(twins, width, error=1e-5, device="cuda")
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_triton(caplog):
+    assert kernels.choose(CUDA).name.startswith("triton ") and not caplog.records
+
+
+@pytest.mark.gpu
+def test_past_31_bits():
+    """The last rows of tensors with more than 2³¹ elements."""
+    free, _ = torch.cuda.mem_get_info()
+    if free < 40e9:
+        pytest.skip("needs 40 GB of a GPU's memory")
+    ours, last = triton_kernels(), slice(-100, None)
+    qkv = torch.randn(150_000, 3, 40, 128, device="cuda", dtype=BF16)
+    assert qkv.numel() > 2**31
+    turns, positions = turns_of(128).cuda(), torch.arange(len(qkv), device="cuda") % NUM_POSITIONS
+    expected = qkv[last].clone()
+    twins.rotate_(expected, turns, positions[last])
+    ours.rotate_(qkv, turns, positions)
+    assert torch.allclose(qkv[last].float(), expected.float(), rtol=2**-7, atol=1e-5)
+    del qkv
+    residual = torch.randn(450_000, 5120, device="cuda")
+    assert residual.numel() > 2**31
+    delta = torch.ones(residual.shape, device="cuda", dtype=BF16)
+    weight, bias = torch.randn(2, 5120, device="cuda")
+    expected = residual[last].clone()
+    expected_normed = twins.add_norm(expected, delta[last], weight, bias, BF16)
+    normed = ours.add_norm(residual, delta, weight, bias, BF16)
+    assert torch.equal(residual[last], expected)
+    assert torch.allclose(normed[last].float(), expected_normed.float(), rtol=2**-7, atol=1e-4)
