@@ -27,19 +27,19 @@ def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
     contiguous, of bf16, fp16 or fp32; each of `positions_T` (int64) is below P.
     """
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
-    turns_Pf = torch.view_as_complex(turns_Pf2)
+    turns_Tf = torch.view_as_complex(turns_Pf2)[positions_T]
+    turns_T1D = turns_Tf.unsqueeze(1).expand(-1, num_heads, -1).flatten(1).unsqueeze(1)
     qk_T2D = qkv_T3Hd.view(num_tokens, 3, -1)[:, :2]
+    wide_T2D = qk_T2D.float()
+    pairs_T2D = torch.view_as_complex(wide_T2D.view(num_tokens, 2, -1, 2))
     rows = num_tokens
     if qkv_T3Hd.device.type == "cpu":
         # Numbers at the end of a thread's share go through other code, which rounds otherwise.
         rows = SERIAL_ELEMENTS // (num_heads * head_dim)
     for start in range(0, num_tokens, rows):
-        part_R2D = qk_T2D[start : start + rows]
-        wide_R2D = part_R2D.float()
-        turns_R1D = turns_Pf[positions_T[start : start + rows]].repeat(1, num_heads).unsqueeze(1)
-        torch.view_as_complex(wide_R2D.view(len(wide_R2D), 2, -1, 2)).mul_(turns_R1D)
-        if wide_R2D is not part_R2D:
-            part_R2D.copy_(wide_R2D)
+        pairs_T2D[start : start + rows].mul_(turns_T1D[start : start + rows])
+    if wide_T2D is not qk_T2D:
+        qk_T2D.copy_(wide_T2D)
 
 
 def add_norm(
