@@ -1,0 +1,267 @@
+"""The audit for people: what was compared, the table, what its columns mean, and the verdict."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from featuremill.audit.bounds import BOUNDS
+
+WIDTH = 100
+SHOWN_NAMES = 60
+NONE = "–"
+Report = dict[str, Any]
+Cells = list[str]
+
+HEADINGS = (
+    (
+        "",
+        "",
+        "",
+        "residue cosine",
+        "",
+        "relative L2",
+        "",
+        "pooled cosine",
+        "",
+        "neighbours",
+        "",
+        "",
+    ),
+    (
+        *("dtype", "layer", "pool", "mean", "min", "mean", "max"),
+        *("mean", "min", "nearest", "top 10", "not finite"),
+    ),
+)
+NUM_NAMES = 3
+"""Columns at the left that hold names."""
+MEANINGS = {
+    "residue cosine": "of a residue's vector with the same one in fp32; 1 is the same direction",
+    "relative L2": "size of the difference over the fp32 vectors' own, all residues of a protein",
+    "pooled cosine": "the cosine again, of the one vector a protein that `pool` makes",
+    "neighbours": "proteins of the sample whose nearest other one, by cosine of pooled vectors, is "
+    "the one that fp32 finds; and how many of their ten nearest are; no bound",
+    "not finite": "values that are NaN or infinite; a run would fail their proteins",
+}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yield the lines of the page."""
+    names = [found["dtype"] for found in report["dtypes"]]
+    yield f"Precision audit: {' and '.join(names)} against fp32, on the same device"
+    yield ""
+    for label, text in _facts(report):
+        yield from _wrapped(text, f"  {label:10}", " " * 12)
+    yield ""
+    yield from _table(report)
+    yield ""
+    for label, text in MEANINGS.items():
+        yield from _wrapped(text, f"  {label:16}", " " * 18)
+    yield ""
+    yield from _worst(report)
+    yield ""
+    for found in report["dtypes"]:
+        yield from _verdict(found)
+    yield from _stored(report["output_float16"])
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    asked, sample, options = report["input"], report["sample"], report["options"]
+    refused = f", {asked['refused']:,} refused" if asked["refused"] else ""
+    yield "input", f"{', '.join(asked['paths'])}: {_count(asked['records'], 'record')}{refused}"
+    for refusal in asked["refusals"]:
+        first, records = refusal["first"], refusal["records"]
+        yield "", f"{records:,} refused: {refusal['reason']} (first: {first})"
+    yield "sample", _sample(sample)
+    pools = " and ".join(options["pool"])
+    layers = ", ".join(str(layer) for layer in options["layers"])
+    plural = "s" if len(options["layers"]) > 1 else ""
+    yield "model", f"{report['model']['name']}, layer{plural} {layers}, pool {pools}"
+    yield "long", _long(options, sample["truncated"])
+    kernels = [report["reference"], *report["dtypes"]]
+    attention = "; ".join(f"{kernel['dtype']} {kernel['backend']}" for kernel in kernels)
+    yield "device", f"{report['device']['name']}; a run's dtype here: {options['dtype']}"
+    yield "attention", attention
+    yield "versions", ", ".join(f"{name} {text}" for name, text in report["versions"].items())
+
+
+def _sample(sample: Report) -> str:
+    drawn = sample["proteins"] - sample["longest_taken"]
+    how = f"the {sample['longest_taken']:,} longest and {drawn:,} drawn by hash"
+    if sample["longest_taken"] == 1:
+        how = f"the longest and {drawn:,} drawn by hash"
+    text = f"{_count(sample['proteins'], 'protein')}, {_count(sample['residues'], 'residue')}"
+    if sample["proteins"] > 1:
+        text += f": {how}; {sample['shortest']:,} to {sample['longest']:,} residues long, "
+        text += f"median {sample['median']:,}"
+    return text
+
+
+def _long(options: Report, num_truncated: int) -> str:
+    if options["long"] == "full":
+        return "full: computed whole"
+    limit = f"{options['max_residues']:,} residues"
+    if options["long"] == "chunk":
+        return f"chunk: in windows of {limit}"
+    return f"truncate: the first {limit}; {_count(num_truncated, 'protein')} of the sample cut"
+
+
+def _table(report: Report) -> Iterator[str]:
+    pools = report["options"]["pool"]
+    rows = [
+        row
+        for found in report["dtypes"]
+        for row in (*_figures(found), *_bounds(found["dtype"], pools))
+    ]
+    widths = [max(len(row[column]) for row in (*rows, HEADINGS[1])) for column in range(12)]
+    # A heading over two columns must fit over them, and stands at the right of both.
+    for column in (3, 5, 7, 9):
+        lacking = len(HEADINGS[0][column]) - (widths[column] + 2 + widths[column + 1])
+        widths[column] += max(0, lacking)
+    pairs = [f"{HEADINGS[0][c]:>{widths[c] + 2 + widths[c + 1]}}" for c in (3, 5, 7, 9)]
+    names = " " * (sum(widths[:NUM_NAMES]) + 2 * (NUM_NAMES - 1))
+    yield "  ".join([names, *pairs]).rstrip()
+    for row in (HEADINGS[1], *rows):
+        cells = [
+            f"{text:{'<' if column < NUM_NAMES else '>'}{width}}"
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def _figures(found: Report) -> Iterator[Cells]:
+    """Yield a row for each layer and pool; what is of residues stands in the first of a layer."""
+    for layer in found["layers"]:
+        cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
+        residues = [
+            _cosine(cosine, "mean"),
+            _cosine(cosine, "min"),
+            _l2(l2, "mean"),
+            _l2(l2, "max"),
+        ]
+        names, not_finite = [found["dtype"], str(layer["layer"])], f"{layer['not_finite']:,}"
+        for pooled in layer["pooled"] or [{"pool": "none", "cosine": None, "neighbours": None}]:
+            cosine, neighbours = pooled["cosine"], pooled["neighbours"]
+            yield [
+                *names,
+                pooled["pool"],
+                *residues,
+                _cosine(cosine, "mean"),
+                _cosine(cosine, "min"),
+                _share(neighbours, "nearest_same"),
+                _share(neighbours, "ten_overlap"),
+                not_finite,
+            ]
+            names, residues, not_finite = ["", ""], [""] * 4, ""
+
+
+def _bounds(dtype: str, pools: Sequence[str]) -> Iterator[Cells]:
+    bounds = BOUNDS[dtype]
+    name, not_finite = "bound", "0"
+    residues = [f"≥{bounds.residue_cosine_mean}", f"≥{bounds.residue_cosine_min}"]
+    residues += [f"≤{bounds.relative_l2_mean:.1e}", ""]
+    for pool in pools:
+        pooled = "" if pool == "none" else f"≥{bounds.pooled_cosine_min(pool)}"
+        yield ["", name, pool, *residues, "", pooled, "", "", not_finite]
+        name, residues, not_finite = "", [""] * 4, ""
+
+
+def _cosine(figures: Report | None, name: str) -> str:
+    """Return a cosine rounded down: only the same direction is printed as 1."""
+    return f"{math.floor(figures[name] * 1e6) / 1e6:.6f}" if figures else NONE
+
+
+def _l2(figures: Report | None, name: str) -> str:
+    return f"{figures[name]:.1e}" if figures else NONE
+
+
+def _share(figures: Report | None, name: str) -> str:
+    return f"{figures[name]:.1%}" if figures and figures[name] is not None else NONE
+
+
+def _worst(report: Report) -> Iterator[str]:
+    """Say of each dtype where its worst values stand, over all layers."""
+    for found in report["dtypes"]:
+        yield f"Farthest from fp32 in {found['dtype']}"
+        cosines = [layer for layer in found["layers"] if layer["residue_cosine"]]
+        if not cosines:
+            yield "  nothing could be compared"
+            continue
+        layer = min(cosines, key=lambda layer: float(layer["residue_cosine"]["min"]))
+        worst = layer["residue_cosine"]["worst"]
+        place = f"{_place(worst)}, residue {worst['residue']:,} ({worst['letter']})"
+        yield from _wrapped(f"layer {layer['layer']}, {place}", "  residue         ", " " * 18)
+        layer = max(cosines, key=lambda layer: float(layer["relative_l2"]["max"]))
+        place = _place(layer["relative_l2"]["worst"])
+        yield from _wrapped(f"layer {layer['layer']}, {place}", "  relative L2     ", " " * 18)
+        pooled = [
+            (one["cosine"]["min"], layer["layer"], one)
+            for layer in found["layers"]
+            for one in layer["pooled"]
+            if one["cosine"]
+        ]
+        if pooled:
+            _, number, one = min(pooled, key=lambda told: told[0])
+            place = _place(one["cosine"]["worst"])
+            yield from _wrapped(
+                f"layer {number}, {one['pool']}, {place}", "  pooled          ", " " * 18
+            )
+            yield from _given_up([one["neighbours"] for _, _, one in pooled])
+
+
+def _given_up(neighbours: list[Report | None]) -> Iterator[str]:
+    """Say how near the neighbours are that changed places: mostly they are as good as equal."""
+    known = [one for one in neighbours if one]
+    if all(one["nearest_same"] == 1 for one in known):
+        return
+    most = max(float(one["cosine_given_up"]) for one in known)
+    text = f"where the nearest one is another, it is at most {most:.1e} of cosine farther in fp32"
+    yield from _wrapped(text, "  neighbours      ", " " * 18)
+
+
+def _verdict(found: Report) -> Iterator[str]:
+    if found["within"]:
+        yield f"{found['dtype']}: within the bounds."
+        return
+    yield f"{found['dtype']}: outside the bounds; {found['remedy']}."
+    for phrase in found["beyond"]:
+        yield from _wrapped(f"{phrase}.", "  ", "    ")
+
+
+def _stored(stored: Report | None) -> Iterator[str]:
+    """Say what storing as float16 costs, whichever dtype it was computed in."""
+    if not stored:
+        return
+    if not stored["overflows"]:
+        worst = max(layer["relative_l2_max"] for layer in stored["layers"])
+        text = f"rounding adds a relative L2 of at most {worst:.1e}; nothing overflows."
+        yield from _wrapped(f"output_dtype: float16: {text}", "", "  ")
+    for layer in stored["layers"]:
+        if layer["overflows"]:
+            text = (
+                f"output_dtype: float16: layer {layer['layer']} has "
+                f"{_count(layer['overflows'], 'value')} beyond 65,504 (first: "
+                f"{_place(layer['first'])}), so a run would fail; set output_dtype: float32."
+            )
+            yield from _wrapped(text, "", "  ")
+
+
+def _place(named: Report) -> str:
+    return f"{named['id']:.{SHOWN_NAMES}} ({named['source']}:{named['line']})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
