@@ -69,6 +69,7 @@ def _sample(task: Task, sample: Sample) -> Report:
     computed = [num_residues(protein, task.options) for protein in sample.proteins]
     return {
         "proteins": len(lengths),
+        "is_everything": sample.is_everything,
         "longest_taken": sample.num_longest,
         "residues": sum(computed),
         "truncated": sum(whole > part for whole, part in zip(lengths, computed, strict=True)),
@@ -152,7 +153,7 @@ def _stored(
             "relative_l2_mean": statistics.fmean(figures.relative_l2 or [0.0]),
             "relative_l2_max": max(figures.relative_l2, default=0.0),
             "overflows": figures.overflows,
-            "first": _named(proteins[min(figures.rows)]) if figures.rows else None,
+            "such_as": _named(proteins[min(figures.rows)]) if figures.rows else None,
         }
         for layer, figures in float16.items()
     ]

@@ -37,6 +37,8 @@ class Sample:
     """Distinct ones, by sha256, so their order says nothing about that of the input."""
     num_longest: int = 0
     """How many of them were taken for their length."""
+    is_everything: bool = False
+    """Whether the input has no other proteins than these."""
     num_records: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     """Why records were refused: the reason up to its first colon."""
@@ -72,6 +74,7 @@ def draw(records: Iterable[Record], size: int) -> Sample:
             chosen.setdefault(digest, by_hash.kept[digest])
     sample.proteins = [chosen[digest] for digest in sorted(chosen)]
     sample.num_longest = len(longest.kept)
+    sample.is_everything = not by_hash.is_choosy
     return sample
 
 
@@ -80,6 +83,8 @@ class _Best:
 
     def __init__(self, room: int) -> None:
         self.kept: dict[bytes, Protein] = {}
+        self.is_choosy = False
+        """Whether a protein had to be left out."""
         self._room = room
         self._heap: list[tuple[tuple[int, ...], bytes]] = []
 
@@ -88,11 +93,8 @@ class _Best:
             self.kept[protein.sha256] = min(known, protein)
             return
         # The heap's top is the lowest entry: of negated ranks, that is what has to go first.
-        entry = (tuple(-number for number in rank), protein.sha256)
-        if len(self._heap) < self._room:
-            heapq.heappush(self._heap, entry)
-        elif entry > self._heap[0]:
-            del self.kept[heapq.heapreplace(self._heap, entry)[1]]
-        else:
-            return
+        heapq.heappush(self._heap, (tuple(-number for number in rank), protein.sha256))
         self.kept[protein.sha256] = protein
+        if len(self._heap) > self._room:
+            del self.kept[heapq.heappop(self._heap)[1]]
+            self.is_choosy = True

@@ -2,47 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from featuremill.audit.bounds import BOUNDS
+from featuremill.audit import table
 
 WIDTH = 100
 SHOWN_NAMES = 60
-NONE = "–"
 Report = dict[str, Any]
-Cells = list[str]
 
-HEADINGS = (
-    (
-        "",
-        "",
-        "",
-        "residue cosine",
-        "",
-        "relative L2",
-        "",
-        "pooled cosine",
-        "",
-        "neighbours",
-        "",
-        "",
-    ),
-    (
-        *("dtype", "layer", "pool", "mean", "min", "mean", "max"),
-        *("mean", "min", "nearest", "top 10", "not finite"),
-    ),
-)
-NUM_NAMES = 3
-"""Columns at the left that hold names."""
 MEANINGS = {
     "residue cosine": "of a residue's vector with the same one in fp32; 1 is the same direction",
-    "relative L2": "size of the difference over the fp32 vectors' own, all residues of a protein",
+    "relative L2": "norm of the difference over that of fp32, of a protein's residues as one",
     "pooled cosine": "the cosine again, of the one vector a protein that `pool` makes",
-    "neighbours": "proteins of the sample whose nearest other one, by cosine of pooled vectors, is "
-    "the one that fp32 finds; and how many of their ten nearest are; no bound",
+    "neighbours": "by cosine of pooled vectors, in the sample: how many proteins have the nearest "
+    "one of fp32, and how many of the ten nearest are its (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
 }
 
@@ -55,7 +30,7 @@ def lines(report: Report) -> Iterator[str]:
     for label, text in _facts(report):
         yield from _wrapped(text, f"  {label:10}", " " * 12)
     yield ""
-    yield from _table(report)
+    yield from table.lines(report)
     yield ""
     for label, text in MEANINGS.items():
         yield from _wrapped(text, f"  {label:16}", " " * 18)
@@ -92,6 +67,8 @@ def _sample(sample: Report) -> str:
     how = f"the {sample['longest_taken']:,} longest and {drawn:,} drawn by hash"
     if sample["longest_taken"] == 1:
         how = f"the longest and {drawn:,} drawn by hash"
+    if sample["is_everything"]:
+        how = "all there are, equal ones once"
     text = f"{_count(sample['proteins'], 'protein')}, {_count(sample['residues'], 'residue')}"
     if sample["proteins"] > 1:
         text += f": {how}; {sample['shortest']:,} to {sample['longest']:,} residues long, "
@@ -106,79 +83,6 @@ def _long(options: Report, num_truncated: int) -> str:
     if options["long"] == "chunk":
         return f"chunk: in windows of {limit}"
     return f"truncate: the first {limit}; {_count(num_truncated, 'protein')} of the sample cut"
-
-
-def _table(report: Report) -> Iterator[str]:
-    pools = report["options"]["pool"]
-    rows = [
-        row
-        for found in report["dtypes"]
-        for row in (*_figures(found), *_bounds(found["dtype"], pools))
-    ]
-    widths = [max(len(row[column]) for row in (*rows, HEADINGS[1])) for column in range(12)]
-    # A heading over two columns must fit over them, and stands at the right of both.
-    for column in (3, 5, 7, 9):
-        lacking = len(HEADINGS[0][column]) - (widths[column] + 2 + widths[column + 1])
-        widths[column] += max(0, lacking)
-    pairs = [f"{HEADINGS[0][c]:>{widths[c] + 2 + widths[c + 1]}}" for c in (3, 5, 7, 9)]
-    names = " " * (sum(widths[:NUM_NAMES]) + 2 * (NUM_NAMES - 1))
-    yield "  ".join([names, *pairs]).rstrip()
-    for row in (HEADINGS[1], *rows):
-        cells = [
-            f"{text:{'<' if column < NUM_NAMES else '>'}{width}}"
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()
-
-
-def _figures(found: Report) -> Iterator[Cells]:
-    """Yield a row for each layer and pool; what is of residues stands in the first of a layer."""
-    for layer in found["layers"]:
-        cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
-        residues = [
-            _cosine(cosine, "mean"),
-            _cosine(cosine, "min"),
-            _l2(l2, "mean"),
-            _l2(l2, "max"),
-        ]
-        names, not_finite = [found["dtype"], str(layer["layer"])], f"{layer['not_finite']:,}"
-        for pooled in layer["pooled"] or [{"pool": "none", "cosine": None, "neighbours": None}]:
-            cosine, neighbours = pooled["cosine"], pooled["neighbours"]
-            yield [
-                *names,
-                pooled["pool"],
-                *residues,
-                _cosine(cosine, "mean"),
-                _cosine(cosine, "min"),
-                _share(neighbours, "nearest_same"),
-                _share(neighbours, "ten_overlap"),
-                not_finite,
-            ]
-            names, residues, not_finite = ["", ""], [""] * 4, ""
-
-
-def _bounds(dtype: str, pools: Sequence[str]) -> Iterator[Cells]:
-    bounds = BOUNDS[dtype]
-    name, not_finite = "bound", "0"
-    residues = [f"≥{bounds.residue_cosine_mean}", f"≥{bounds.residue_cosine_min}"]
-    residues += [f"≤{bounds.relative_l2_mean:.1e}", ""]
-    for pool in pools:
-        pooled = "" if pool == "none" else f"≥{bounds.pooled_cosine_min(pool)}"
-        yield ["", name, pool, *residues, "", pooled, "", "", not_finite]
-        name, residues, not_finite = "", [""] * 4, ""
-
-
-def _cosine(figures: Report | None, name: str) -> str:
-    """Return a cosine rounded down: only the same direction is printed as 1."""
-    return f"{math.floor(figures[name] * 1e6) / 1e6:.6f}" if figures else NONE
-
-
-def _l2(figures: Report | None, name: str) -> str:
-    return f"{figures[name]:.1e}" if figures else NONE
-
-
-def _share(figures: Report | None, name: str) -> str:
-    return f"{figures[name]:.1%}" if figures and figures[name] is not None else NONE
 
 
 def _worst(report: Report) -> Iterator[str]:
@@ -242,8 +146,8 @@ def _stored(stored: Report | None) -> Iterator[str]:
         if layer["overflows"]:
             text = (
                 f"output_dtype: float16: layer {layer['layer']} has "
-                f"{_count(layer['overflows'], 'value')} beyond 65,504 (first: "
-                f"{_place(layer['first'])}), so a run would fail; set output_dtype: float32."
+                f"{_count(layer['overflows'], 'value')} beyond 65,504, such as in "
+                f"{_place(layer['such_as'])}, so a run would fail; set output_dtype: float32."
             )
             yield from _wrapped(text, "", "  ")
 
