@@ -22,12 +22,13 @@ from esm2_models import cosines, demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
-from featuremill import compute, devices, machine, weights
+from featuremill import compute, devices, weights
 from featuremill.__main__ import main
 from featuremill.audit import bounds, figures, task
 from featuremill.audit.sample import draw
 from featuremill.batches import make_batches
 from featuremill.devices import Device
+from featuremill.doctor import host
 from featuremill.inputs.residues import protein
 from featuremill.workloads import esm2
 
@@ -444,7 +445,7 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
 def test_a_machine_that_is_too_small_is_told_before_the_work(audit, tmp_path, monkeypatch):
     path = write(tmp_path, {"a": UBIQUITIN})
     with monkeypatch.context() as patch:
-        patch.setattr(machine, "memory_free_mb", lambda: 10)
+        patch.setattr(host, "memory_free_mb", lambda: 10)
         patch.setattr(esm2, "load", pytest.fail)
         said = audit(path, status=2)[2]
         assert re.search(r"take about \d{3} MB of memory, and 10 MB are free; lower", said)

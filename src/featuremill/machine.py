@@ -8,7 +8,6 @@ import platform
 import resource
 import signal
 import sys
-from pathlib import Path
 
 from featuremill import __version__
 from featuremill.devices import Device
@@ -65,15 +64,6 @@ def peak_memory_mb(device: Device) -> int:
         return int(torch.cuda.max_memory_reserved() // 2**20) if torch else 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
-
-
-def memory_free_mb() -> int:
-    """Return the memory that new work may take, caches counted as free."""
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
 
 
 def versions() -> dict[str, str]:

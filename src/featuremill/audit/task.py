@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from featuremill import config, machine, weights
 from featuremill.audit.sample import Protein, Sample
 from featuremill.devices import Device, devices_for
-from featuremill.doctor import memory
+from featuremill.doctor import host, memory
 from featuremill.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workloads import esm2
@@ -136,7 +136,7 @@ def check_room(task: Task, sample: Sample) -> None:
     needed_mb = (NUM_COPIES * num_tokens * vectors_bytes + pooled_bytes) // 2**20
     if task.device.kind == "cpu":
         needed_mb += max(memory_mb(task, dtype, num_tokens) for dtype in (REFERENCE, *task.dtypes))
-    if needed_mb > (free_mb := machine.memory_free_mb()):
+    if needed_mb > (free_mb := host.memory_free_mb()):
         raise UserError(
             f"audit: {task.weights.name} and these proteins take about {needed_mb:,} MB of memory, "
             f"and {free_mb:,} MB are free; lower batch_tokens in the config or --sample, drop "

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import __version__, machine
+from featuremill import __version__
 from featuremill.errors import UserError
 from featuremill.lease import folder
 
@@ -54,7 +54,7 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         lock_trouble=lock_trouble,
         num_nvidia_cards=num_nvidia_cards(pci),
         num_processors=num_processors(),
-        memory_free_mb=machine.memory_free_mb(),
+        memory_free_mb=memory_free_mb(),
         versions=versions(),
     )
 
@@ -89,6 +89,15 @@ def num_processors() -> int:
     """Return how many processors this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def memory_free_mb() -> int:
+    """Return the memory that new work may take, caches counted as free."""
+    meminfo = Path("/proc/meminfo")
+    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) // 1024
+    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
 
 
 def versions() -> dict[str, str]:
