@@ -14,10 +14,10 @@ Report = dict[str, Any]
 
 MEANINGS = {
     "residue cosine": "of a residue's vector with the same one in fp32; 1 is the same direction",
-    "relative L2": "norm of the difference over that of fp32, of a protein's residues as one",
+    "relative L2": "norm of the difference over norm in fp32, a protein's residues together",
     "pooled cosine": "the cosine again, of the one vector a protein that `pool` makes",
-    "neighbours": "by cosine of pooled vectors, in the sample: how many proteins have the nearest "
-    "one of fp32, and how many of the ten nearest are its (no bound)",
+    "neighbours": "how many proteins have the same nearest one in the sample as in fp32, by cosine "
+    "of pooled vectors, and how many of their ten nearest are the same (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
 }
 
