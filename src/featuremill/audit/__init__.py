@@ -9,18 +9,20 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+DESCRIPTION = (
+    "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and say how far "
+    "apart the features are, where the worst ones stand, and which dtype to take."
+)
+EPILOG = (
+    "Exit status: 0 every dtype is within the bounds, 1 one is not, 2 the input or an option "
+    "is wrong. On a machine that others use too: featuremill lease --gpus 1 -- featuremill "
+    "audit …"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill audit`."""
-    parser.description = (
-        "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and say how far "
-        "apart the features are, where the worst ones stand, and which dtype to take."
-    )
-    parser.epilog = (
-        "Exit status: 0 every dtype is within the bounds, 1 one is not, 2 the input or an option "
-        "is wrong. On a machine that others use too: featuremill lease --gpus 1 -- featuremill "
-        "audit …"
-    )
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "inputs",
         nargs="*",
