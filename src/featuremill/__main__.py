@@ -25,6 +25,7 @@ VERBS = {
     "merge": "gather the parts into results and account for every record",
     "report": "draw what happened as one HTML page",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
+    "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
     "config-docs": "write config/README.md and config/schema.json",
 }
 

@@ -54,7 +54,7 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         lock_trouble=lock_trouble,
         num_nvidia_cards=num_nvidia_cards(pci),
         num_processors=num_processors(),
-        memory_free_mb=_memory_free_mb(),
+        memory_free_mb=memory_free_mb(),
         versions=versions(),
     )
 
@@ -91,7 +91,8 @@ def num_processors() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _memory_free_mb() -> int:
+def memory_free_mb() -> int:
+    """Return the memory that new work may take, caches counted as free."""
     meminfo = Path("/proc/meminfo")
     for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
         if line.startswith("MemAvailable:"):

@@ -1,0 +1,223 @@
+"""Compute the sample in fp32, then in each dtype, and compare; memory holds a batch, not all.
+
+Always one model after the other, never two at once: then whatever runs in fp32 at all can be
+audited, a 3B on a small GPU too. The price is a temporary file with the reference's values, without
+a name, so that nothing of it outlives the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill import compute
+from featuremill.audit.figures import Float16Figures, Matrix, ResidueFigures
+from featuremill.audit.sample import Protein
+from featuremill.audit.task import REFERENCE, Task, memory_mb
+from featuremill.batches import make_batches
+from featuremill.errors import UserError
+from featuremill.progress import Progress
+from featuremill.workloads import esm2
+
+Pooled = dict[tuple[int, str], Matrix]
+"""For each layer and pool the vectors of the sample, shape (proteins, width)."""
+log = logging.getLogger("featuremill.audit")
+
+
+@dataclass
+class Found:
+    """What one dtype came to."""
+
+    dtype: str
+    backend: str
+    pooled: Pooled
+    residues: dict[int, ResidueFigures]
+    not_finite: dict[int, set[int]]
+    """For each layer the rows of proteins with a value that is not finite."""
+
+
+@dataclass
+class Measured:
+    """What the whole audit came to."""
+
+    backend: str
+    """Attention of the reference."""
+    matmul_precision: str
+    """torch's own word for how fp32 products are computed; "highest" is fp32."""
+    pooled: Pooled
+    """Of the reference."""
+    float16: dict[int, Float16Figures]
+    found: list[Found] = field(default_factory=list)
+
+
+class _Batch(NamedTuple):
+    rows: list[int]
+    values: pa.RecordBatch
+
+
+def measure(task: Task, proteins: Sequence[Protein]) -> Measured:
+    """Return all figures of `task` on `proteins`."""
+    with tempfile.TemporaryFile() as spool:
+        measured = _reference(task, proteins, spool)
+        for dtype in task.dtypes:
+            spool.seek(0)
+            measured.found.append(_compared(task, proteins, dtype, spool))
+    return measured
+
+
+def _reference(task: Task, proteins: Sequence[Protein], spool: IO[bytes]) -> Measured:
+    """Compute in fp32 and write the batches to `spool`."""
+    engine = _Engine(task, REFERENCE)
+    layers = task.options.layers
+    measured = Measured(
+        engine.backend,
+        engine.matmul_precision,
+        _room_for_pooled(task, len(proteins)),
+        {layer: Float16Figures() for layer in layers},
+    )
+    is_stored_narrow = task.options.per_residue and task.options.output_dtype == "float16"
+    with contextlib.ExitStack() as stack:
+        writer = None
+        for rows, values in engine.batches(proteins):
+            for index in np.flatnonzero(compute.not_finite(values)):
+                protein = proteins[rows[index]]
+                raise UserError(
+                    f"{protein.place}: {protein.id} has values that are not finite in fp32, so "
+                    f"there is nothing to compare with; check the weights of {task.weights.name}."
+                )
+            if writer is None:
+                writer = stack.enter_context(pa.ipc.new_stream(spool, values.schema))
+            writer.write_batch(values)
+            _keep_pooled(measured.pooled, rows, values)
+            if is_stored_narrow:
+                for layer in layers:
+                    for row, residues_RD in zip(rows, _residues(values, layer), strict=True):
+                        measured.float16[layer].add(row, residues_RD)
+    return measured
+
+
+def _compared(task: Task, proteins: Sequence[Protein], dtype: str, spool: IO[bytes]) -> Found:
+    """Compute in `dtype` and compare with the batches in `spool`."""
+    engine = _Engine(task, dtype)
+    layers = task.options.layers
+    found = Found(
+        dtype,
+        engine.backend,
+        _room_for_pooled(task, len(proteins)),
+        {layer: ResidueFigures() for layer in layers},
+        {layer: set() for layer in layers},
+    )
+    reference = iter(pa.ipc.open_stream(spool))
+    for rows, values in engine.batches(proteins):
+        expected = next(reference)
+        _keep_pooled(found.pooled, rows, values)
+        for layer in layers:
+            pairs = zip(_residues(values, layer), _residues(expected, layer), strict=True)
+            for row, (found_RD, expected_RD) in zip(rows, pairs, strict=True):
+                count = int(np.size(found_RD) - np.isfinite(found_RD).sum())
+                if count:
+                    found.residues[layer].not_finite += count
+                    found.not_finite[layer].add(row)
+                else:
+                    found.residues[layer].add(row, found_RD, expected_RD)
+    for (layer, _), vectors_ND in found.pooled.items():
+        found.not_finite[layer].update(np.flatnonzero(~np.isfinite(vectors_ND).all(1)).tolist())
+    return found
+
+
+def _room_for_pooled(task: Task, num_proteins: int) -> Pooled:
+    options = task.options
+    shape = (num_proteins, task.width)
+    return {
+        (layer, pool): np.empty(shape, np.float32)
+        for layer in options.layers
+        for pool in options.pools
+    }
+
+
+def _keep_pooled(pooled: Pooled, rows: Sequence[int], values: pa.RecordBatch) -> None:
+    for (layer, pool), vectors_ND in pooled.items():
+        column = values.column(f"{pool}_layer_{layer}")
+        vectors_ND[rows] = column.flatten().to_numpy().reshape(len(rows), -1)
+
+
+def _residues(values: pa.RecordBatch, layer: int) -> Iterator[Matrix]:
+    """Yield each protein's vectors per residue, shape (residues, width), without copying."""
+    column = values.column(f"residues_layer_{layer}")
+    vectors = column.values
+    matrix: npt.NDArray[Any] = vectors.flatten().to_numpy().reshape(-1, vectors.type.list_size)
+    for start, end in itertools.pairwise(column.offsets.to_numpy()):
+        yield matrix[start:end]
+
+
+class _Engine:
+    """The model in one dtype; it gives its memory back when its batches are done."""
+
+    def __init__(self, task: Task, dtype: str) -> None:
+        self._task = task
+        self._dtype = dtype
+        self._options = task.options_in(dtype)
+        try:
+            self._model: Any = esm2.load(self._options, [task.device], task.weights)
+        except Exception as error:
+            if compute.is_out_of_memory(error):
+                raise self._no_room() from None
+            raise
+        import torch
+
+        self.backend = str(getattr(self._model, "backend", ""))
+        self.matmul_precision = torch.get_float32_matmul_precision()
+
+    def batches(self, proteins: Sequence[Protein]) -> Iterator[_Batch]:
+        """Yield the values of all proteins, the same rows together in every dtype."""
+        costs = [esm2.cost(protein.payload, self._options) for protein in proteins]
+        shown = Progress(log, self._dtype, esm2.COST_UNIT)
+        started, num_done, cost_done = time.monotonic(), 0, 0
+        for rows in make_batches(costs, self._task.budget):
+            yield _Batch(rows, self._values([proteins[row] for row in rows]))
+            num_done += len(rows)
+            cost_done += sum(costs[row] for row in rows)
+            event: dict[str, Any] = {"rows": num_done, "of": len(proteins), "cost_run": cost_done}
+            event |= {"seconds": time.monotonic() - started, "cost_left": sum(costs) - cost_done}
+            shown.show(event)
+        self._model = None
+        compute.free_device_memory()
+
+    def _values(self, proteins: Sequence[Protein]) -> pa.RecordBatch:
+        """Compute a batch, or its halves where the device has no memory for the whole."""
+        payloads = [protein.payload for protein in proteins]
+        try:
+            return compute.values_of(esm2, self._model, payloads, self._task.budget)
+        except Exception as error:
+            if not compute.is_out_of_memory(error):
+                raise
+        compute.free_device_memory()  # out of the except block, whose error holds on to tensors
+        if len(proteins) == 1:
+            raise self._no_room(proteins[0])
+        half = len(proteins) // 2
+        return pa.concat_batches([self._values(proteins[:half]), self._values(proteins[half:])])
+
+    def _no_room(self, protein: Protein | None = None) -> UserError:
+        device, name = self._task.device, self._task.weights.name
+        if protein:
+            length = len(protein.payload)
+            return UserError(
+                f"{protein.place}: {device.name} has not enough memory for {protein.id} "
+                f"({length:,} residues) with {name} in {self._dtype}; set long: truncate or chunk, "
+                "or take a device with more memory."
+            )
+        needed_mb = memory_mb(self._task, self._dtype, 0)
+        return UserError(
+            f"audit: {name} in {self._dtype} takes about {needed_mb:,} MB, and {device.name} has "
+            "not so much free; audit where it fits (such as --device cpu), or a smaller model."
+        )

@@ -1,0 +1,164 @@
+"""The whole audit as one JSON object; everything that people read comes from it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from featuremill import machine
+from featuremill.audit import bounds
+from featuremill.audit.figures import Float16Figures, agreement, cosines_of_rows
+from featuremill.audit.measure import Found, Measured, Pooled
+from featuremill.audit.sample import Protein, Sample
+from featuremill.audit.task import REFERENCE, Asked, Task, num_residues
+
+VERSION = 1
+Report = dict[str, Any]
+
+
+def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Report:
+    """Return everything that was asked and found."""
+    dtypes = [_dtype(found, measured.pooled, sample.proteins) for found in measured.found]
+    within = {found["dtype"]: not found["beyond"] for found in dtypes}
+    for found in dtypes:
+        is_well = within[found["dtype"]]
+        found["within"] = is_well
+        found["remedy"] = (
+            None if is_well else bounds.remedy(found["dtype"], within, task.device.kind)
+        )
+    stored = _stored(task, measured.float16, sample.proteins)
+    return {
+        "version": VERSION,
+        "within": all(within.values()) and not (stored and stored["overflows"]),
+        "input": _input(wanted, sample),
+        "sample": _sample(task, sample),
+        "model": {"name": task.weights.name, "weights_sha256": task.weights.sha256},
+        "options": task.options.model_dump(mode="json"),
+        "batch_tokens": task.budget,
+        "device": {"kind": task.device.kind, "name": task.device.name},
+        "versions": machine.versions(),
+        "reference": {
+            "dtype": REFERENCE,
+            "backend": measured.backend,
+            "matmul_precision": measured.matmul_precision,
+        },
+        "bounds": {dtype: bounds.BOUNDS[dtype]._asdict() for dtype in task.dtypes},
+        "dtypes": dtypes,
+        "output_float16": stored,
+    }
+
+
+def _input(wanted: Asked, sample: Sample) -> Report:
+    return {
+        "paths": [str(path) for path in wanted.inputs],
+        "records": sample.num_records,
+        "refused": sample.refused.total(),
+        "refusals": [
+            {"reason": reason, "records": count, "first": sample.first_refused[reason]}
+            for reason, count in sample.refused.most_common()
+        ],
+        "notes": dict(sorted(sample.notes.items())),
+    }
+
+
+def _sample(task: Task, sample: Sample) -> Report:
+    lengths = [len(protein.payload) for protein in sample.proteins]
+    computed = [num_residues(protein, task.options) for protein in sample.proteins]
+    return {
+        "proteins": len(lengths),
+        "is_everything": sample.is_everything,
+        "longest_taken": sample.num_longest,
+        "residues": sum(computed),
+        "truncated": sum(whole > part for whole, part in zip(lengths, computed, strict=True)),
+        "shortest": min(lengths),
+        "median": statistics.median_low(lengths),
+        "longest": max(lengths),
+    }
+
+
+def _dtype(found: Found, expected: Pooled, proteins: Sequence[Protein]) -> Report:
+    layers = [_layer(found, expected, layer, proteins) for layer in found.residues]
+    return {
+        "dtype": found.dtype,
+        "backend": found.backend,
+        "layers": layers,
+        "beyond": bounds.beyond(found.dtype, layers),
+    }
+
+
+def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
+    figures = found.residues[layer]
+    bad = found.not_finite[layer]
+    # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
+    finite = [row for row in range(len(proteins)) if row not in bad]
+    cosine = relative_l2 = None
+    if figures.worst_residue and figures.worst_protein:
+        lowest, row, residue = figures.worst_residue
+        letter = chr(proteins[row].payload[residue])
+        worst = _named(proteins[row]) | {"residue": residue + 1, "letter": letter}
+        mean = figures.cosine_sum / figures.num_residues
+        cosine = {"mean": mean, "min": lowest, "worst": worst}
+        largest, row = figures.worst_protein
+        mean = statistics.fmean(figures.relative_l2)
+        relative_l2 = {"mean": mean, "max": largest, "worst": _named(proteins[row])}
+    return {
+        "layer": layer,
+        "residues": figures.num_residues,
+        "not_finite": figures.not_finite or len(bad),
+        "proteins_not_finite": len(bad),
+        "residue_cosine": cosine,
+        "relative_l2": relative_l2,
+        "pooled": [
+            _pooled(found, expected, (layer, pool), finite, proteins)
+            for at, pool in found.pooled
+            if at == layer
+        ],
+    }
+
+
+def _pooled(
+    found: Found,
+    expected: Pooled,
+    column: tuple[int, str],
+    finite: Sequence[int],
+    proteins: Sequence[Protein],
+) -> Report:
+    cosine = neighbours = None
+    if finite:
+        mine_ND, theirs_ND = found.pooled[column][finite], expected[column][finite]
+        cosines = cosines_of_rows(mine_ND, theirs_ND)
+        lowest = int(np.argmin(cosines))
+        cosine = {
+            "mean": float(cosines.mean()),
+            "min": float(cosines[lowest]),
+            "worst": _named(proteins[finite[lowest]]),
+        }
+        agreed = agreement(mine_ND, theirs_ND)
+        neighbours = agreed._asdict() if agreed else None
+    return {"pool": column[1], "cosine": cosine, "neighbours": neighbours}
+
+
+def _stored(
+    task: Task, float16: dict[int, Float16Figures], proteins: Sequence[Protein]
+) -> Report | None:
+    """Return what `output_dtype: float16` does; None where no residues are delivered in it."""
+    if not (task.options.per_residue and task.options.output_dtype == "float16"):
+        return None
+    layers = [
+        {
+            "layer": layer,
+            "relative_l2_mean": statistics.fmean(figures.relative_l2 or [0.0]),
+            "relative_l2_max": max(figures.relative_l2, default=0.0),
+            "overflows": figures.overflows,
+            "such_as": _named(proteins[min(figures.rows)]) if figures.rows else None,
+        }
+        for layer, figures in float16.items()
+    ]
+    return {"overflows": sum(figures.overflows for figures in float16.values()), "layers": layers}
+
+
+def _named(protein: Protein) -> Report:
+    return {"id": protein.id, "source": protein.source, "line": protein.line}

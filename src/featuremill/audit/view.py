@@ -1,0 +1,171 @@
+"""The audit for people: what was compared, the table, what its columns mean, and the verdict."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from featuremill.audit import table
+
+WIDTH = 100
+SHOWN_NAMES = 60
+Report = dict[str, Any]
+
+MEANINGS = {
+    "residue cosine": "of a residue's vector with the same one in fp32; 1 is the same direction",
+    "relative L2": "norm of the difference over norm in fp32, a protein's residues together",
+    "pooled cosine": "the cosine again, of the one vector a protein that `pool` makes",
+    "neighbours": "how many proteins have the same nearest one in the sample as in fp32, by cosine "
+    "of pooled vectors, and how many of their ten nearest are the same (no bound)",
+    "not finite": "values that are NaN or infinite; a run would fail their proteins",
+}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """Yield the lines of the page."""
+    names = [found["dtype"] for found in report["dtypes"]]
+    yield f"Precision audit: {' and '.join(names)} against fp32, on the same device"
+    yield ""
+    for label, text in _facts(report):
+        yield from _wrapped(text, f"  {label:10}", " " * 12)
+    yield ""
+    yield from table.lines(report)
+    yield ""
+    for label, text in MEANINGS.items():
+        yield from _wrapped(text, f"  {label:16}", " " * 18)
+    yield ""
+    yield from _worst(report)
+    yield ""
+    for found in report["dtypes"]:
+        yield from _verdict(found)
+    yield from _stored(report["output_float16"])
+
+
+def _facts(report: Report) -> Iterator[tuple[str, str]]:
+    asked, sample, options = report["input"], report["sample"], report["options"]
+    refused = f", {asked['refused']:,} refused" if asked["refused"] else ""
+    yield "input", f"{', '.join(asked['paths'])}: {_count(asked['records'], 'record')}{refused}"
+    for refusal in asked["refusals"]:
+        first, records = refusal["first"], refusal["records"]
+        yield "", f"{records:,} refused: {refusal['reason']} (first: {first})"
+    yield "sample", _sample(sample)
+    pools = " and ".join(options["pool"])
+    layers = ", ".join(str(layer) for layer in options["layers"])
+    plural = "s" if len(options["layers"]) > 1 else ""
+    yield "model", f"{report['model']['name']}, layer{plural} {layers}, pool {pools}"
+    yield "long", _long(options, sample["truncated"])
+    kernels = [report["reference"], *report["dtypes"]]
+    attention = "; ".join(f"{kernel['dtype']} {kernel['backend']}" for kernel in kernels)
+    yield "device", f"{report['device']['name']}; a run's dtype here: {options['dtype']}"
+    yield "attention", attention
+    yield "versions", ", ".join(f"{name} {text}" for name, text in report["versions"].items())
+
+
+def _sample(sample: Report) -> str:
+    drawn = sample["proteins"] - sample["longest_taken"]
+    how = f"the {sample['longest_taken']:,} longest and {drawn:,} drawn by hash"
+    if sample["longest_taken"] == 1:
+        how = f"the longest and {drawn:,} drawn by hash"
+    if sample["is_everything"]:
+        how = "all there are, equal ones once"
+    text = f"{_count(sample['proteins'], 'protein')}, {_count(sample['residues'], 'residue')}"
+    if sample["proteins"] > 1:
+        text += f": {how}; {sample['shortest']:,} to {sample['longest']:,} residues long, "
+        text += f"median {sample['median']:,}"
+    return text
+
+
+def _long(options: Report, num_truncated: int) -> str:
+    if options["long"] == "full":
+        return "full: computed whole"
+    limit = f"{options['max_residues']:,} residues"
+    if options["long"] == "chunk":
+        return f"chunk: in windows of {limit}"
+    return f"truncate: the first {limit}; {_count(num_truncated, 'protein')} of the sample cut"
+
+
+def _worst(report: Report) -> Iterator[str]:
+    """Say of each dtype where its worst values stand, over all layers."""
+    for found in report["dtypes"]:
+        yield f"Farthest from fp32 in {found['dtype']}"
+        cosines = [layer for layer in found["layers"] if layer["residue_cosine"]]
+        if not cosines:
+            yield "  nothing could be compared"
+            continue
+        layer = min(cosines, key=lambda layer: float(layer["residue_cosine"]["min"]))
+        worst = layer["residue_cosine"]["worst"]
+        place = f"{_place(worst)}, residue {worst['residue']:,} ({worst['letter']})"
+        yield from _wrapped(f"layer {layer['layer']}, {place}", "  residue         ", " " * 18)
+        layer = max(cosines, key=lambda layer: float(layer["relative_l2"]["max"]))
+        place = _place(layer["relative_l2"]["worst"])
+        yield from _wrapped(f"layer {layer['layer']}, {place}", "  relative L2     ", " " * 18)
+        pooled = [
+            (one["cosine"]["min"], layer["layer"], one)
+            for layer in found["layers"]
+            for one in layer["pooled"]
+            if one["cosine"]
+        ]
+        if pooled:
+            _, number, one = min(pooled, key=lambda told: told[0])
+            place = _place(one["cosine"]["worst"])
+            yield from _wrapped(
+                f"layer {number}, {one['pool']}, {place}", "  pooled          ", " " * 18
+            )
+            yield from _given_up([one["neighbours"] for _, _, one in pooled])
+
+
+def _given_up(neighbours: list[Report | None]) -> Iterator[str]:
+    """Say how near the neighbours are that changed places: mostly they are as good as equal."""
+    known = [one for one in neighbours if one]
+    if all(one["nearest_same"] == 1 for one in known):
+        return
+    most = max(float(one["cosine_given_up"]) for one in known)
+    text = f"where the nearest one is another, it is at most {most:.1e} of cosine farther in fp32"
+    yield from _wrapped(text, "  neighbours      ", " " * 18)
+
+
+def _verdict(found: Report) -> Iterator[str]:
+    if found["within"]:
+        yield f"{found['dtype']}: within the bounds."
+        return
+    yield f"{found['dtype']}: outside the bounds; {found['remedy']}."
+    for phrase in found["beyond"]:
+        yield from _wrapped(f"{phrase}.", "  ", "    ")
+
+
+def _stored(stored: Report | None) -> Iterator[str]:
+    """Say what storing as float16 costs, whichever dtype it was computed in."""
+    if not stored:
+        return
+    if not stored["overflows"]:
+        worst = max(layer["relative_l2_max"] for layer in stored["layers"])
+        text = f"rounding adds a relative L2 of at most {worst:.1e}; nothing overflows."
+        yield from _wrapped(f"output_dtype: float16: {text}", "", "  ")
+    for layer in stored["layers"]:
+        if layer["overflows"]:
+            text = (
+                f"output_dtype: float16: layer {layer['layer']} has "
+                f"{_count(layer['overflows'], 'value')} beyond 65,504, such as in "
+                f"{_place(layer['such_as'])}, so a run would fail; set output_dtype: float32."
+            )
+            yield from _wrapped(text, "", "  ")
+
+
+def _place(named: Report) -> str:
+    return f"{named['id']:.{SHOWN_NAMES}} ({named['source']}:{named['line']})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _wrapped(text: str, first: str, rest: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

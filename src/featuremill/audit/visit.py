@@ -1,0 +1,54 @@
+"""One audit: read, draw, compute, say."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from featuremill import store
+from featuremill.audit import report, view
+from featuremill.audit.measure import measure
+from featuremill.audit.sample import Sample, draw
+from featuremill.audit.task import asked, check_room, settle
+from featuremill.errors import UserError
+from featuremill.inputs.residues import NUCLEOTIDES
+from featuremill.workloads import esm2
+
+OUTSIDE = 1
+log = logging.getLogger("featuremill.audit")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
+    wanted = asked(arguments)
+    sample = draw(esm2.records(wanted.inputs, wanted.options), arguments.sample)
+    if not sample.proteins:
+        raise UserError(_nothing_left(wanted.inputs, sample))
+    if 2 * sample.notes[NUCLEOTIDES] > sample.num_records - sample.refused.total():
+        log.warning("these look like nucleotides, not proteins; translate them first.")
+    task = settle(wanted)
+    check_room(task, sample)
+    measured = measure(task, sample.proteins)
+    if measured.matmul_precision != "highest":
+        log.warning(
+            "torch is set to compute fp32 products less exactly (%s), and so was the reference; "
+            "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
+            measured.matmul_precision,
+        )
+    answer = report.as_json(wanted, task, sample, measured)
+    sys.stdout.write("\n".join(view.lines(answer)) + "\n")
+    if arguments.json:
+        store.write_json(arguments.json, answer)
+    return 0 if answer["within"] else OUTSIDE
+
+
+def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:
+    (reason, count), *_ = sample.refused.most_common()
+    return (
+        f"{', '.join(map(str, inputs))}: all {sample.num_records:,} records were refused, "
+        f"{count:,} because: {reason} (first: {sample.first_refused[reason]}); "
+        "give a file of proteins."
+    )

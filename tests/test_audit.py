@@ -1,0 +1,617 @@
+"""audit: its figures against an independent computation, what it finds, says and refuses.
+
+The model and the engine are the real ones; where something has to be bad, one batch's values are.
+"""
+
+import contextlib
+import json
+import random
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import yaml
+from broken_inputs import BROKEN, GENE, GOOD, INSULIN_A, UBIQUITIN, as_ordinary_user
+from esm2_models import cosines, demo_proteins, relative_l2
+from safetensors.torch import load_file, save_file
+from test_doctor import several, some, thing
+
+from featuremill import compute, devices, weights
+from featuremill.__main__ import main
+from featuremill.audit import bounds, figures, task
+from featuremill.audit.sample import draw
+from featuremill.batches import make_batches
+from featuremill.devices import Device
+from featuremill.doctor import host
+from featuremill.inputs.residues import protein
+from featuremill.workloads import esm2
+
+ROOT = Path(__file__).parent.parent
+TEXT, NUMBER, COUNT = {"type": "string"}, {"type": "number"}, {"type": "integer", "minimum": 0}
+FLAG, COSINE = {"type": "boolean"}, {"type": "number", "minimum": -1, "maximum": 1}
+
+
+def maybe(schema):
+    return {"oneOf": [{"type": "null"}, schema]}
+
+
+NAMED = {"id": TEXT, "source": TEXT, "line": COUNT}
+SCHEMA = thing(
+    version={"const": 1},
+    within=FLAG,
+    input=thing(
+        paths=several(TEXT),
+        records=COUNT,
+        refused=COUNT,
+        refusals=several(thing(reason=TEXT, records=COUNT, first=TEXT)),
+        notes={"type": "object", "additionalProperties": COUNT},
+    ),
+    sample=thing(
+        **dict.fromkeys(["proteins", "longest_taken", "residues", "truncated"], COUNT),
+        **dict.fromkeys(["shortest", "median", "longest"], COUNT),
+        is_everything=FLAG,
+    ),
+    model=thing(name=TEXT, weights_sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+    options={"type": "object"},
+    batch_tokens=COUNT,
+    device=thing(kind={"enum": ["cuda", "cpu"]}, name=TEXT),
+    versions={"type": "object", "additionalProperties": TEXT, "required": ["torch", "numpy"]},
+    reference=thing(dtype={"const": "fp32"}, backend=TEXT, matmul_precision={"const": "highest"}),
+    bounds={
+        "type": "object",
+        "additionalProperties": thing(**dict.fromkeys(bounds.Bounds._fields, NUMBER)),
+    },
+    dtypes=several(
+        thing(
+            dtype={"enum": ["bf16", "fp16"]},
+            backend=TEXT,
+            beyond=several(TEXT),
+            within=FLAG,
+            remedy=some("string"),
+            layers=several(
+                thing(
+                    **dict.fromkeys(["layer", "residues"], COUNT),
+                    **dict.fromkeys(["not_finite", "proteins_not_finite"], COUNT),
+                    residue_cosine=maybe(
+                        thing(
+                            mean=COSINE,
+                            min=COSINE,
+                            worst=thing(**NAMED, residue=COUNT, letter=TEXT),
+                        )
+                    ),
+                    relative_l2=maybe(thing(mean=NUMBER, max=NUMBER, worst=thing(**NAMED))),
+                    pooled=several(
+                        thing(
+                            pool={"enum": ["mean", "bos"]},
+                            cosine=maybe(thing(mean=COSINE, min=COSINE, worst=thing(**NAMED))),
+                            neighbours=maybe(
+                                thing(
+                                    nearest_same=NUMBER,
+                                    ten_overlap=some("number"),
+                                    cosine_given_up=NUMBER,
+                                )
+                            ),
+                        )
+                    ),
+                )
+            ),
+        )
+    ),
+    output_float16=maybe(
+        thing(
+            overflows=COUNT,
+            layers=several(
+                thing(
+                    layer=COUNT,
+                    relative_l2_mean=NUMBER,
+                    relative_l2_max=NUMBER,
+                    overflows=COUNT,
+                    such_as=maybe(thing(**NAMED)),
+                )
+            ),
+        )
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def a_cpu_with_bf16(monkeypatch):
+    """Audit bf16 on any CPU: torch computes it everywhere, only not fast."""
+    real = devices.cpu()
+    monkeypatch.setattr(devices, "cpu", lambda: real._replace(has_bf16=True))
+
+
+@pytest.fixture(autouse=True)
+def spool_folder(tmp_path_factory, monkeypatch):
+    """A folder for temporary files of each test's own, empty again at the end."""
+    folder = tmp_path_factory.mktemp("spool")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    yield folder
+    assert not list(folder.iterdir())
+
+
+@pytest.fixture
+def audit(tmp_path, capsys):
+    """Return a function that runs the verb; it returns (the page, the JSON, stderr)."""
+
+    def run(*arguments, status=0):
+        path = tmp_path / "audit.json"
+        path.unlink(missing_ok=True)
+        fixed = ("--device", "cpu", "--json", path)
+        done = main(["audit", *map(str, arguments), *map(str, fixed)])
+        out, err = capsys.readouterr()
+        assert done == status, out + err
+        if status == 2:
+            assert out == "" and not path.exists()
+            return "", {}, err
+        answer = json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+        jsonschema.validate(answer, SCHEMA)
+        assert answer["within"] == (status == 0)
+        return out, answer, err
+
+    return run
+
+
+def write(folder, sequences, name="in.fa"):
+    path = folder / name
+    path.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in sequences.items()))
+    return path
+
+
+def joined(page):
+    """Return the page without its line breaks, which depend on the length of paths."""
+    return " ".join(page.split())
+
+
+def some_proteins(count, longest=300):
+    return {f"p{index}": text for index, text in enumerate(demo_proteins(count, longest))}
+
+
+def of_cells(column):
+    """Return a column of vectors, or of matrices of them, as a list of NumPy arrays."""
+    matrices = pa.types.is_list(column.type)
+    rows = [cell.values.flatten() if matrices else cell.values for cell in column]
+    return [row.to_numpy().reshape(-1, 128) if matrices else row.to_numpy() for row in rows]
+
+
+def computed(sequences, dtype, **options):
+    """Return {column: list of arrays} in the order of sha256, computed as the contract says."""
+    found = weights.weights_of(weights.convert("mill_t6_1M"))
+    chosen = esm2.Options(dtype=dtype, per_residue=True, output_dtype="float32", **options)
+    model = esm2.load(chosen, [devices.cpu()], found)
+    payloads = [record.payload for record in draw(records(sequences), 10**6).proteins]
+    columns = {}
+    for rows in make_batches([esm2.cost(p, chosen) for p in payloads], chosen.batch_tokens):
+        batch = [payloads[row] for row in rows]
+        values = compute.values_of(esm2, model, batch, chosen.batch_tokens)
+        for name in values.schema.names:
+            told = columns.setdefault(name, [None] * len(payloads))
+            for row, cell in zip(rows, of_cells(values.column(name)), strict=True):
+                told[row] = cell
+    return columns
+
+
+def records(sequences):
+    return [protein(id, "", text, "in.fa", 1) for id, text in sequences.items()]
+
+
+def neighbours(vectors, count):
+    """Return for each vector the `count` others of greatest cosine, nearest first."""
+    wide = np.array(vectors, np.float64)
+    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
+    return [
+        sorted(set(range(len(wide))) - {row}, key=lambda other: -(wide[row] @ wide[other]))[:count]
+        for row in range(len(wide))
+    ]
+
+
+def test_figures_equal_an_independent_computation(audit, tmp_path):
+    sequences = some_proteins(60, 250)
+    options = {"layers": [3, 6], "pool": ["mean", "bos"], "batch_tokens": 1500}
+    options |= {"long": "chunk", "max_residues": 200, "chunk_overlap": 20}
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        yaml.safe_dump({"inputs": str(write(tmp_path, sequences)), "options": options})
+    )
+    _, answer, _ = audit("--config", config)
+    expected, found = (computed(sequences, dtype, **options) for dtype in ("fp32", "bf16"))
+    ids = [one.id for one in draw(records(sequences), 60).proteins]
+    (told,) = answer["dtypes"]
+    assert (told["dtype"], answer["options"]["dtype"]) == ("bf16", "bf16")
+    for layer, figures_told in zip((3, 6), told["layers"], strict=True):
+        pairs = list(zip(*(c[f"residues_layer_{layer}"] for c in (found, expected)), strict=True))
+        each = [cosines(one, other) for one, other in pairs]
+        l2 = [relative_l2(one, other) for one, other in pairs]
+        row, lowest = min(enumerate(map(min, each)), key=lambda pair: pair[1])
+        residue = int(np.argmin(each[row]))
+        cosine = figures_told["residue_cosine"]
+        assert cosine["mean"] == pytest.approx(np.concatenate(each).mean(), abs=1e-9)
+        assert cosine["min"] == pytest.approx(lowest, abs=1e-9)
+        assert (cosine["worst"]["id"], cosine["worst"]["residue"]) == (ids[row], residue + 1)
+        assert cosine["worst"]["letter"] == sequences[ids[row]][residue]
+        assert cosine["worst"]["line"] == 2 * int(ids[row][1:]) + 1
+        assert figures_told["relative_l2"]["mean"] == pytest.approx(np.mean(l2), rel=1e-5)
+        assert figures_told["relative_l2"]["max"] == pytest.approx(max(l2), rel=1e-5)
+        assert figures_told["relative_l2"]["worst"]["id"] == ids[int(np.argmax(l2))]
+        assert figures_told["residues"] == sum(map(len, sequences.values()))
+        for pooled in figures_told["pooled"]:
+            one, other = (c[f"{pooled['pool']}_layer_{layer}"] for c in (found, expected))
+            of_proteins = cosines(one, other)
+            assert pooled["cosine"]["mean"] == pytest.approx(of_proteins.mean(), abs=1e-9)
+            assert pooled["cosine"]["min"] == pytest.approx(of_proteins.min(), abs=1e-9)
+            assert pooled["cosine"]["worst"]["id"] == ids[int(of_proteins.argmin())]
+            mine, theirs = neighbours(one, 10), neighbours(other, 10)
+            same = np.mean([a[0] == b[0] for a, b in zip(mine, theirs, strict=True)])
+            both = np.mean([len({*a} & {*b}) / 10 for a, b in zip(mine, theirs, strict=True)])
+            assert pooled["neighbours"]["nearest_same"] == pytest.approx(same)
+            assert pooled["neighbours"]["ten_overlap"] == pytest.approx(both)
+    assert max(l2) > 0 and min(lowest, *of_proteins) < 1, "bf16 is not fp32"
+
+
+def test_a_sample_has_the_longest_and_does_not_follow_the_order_of_the_input():
+    sequences = some_proteins(300, 1000)
+    given = records(sequences | {"again": sequences["p7"]})
+    sample = draw(given, 40)
+    shuffled = given.copy()
+    random.Random(1).shuffle(shuffled)
+    assert draw(shuffled, 40).proteins == sample.proteins
+    assert (len(sample.proteins), sample.num_longest, sample.is_everything) == (40, 4, False)
+    by_length = sorted(sequences.values(), key=len)
+    drawn = {one.payload.decode() for one in sample.proteins}
+    assert drawn >= set(by_length[-4:])
+    # The others are the lowest by hash: those of a smaller sample are among those of a larger one.
+    assert {p.sha256 for p in draw(given, 20).proteins} - {
+        p.sha256 for p in draw(given, 80).proteins
+    } == set()
+    for size in (300, 301, 1000):
+        everything = draw(shuffled, size)
+        assert everything.is_everything and len(everything.proteins) == 300
+        assert {one.id for one in everything.proteins if one.id == "again"} == {"again"}
+    (only,) = draw(given, 1).proteins
+    assert len(only.payload) == len(by_length[-1])
+
+
+def test_the_answer_is_the_same_for_a_shuffled_file(audit, tmp_path):
+    sequences = some_proteins(30)
+    shuffled = list(sequences.items())
+    random.Random(2).shuffle(shuffled)
+    first = audit(write(tmp_path, sequences), "--sample", 10)[1]
+    second = audit(write(tmp_path, dict(shuffled)), "--sample", 10)[1]
+    text = json.dumps(first), json.dumps(second)
+    without_lines = [re.sub(r'"line": \d+', "", one) for one in text]
+    assert without_lines[0] == without_lines[1]
+
+
+def rounded(found, folder, bits):
+    """Return the weights with `bits` bits of mantissa."""
+    state = {}
+    for name, tensor in load_file(found.path).items():
+        fraction, exponent = torch.frexp(tensor.float())
+        coarse = torch.ldexp(torch.round(fraction * 2**bits) / 2**bits, exponent)
+        state[name] = coarse.to(tensor.dtype) if tensor.ndim > 1 else tensor
+    path = folder / "coarse.safetensors"
+    save_file(state, path)
+    return found._replace(path=path)
+
+
+def test_an_engine_that_rounds_too_much_is_found(audit, tmp_path, monkeypatch):
+    real = esm2.load
+
+    def load(options, devices, found):
+        is_bad = options.dtype == "bf16"
+        return real(options, devices, rounded(found, tmp_path, 2) if is_bad else found)
+
+    monkeypatch.setattr(esm2, "load", load)
+    page, answer, _ = audit(
+        write(tmp_path, some_proteins(6)), "--dtype", "bf16", "--dtype", "fp16", status=1
+    )
+    bf16, fp16 = answer["dtypes"]
+    assert (bf16["within"], fp16["within"], fp16["remedy"]) == (False, True, None)
+    assert bf16["remedy"] == "set dtype: fp32"  # fp16 is slower than fp32 on a CPU
+    worst = bf16["layers"][0]["residue_cosine"]["worst"]
+    assert re.search(r"^bf16: outside the bounds; set dtype: fp32\.$", page, re.MULTILINE)
+    assert "layer 6: the relative L2 is" in page and "fp16: within the bounds." in page
+    assert f"({worst['id']}, residue {worst['residue']})" in page
+
+
+@pytest.fixture
+def spoil(monkeypatch):
+    """Return a function that lets another one change the values of batches in some dtypes."""
+    real = compute.values_of
+
+    def install(dtypes, change):
+        def values_of(workload, model, payloads, batch_cost):
+            values = real(workload, model, payloads, batch_cost)
+            return change(values, payloads) if model.options.dtype in dtypes else values
+
+        monkeypatch.setattr(compute, "values_of", values_of)
+
+    return install
+
+
+def scaled_at(payload, residue, factor, column="residues_layer_6"):
+    """Return a change that multiplies a residue's vector, every other number of it."""
+
+    def change(values, payloads):
+        if payload not in payloads:
+            return values
+        row, place = payloads.index(payload), values.schema.get_field_index(column)
+        cells = values.column(place).to_pylist()
+        cells[row][residue][::2] = [factor * number for number in cells[row][residue][::2]]
+        return values.set_column(place, column, pa.array(cells, values.column(place).type))
+
+    return change
+
+
+def test_one_bad_residue_is_named(audit, tmp_path, spoil):
+    path = write(tmp_path, {"a": UBIQUITIN, "worst one": INSULIN_A, "b": UBIQUITIN[::-1]})
+    spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, -1))
+    page, answer, _ = audit(path, status=1)
+    worst = answer["dtypes"][0]["layers"][0]["residue_cosine"]["worst"]
+    assert worst == {"id": "worst", "source": str(path), "line": 3, "residue": 5, "letter": "Q"}
+    assert "(worst, residue 5), below 0.99" in page
+    assert f"layer 6, worst ({path}:3), residue 5 (Q)" in joined(page)
+
+
+def test_values_that_are_not_finite_are_counted_and_never_within(audit, tmp_path, spoil):
+    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A, "c": UBIQUITIN[::-1]})
+    spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
+    page, answer, _ = audit(path, status=1)
+    layer = answer["dtypes"][0]["layers"][0]
+    assert (layer["not_finite"], layer["proteins_not_finite"]) == (64, 1)
+    assert layer["residues"] == 2 * len(UBIQUITIN) and layer["residue_cosine"]["min"] > 0.99
+    assert layer["pooled"][0]["neighbours"]["nearest_same"] == 1
+    assert "64 values of 1 protein are not finite, so a run would fail them" in page
+
+
+def test_when_nothing_is_finite_there_are_no_figures(audit, tmp_path, spoil):
+    spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
+    page, answer, _ = audit(write(tmp_path, {"b": INSULIN_A}), status=1)
+    layer = answer["dtypes"][0]["layers"][0]
+    assert layer["residue_cosine"] is layer["relative_l2"] is layer["pooled"][0]["cosine"] is None
+    assert "nothing could be compared" in page
+
+
+def test_a_reference_that_is_not_finite_is_refused(audit, tmp_path, spoil):
+    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A})
+    spoil(["fp32"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
+    said = audit(path, status=2)[2]
+    assert f"{path}:3: b has values that are not finite in fp32" in said
+    assert "check the weights of mill_t6_1M" in said
+
+
+def test_overflow_in_the_output_dtype_is_found(audit, tmp_path, spoil):
+    config = tmp_path / "run.yaml"
+    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A})
+    config.write_text(
+        f"inputs: {path}\noptions: {{per_residue: true, pool: none}}\noutputs: parquet\n"
+    )
+    page, answer, _ = audit("--config", config)
+    stored = answer["output_float16"]
+    assert stored["overflows"] == 0 and 1e-5 < stored["layers"][0]["relative_l2_max"] < 1e-3
+    assert "output_dtype: float16: rounding adds a relative L2 of at most 2." in page
+    spoil(["fp32", "bf16"], scaled_at(INSULIN_A.encode(), 4, 1e6))
+    config.write_text(f"inputs: {path}\noptions: {{per_residue: true}}\n")
+    monstrous = audit("--config", config, status=1)
+    assert 0 < monstrous[1]["output_float16"]["overflows"] <= 64
+    assert f"values beyond 65,504, such as in b ({path}:3), so a run" in joined(monstrous[0])
+    assert joined(monstrous[0]).endswith("set output_dtype: float32.")
+
+
+def test_what_is_stored_in_float16_is_judged_by_itself():
+    values = np.array([[1, 2], [3, 7e4], [-8e4, 1]], np.float32)
+    told = figures.Float16Figures()
+    told.add(7, values)
+    told.add(9, values[:1])
+    assert (told.overflows, told.rows, told.relative_l2) == (2, {7}, [0.0])
+
+
+@pytest.mark.parametrize("at", ["load", "batch", "one"])
+def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at):
+    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A, "c": UBIQUITIN[::-1]})
+    usual = audit(path)[1]
+    real = compute.values_of
+    most = {"batch": 1, "one": 0, "load": 3}[at]
+
+    def values_of(workload, model, payloads, batch_cost):
+        if len(payloads) > most and model.options.dtype == "fp32":
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return real(workload, model, payloads, batch_cost)
+
+    def load(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(compute, "values_of", values_of)
+    if at == "load":
+        monkeypatch.setattr(esm2, "load", load)
+    if at == "batch":
+        layers = [run["dtypes"][0]["layers"][0] for run in (usual, audit(path)[1])]
+        assert layers[0] == layers[1]
+        return
+    said = audit(path, status=2)[2]
+    sentence = {
+        "one": f"{path}:1: .* has not enough memory for a .76 residues. with mill_t6_1M in fp32",
+        "load": r"mill_t6_1M in fp32 takes about \d+ MB, and .* has not so much",
+    }
+    assert re.search(sentence[at], said)
+
+
+def test_a_machine_that_is_too_small_is_told_before_the_work(audit, tmp_path, monkeypatch):
+    path = write(tmp_path, {"a": UBIQUITIN})
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "memory_free_mb", lambda: 10)
+        patch.setattr(esm2, "load", pytest.fail)
+        said = audit(path, status=2)[2]
+        assert re.search(r"take about \d{3} MB of memory, and 10 MB are free; lower", said)
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert "set TMPDIR to another folder" in audit(path, status=2)[2]
+
+
+def test_many_layers_of_a_wide_model_make_smaller_batches():
+    found = weights.Weights("wide", Path("wide"), "", {"embed_dim": "2560", "num_layers": "36"})
+    ampere = Device("cuda", "GPU-1", "NVIDIA A100", has_bf16=True, num_multiprocessors=132)
+    for layers, tokens in (((36,), 16_896), (tuple(range(37)), 708)):
+        assert task.Task(esm2.Options(layers=layers), (), ampere, found).budget == tokens
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_bf16", "own", "usual"),
+    [
+        ("cuda", True, "auto", ["bf16", "fp16"]),
+        ("cuda", False, "auto", ["fp16"]),
+        ("cpu", True, "fp32", ["bf16"]),
+        ("cpu", False, "fp16", ["fp16"]),
+        ("cpu", False, "auto", []),
+    ],
+)
+def test_dtypes_that_are_audited_unasked(kind, has_bf16, own, usual):
+    assert task._usual(Device(kind, "", "", has_bf16), own) == usual
+
+
+@pytest.mark.parametrize(
+    ("dtype", "within", "kind", "other"),
+    [
+        ("bf16", {"bf16": False, "fp16": True}, "cuda", "fp16, which is within the bounds here"),
+        ("bf16", {"bf16": False, "fp16": True}, "cpu", "fp32"),
+        ("bf16", {"bf16": False}, "cuda", "fp32"),
+        ("fp16", {"bf16": True, "fp16": False}, "cpu", "bf16, which is within the bounds here"),
+        ("fp16", {"bf16": False, "fp16": False}, "cuda", "fp32"),
+    ],
+)
+def test_the_remedy_is_a_dtype_that_was_found_well(dtype, within, kind, other):
+    assert bounds.remedy(dtype, within, kind) == f"set dtype: {other}"
+
+
+def test_a_cpu_without_bf16_has_nothing_to_audit(audit, tmp_path, monkeypatch):
+    old = Device("cpu", "cpu", "an old one", has_bf16=False)
+    monkeypatch.setattr(devices, "cpu", lambda: old)
+    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A})
+    assert "an old one has no bf16, so a run computes in fp32" in audit(path, status=2)[2]
+    assert "options.dtype: an old one has no bf16" in audit(path, "--dtype", "bf16", status=2)[2]
+    assert audit(path, "--dtype", "fp16")[1]["dtypes"][0]["dtype"] == "fp16"
+
+
+def test_the_page(audit, tmp_path):
+    path = write(tmp_path, {"a": UBIQUITIN, "b": "MKV*", "c": INSULIN_A, "d": "MK*L", "e": "MKV"})
+    page, answer, said = audit(path, "--layers", "0", "-1", "--quiet")
+    assert said == ""
+    assert max(map(len, page.splitlines())) <= 100
+    assert "in.fa: 5 records, 1 refused" in page
+    assert f"1 refused: stop codon (*) inside the sequence (first: {path}:7)" in " ".join(
+        page.split()
+    )
+    assert "3 proteins, 100 residues: all there are, equal ones once" in joined(page)
+    assert "3 to 76 residues long, median 21" in joined(page)
+    lines = page.splitlines()
+    start = next(number for number, line in enumerate(lines) if "residue cosine" in line)
+    heads, columns, *rows = lines[start : start + 5]
+    ends = {match.end() for match in re.finditer(r"m\w+|top 10?|finite", columns)}
+    names = ("residue cosine", "relative L2", "pooled cosine", "neighbours", "not")
+    assert {heads.index(name) + len(name) for name in names} < ends
+    for row in rows:  # numbers stand under the ends of their headings
+        assert {match.end() for match in re.finditer(r"(?<= )[^a-z ]\S+|0$", row[22:])} <= {
+            end - 22 for end in ends
+        }
+    assert re.match(r"bf16 +0 +mean +1\.000000 +1\.000000 +0\.0e\+00", rows[0])
+    assert rows[2].split() == ["bound", "mean", "≥0.9995", "≥0.99", "≤0.02", "≥0.9999", "0"]
+    assert page.endswith("\nbf16: within the bounds.\n")
+    for name, version in answer["versions"].items():
+        assert f"{name} {version}" in joined(page)
+    assert answer["input"]["refused"] == 1 and answer["sample"]["proteins"] == 3
+
+
+def test_a_single_protein_has_no_neighbours(audit, tmp_path):
+    page, answer, _ = audit(write(tmp_path, {"a": UBIQUITIN, "b": UBIQUITIN.lower()}))
+    assert "1 protein, 76 residues\n" in page and answer["input"]["records"] == 2
+    (pooled,) = answer["dtypes"][0]["layers"][0]["pooled"]
+    assert pooled["neighbours"] is None and pooled["cosine"]["min"] > 0.9999
+
+
+def test_long_ones_and_nucleotides_are_told(audit, tmp_path):
+    path = write(tmp_path, {"long": UBIQUITIN * 30, "b": GENE, "c": GENE[::-1]})
+    page, answer, said = audit(path)
+    assert "these look like nucleotides" in said
+    assert "truncate: the first 1,022 residues; 1 protein of the sample cut" in page
+    assert (answer["sample"]["longest"], answer["sample"]["truncated"]) == (2280, 1)
+    config = tmp_path / "full.yaml"
+    config.write_text(f"inputs: {path}\noptions: {{long: full}}\n")
+    page, answer, _ = audit("--config", config, "--sample", 1)
+    assert answer["sample"]["residues"] == 2280 and "full: computed whole" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--sample", "0", "in.fa"], "--sample 0: give the number"),
+        ([], "there is no input; name a FASTA file"),
+        (["gone.fa"], "gone.fa: this file does not exist"),
+        (["in.fa", "--layers", "7"], "no layer 7 in a model of 6"),
+        (["in.fa", "--model", "esm3"], "options.model: there is no model 'esm3'"),
+        (["in.fa", "--model", "gone.pt"], "gone.pt"),
+        (["in.fa", "--device", "cuda"], "no NVIDIA GPU is visible"),
+        (["in.fa", "--json", "."], "this is a folder; name a file in it"),
+        (["in.fa", "--json", "in.fa"], "this file is read here; name another"),
+        (["in.fa", "--json", "in.fa/x.json"], "--json in.fa/x.json: "),
+        (["--config", "gone.yaml"], "gone.yaml: this config cannot be read"),
+        (["--config", "bad.yaml"], "bad.yaml:3: options.layer: "),
+        (["--config", "other.yaml"], "other.yaml: workload composition has no dtype"),
+        (["none.fa"], "all 2 records were refused, 2 because: empty sequence (first: none.fa:1)"),
+    ],
+)
+def test_user_errors_are_one_sentence(arguments, part, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    Path("in.fa").write_text(GOOD)
+    Path("none.fa").write_text(">a\n>b\n*\n")
+    Path("bad.yaml").write_text("inputs: in.fa\noptions:\n  layer: 6\n")
+    Path("other.yaml").write_text("inputs: in.fa\nworkload: composition\n")
+    assert main(["audit", *arguments]) == 2
+    out, err = capsys.readouterr()
+    (sentence,) = [line for line in err.splitlines() if "error:" in line]
+    assert out == "" and part in sentence and "Traceback" not in err
+
+
+@pytest.mark.parametrize("wrong", [["--dtype", "fp32"], ["--layers", "last"], ["--sample", "x"]])
+def test_a_wrong_option_is_refused(wrong, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "in.fa", *wrong])
+    assert ended.value.code == 2 and wrong[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
+def test_broken_inputs_end_as_documented(case, tmp_path, capsys, request):
+    if case.unprivileged:  # pytest's own folders are closed to other users
+        place = tempfile.TemporaryDirectory(dir="/tmp")
+        request.addfinalizer(place.cleanup)
+        tmp_path = Path(place.name)
+        tmp_path.chmod(0o755)
+    path = case.make(tmp_path)
+    if case.outcome != "error":  # then nothing is computed that other tests do not
+        sample = draw(esm2.records([path], esm2.Options()), 2)
+        assert (sample.refused.total() > 0) == (case.outcome == "refused")
+        assert sample.proteins or sample.refused.total() == sample.num_records
+        assert case.outcome != "note" or any(case.fragment in note for note in sample.notes)
+        return
+    with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
+        assert main(["audit", str(path)]) == 2
+    out, err = capsys.readouterr()
+    (sentence,) = [line for line in err.splitlines() if "error:" in line]
+    assert out == "" and case.fragment in sentence
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_audited_in_both_dtypes(tmp_path, capsys):
+    path = write(tmp_path, some_proteins(100, 1000))
+    answer = tmp_path / "audit.json"
+    assert main(["audit", str(path), "--device", "cuda", "--json", str(answer)]) == 0
+    told = json.loads(answer.read_text())
+    jsonschema.validate(told, SCHEMA)
+    assert [found["dtype"] for found in told["dtypes"]] == ["bf16", "fp16"]
+    assert "bf16: within the bounds.\nfp16: within the bounds." in capsys.readouterr().out
