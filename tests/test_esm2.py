@@ -442,7 +442,10 @@ def test_planning_needs_no_torch():
 
 
 def test_the_backend_has_a_name(bundled):
-    assert every_layer("fp32", bundled[0]).backend == "sdpa flash_attention per sequence"
+    assert every_layer("fp32", bundled[0]).backend == (
+        "attention: scores up to 256 tokens, sdpa flash_attention per sequence; "
+        "products: onednn; rest: torch"
+    )
 
 
 # On a GPU: the same functions against their CPU twin.
@@ -460,7 +463,9 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
     device = torch.device("cuda", 0)
     encoder = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
     has_varlen = torch.cuda.get_device_capability() >= (8, 0) and dtype != "fp32"
-    assert encoder.backend.startswith("varlen flash" if has_varlen else "sdpa")
+    attention = "varlen flash_attention FA2" if has_varlen else "sdpa"
+    assert encoder.backend.startswith(f"attention: {attention}")
+    assert "rest: triton" in encoder.backend
     packed = pack(sequences)
     num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
     pairs = zip(

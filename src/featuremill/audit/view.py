@@ -55,10 +55,12 @@ def _facts(report: Report) -> Iterator[tuple[str, str]]:
     plural = "s" if len(options["layers"]) > 1 else ""
     yield "model", f"{report['model']['name']}, layer{plural} {layers}, pool {pools}"
     yield "long", _long(options, sample["truncated"])
-    kernels = [report["reference"], *report["dtypes"]]
-    attention = "; ".join(f"{kernel['dtype']} {kernel['backend']}" for kernel in kernels)
+    dtypes_of: dict[str, list[str]] = {}
+    for found in (report["reference"], *report["dtypes"]):
+        dtypes_of.setdefault(found["backend"], []).append(found["dtype"])
     yield "device", f"{report['device']['name']}; a run's dtype here: {options['dtype']}"
-    yield "attention", attention
+    for backend, dtypes in dtypes_of.items():
+        yield "kernels", f"{' and '.join(dtypes)}: {backend}"
     yield "versions", ", ".join(f"{name} {text}" for name, text in report["versions"].items())
 
 

@@ -190,7 +190,7 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
                     for label, key in (
                         ("threads", "threads"),
                         ("batch", "batch_cost"),
-                        ("attention", "backend"),
+                        ("kernels", "backend"),
                     )
                     if any(r[key] for r in mine)
                 ),

@@ -59,6 +59,12 @@ class Stage(NamedTuple):
     backend: Backend
     kernels: Kernels
 
+    @property
+    def name(self) -> str:
+        """What computes here, for the receipt."""
+        products = ", ".join(sorted({layer.up.NAME for layer in self.layers}))
+        return f"attention: {self.backend.name}; products: {products}; rest: {self.kernels.name}"
+
     def current(self) -> contextlib.AbstractContextManager[object]:
         """Make the device the one where Triton launches kernels."""
         if self.device.type == "cuda":
@@ -91,9 +97,8 @@ class Encoder:
 
     @property
     def backend(self) -> str:
-        """What computes attention and what the rest, for the receipt."""
-        names = {f"{stage.backend.name}; {stage.kernels.name}" for stage in self.stages}
-        return " | ".join(sorted(names))
+        """What computes attention, products and the rest, for the receipt."""
+        return " | ".join(sorted({stage.name for stage in self.stages}))
 
     def _read(self, get: Get, devices: Sequence[torch.device]) -> None:
         embedding = get("embed_tokens.weight").float() * KEPT_IN_TRAINING

@@ -9,7 +9,7 @@ Shape legend: T tokens, I inputs, O outputs.
 from __future__ import annotations
 
 import platform
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,9 @@ from torch import Tensor
 
 class Product(Protocol):
     """A product with its weights."""
+
+    NAME: ClassVar[str]
+    """What computes it, for the receipt."""
 
     def __call__(self, rows_TI: Tensor) -> Tensor:
         """Return outputs_TO."""
@@ -28,6 +31,8 @@ class Product(Protocol):
 
 class Plain:
     """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where it has that."""
+
+    NAME: ClassVar[str] = "torch"
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight_OI, self.bias_O = weight_OI, bias_O
@@ -51,6 +56,8 @@ class OneDnn:
     A row's bits depend neither on the other rows nor on the number of threads
     (tests/test_encoder.py).
     """
+
+    NAME: ClassVar[str] = "onednn"
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
