@@ -342,6 +342,45 @@ def test_the_probe_refuses_wrong_results(field):
         kernels._probe(kernels.TORCH._replace(**{field: wrong}), cpu)
 
 
+# Triton's compiler needs no GPU.
+
+
+@pytest.mark.parametrize("capability, narrow", [(75, "fp16"), (80, "bf16"), (90, "bf16")])
+def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypatch):
+    """From Turing to Hopper, and with the wide loads that their speed rests on."""
+    triton = pytest.importorskip("triton", reason="Triton is for Linux")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    shapes = {
+        "_rotate": (
+            {"qkv": f"*{narrow}", "turns": "*fp32", "positions": "*i64", "num_rows": "i32"},
+            {"HEADS": 20, "HEAD_DIM": 64, "ROWS": 32, "COLUMNS": 64},
+        ),
+        "_add_norm": (
+            {"residual": "*fp32", "delta": f"*{narrow}", "weight": "*fp32", "bias": "*fp32"}
+            | {"normed": f"*{narrow}", "num_rows": "i32"},
+            {"WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
+        ),
+    }
+    for name, (signature, constants) in shapes.items():
+        kernel = getattr(triton_kernels(), name)
+        places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
+        aligned = [argument for argument, kind in signature.items() if kind[0] == "*"]
+        source = ASTSource(
+            fn=kernel,
+            signature=signature | dict.fromkeys(constants, "constexpr"),
+            constexprs={places[argument]: value for argument, value in constants.items()},
+            attrs={places[argument]: [["tt.divisibility", 16]] for argument in aligned},
+        )
+        target = GPUTarget("cuda", capability, 32)
+        compiled = triton.compile(source, target=target, options={"num_warps": 4})
+        assert len(compiled.asm["cubin"]) > 1000
+        assert "ld.global.v4.b32" in compiled.asm["ptx"], name
+        assert "st.global.v4.b32" in compiled.asm["ptx"], name
+
+
 # The compiled kernels.
 
 
