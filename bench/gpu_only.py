@@ -1,0 +1,33 @@
+"""Tokens per second of the GPU alone: batches lie ready, outputs stay where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bench.lengths import Protein, tokens_of
+from featuremill.batches import make_batches
+from featuremill.workloads import esm2
+
+
+def prepare(model: Any, proteins: Sequence[Protein], budget: int) -> list[Any]:
+    """Return the host side of all batches of `proteins`, as the worker would make them."""
+    payloads = [sequence.encode() for _, sequence in proteins]
+    return [
+        esm2.prepare(model, [payloads[row] for row in rows], budget)
+        for rows in make_batches(tokens_of(proteins), budget)
+    ]
+
+
+def seconds(model: Any, batches: Sequence[Any]) -> float:
+    """Return the time that the GPU needs for `batches`, by its own events."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    for batch in batches:
+        esm2.run(model, batch)
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end) / 1000

@@ -1,0 +1,128 @@
+"""What a run measures, the most important first: when time runs out, the last are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from bench import bars, probes
+from bench.clock import Clock
+from bench.compare import compare
+from bench.engines import Output
+from bench.engines.ours import Ours, batch_budget
+from bench.stage import Stage
+from bench.start_up import start_up
+
+
+class Settings(NamedTuple):
+    """How much is computed."""
+
+    num_passes: int
+    seconds: float
+    """How long one pass of a peer should take."""
+    first_tokens: int
+    """What is tried first to find out how fast a contestant is."""
+    probe_tokens: int
+    num_alone: int
+
+
+CPU = Settings(num_passes=3, seconds=4.0, first_tokens=3_000, probe_tokens=16_000, num_alone=12)
+GPU = Settings(num_passes=3, seconds=1.5, first_tokens=60_000, probe_tokens=300_000, num_alone=48)
+QUICK = Settings(num_passes=1, seconds=0.1, first_tokens=1_000, probe_tokens=1_500, num_alone=2)
+
+
+class Step(NamedTuple):
+    """One part of a run."""
+
+    part: str
+    shape: str
+    output: Output = "mean"
+    needs_seconds: float = 20.0
+    """With less time left, the step is not begun."""
+
+    @property
+    def name(self) -> str:
+        is_comparison = self.part == "compare"
+        return f"{self.part} {self.shape}" + (f" {self.output}" if is_comparison else "")
+
+
+CPU_STEPS = (
+    Step("compare", "8M", "mean", 60),
+    Step("compare", "8M", "per_residue", 60),
+    Step("compare", "35M", "mean", 90),
+    Step("compare", "35M", "per_residue", 90),
+    Step("start_up", "35M", needs_seconds=30),
+    Step("compare", "150M", "mean", 200),
+    Step("compare", "150M", "per_residue", 150),
+    Step("same_bits", "8M"),
+    Step("peak_memory", "35M", needs_seconds=90),
+)
+GPU_STEPS = (
+    Step("compare", "650M", "mean", 100),
+    Step("compare", "650M", "per_residue", 60),
+    Step("kernels", "650M"),
+    Step("compare", "3B", "mean", 120),
+    Step("compare", "150M", "mean", 60),
+    Step("compare", "150M", "per_residue", 50),
+    Step("budget_sweep", "650M", needs_seconds=30),
+    Step("same_bits", "650M", needs_seconds=40),
+    Step("long_protein", "650M", needs_seconds=20),
+    Step("share_of_gpu", "650M", needs_seconds=50),
+    Step("start_up", "650M", needs_seconds=40),
+    Step("compare", "3B", "per_residue", 100),
+    Step("peak_memory", "650M", needs_seconds=120),
+)
+QUICK_STEPS = (
+    Step("compare", "tiny", "mean", 5),
+    Step("compare", "tiny", "per_residue", 5),
+    Step("same_bits", "tiny", needs_seconds=5),
+    Step("start_up", "tiny", needs_seconds=5),
+    Step("peak_memory", "tiny", needs_seconds=5),
+)
+QUICK_PARTS = ("compare", "same_bits")
+"""What --quick runs unless --parts names more."""
+
+
+def run_compare(stage: Stage, step: Step, settings: Settings, clock: Clock) -> Any:
+    """Compare all engines for one output."""
+    found = compare(
+        stage, step.output, clock, settings.num_passes, settings.seconds, settings.first_tokens
+    )
+    return found | {"bars": [bar._asdict() for bar in bars.of_comparison(found)]}
+
+
+def run_same_bits(stage: Stage, _step: Step, settings: Settings, _clock: Clock) -> Any:
+    """Probe every dtype at the usual budget, and on a GPU bf16 at the others."""
+    usual = batch_budget(stage.device)
+    dtypes = [engine.dtype for engine in stage.engines if isinstance(engine, Ours)]
+    cases = [(dtype, usual) for dtype in dtypes]
+    if stage.device == "cuda":
+        cases += [("bf16", budget) for budget in probes.BUDGETS if budget != usual]
+    return [
+        probes.same_bits(stage, *case, settings.probe_tokens, settings.num_alone) for case in cases
+    ]
+
+
+def run_start_up(stage: Stage, _step: Step, settings: Settings, _clock: Clock) -> Any:
+    """Time the product's start."""
+    found = start_up(stage, settings.probe_tokens)
+    seconds = found["start_up_seconds"]
+    is_met = seconds <= bars.START_UP_SECONDS
+    bar = bars.Bar("start-up of extract (s, at most)", seconds, bars.START_UP_SECONDS, is_met)
+    return found | {"bars": [bar._asdict()]}
+
+
+PARTS: dict[str, Callable[[Stage, Step, Settings, Clock], Any]] = {
+    "compare": run_compare,
+    "same_bits": run_same_bits,
+    "start_up": run_start_up,
+    "kernels": lambda stage, *_: probes.kernels(stage),
+    "budget_sweep": lambda stage, _, settings, __: probes.budget_sweep(
+        stage, 2 * settings.probe_tokens
+    ),
+    "long_protein": lambda stage, *_: probes.long_protein(stage),
+    "share_of_gpu": lambda stage, _, settings, __: probes.share_of_gpu(
+        stage, 5 * settings.probe_tokens
+    ),
+    "peak_memory": lambda stage, _, settings, __: probes.peak_memory(stage, settings.probe_tokens),
+}
