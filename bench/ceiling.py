@@ -14,6 +14,8 @@ from bench.engines.hugging_face import NUMBER_TYPES
 from bench.shapes import Shape
 
 Product = Callable[[Tensor], Tensor]
+Pack = Callable[[Tensor, int], Product]
+"""(weight, rows that will be multiplied with it) → the product."""
 MATMUL_SIZE = 8192
 
 
@@ -21,6 +23,22 @@ def synchronize(device: str) -> None:
     """Wait for the device."""
     if device == "cuda":
         torch.cuda.synchronize()
+
+
+class Stopwatch:
+    """Measures what the GPU does in the block, by its own events."""
+
+    def __enter__(self) -> Stopwatch:
+        event: Any = torch.cuda.Event
+        self._start, self._end = event(enable_timing=True), event(enable_timing=True)
+        torch.cuda.synchronize()
+        self._start.record()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.record()
+        torch.cuda.synchronize()
+        self.seconds = float(self._start.elapsed_time(self._end)) / 1000
 
 
 class Gemms:
@@ -34,7 +52,7 @@ class Gemms:
         self.dtype = dtype
         self.num_rows = num_rows
         self._device = device
-        kind = {"device": device, "dtype": NUMBER_TYPES[dtype]}
+        kind: dict[str, Any] = {"device": device, "dtype": NUMBER_TYPES[dtype]}
         width = shape.width
         torch.manual_seed(0)
         self._narrow = torch.randn(num_rows, width, **kind)
@@ -64,7 +82,7 @@ class Gemms:
 
     def _fastest(self, weights: list[list[Tensor]]) -> tuple[str, list[list[Product]]]:
         found: dict[str, tuple[float, list[list[Product]]]] = {}
-        kinds = {"linear": _plain}
+        kinds: dict[str, Pack] = {"linear": _plain}
         if self._device == "cpu":
             kinds |= {"oneDNN packed": _onednn, "MKL packed": _mkl}
         for name, product in kinds.items():
@@ -81,7 +99,7 @@ class Gemms:
         return name, found[name][1] + rest
 
 
-def _plain(weight: Tensor, _num_rows: int) -> Product:
+def _plain(weight: Tensor, _: int) -> Product:
     return lambda rows: F.linear(rows, weight)
 
 
@@ -113,10 +131,7 @@ class Matmul:
 
     def run(self, repeats: int = 30) -> float:
         """Return TFLOP/s."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            self._left @ self._right
-        end.record()
-        torch.cuda.synchronize()
-        return repeats * 2 * MATMUL_SIZE**3 / start.elapsed_time(end) / 1e9
+        with Stopwatch() as watch:
+            for _ in range(repeats):
+                self._left @ self._right
+        return repeats * 2 * MATMUL_SIZE**3 / watch.seconds / 1e12

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -15,7 +15,30 @@ from bench.clock import Clock
 from bench.engines import Engine, Output
 from bench.engines.ours import Ours, batch_budget
 from bench.lengths import Protein, describe, tokens_of
+from bench.shapes import Shape
 from bench.stage import Stage, say
+
+MAX_TRIALS = 3
+MAX_GROWTH = 8.0
+"""A trial tells how many tokens fill a pass, if that is not many times what it computed."""
+
+
+class Settings(NamedTuple):
+    """How much is computed."""
+
+    num_passes: int
+    seconds: float
+    """How long one pass of a peer should take."""
+    least_tokens: int
+    """What every pass computes at least: several of fair-esm's batches."""
+    first_gflop: float
+    """Work of the first trial that finds out how fast a contestant is."""
+    probe_tokens: int
+    num_alone: int
+
+    def first_tokens_of(self, shape: Shape) -> int:
+        """Return the tokens of a first trial, the fewer the larger the network."""
+        return max(1_000, round(self.first_gflop * 1e9 / shape.gemm_flops()))
 
 
 class Contestant(Protocol):
@@ -38,7 +61,7 @@ class EndToEnd:
     def __init__(self, stage: Stage, engine: Engine, output: Output, seconds: float) -> None:
         self.name = engine.name
         # Ours also reads, hashes and syncs: a longer pass shows what that is worth in a real run.
-        self.target_seconds = 2 * seconds if isinstance(engine, Ours) else seconds
+        self.target_seconds = 1.5 * seconds if isinstance(engine, Ours) else seconds
         self._stage, self._engine, self._output = stage, engine, output
         self._facts: dict[str, Any] = {"writes": engine.writes(output), "dtype": engine.dtype}
         stage.load(engine)
@@ -96,24 +119,23 @@ class Roof:
         return {"kernel": self._gemms.kernel, "rows": self._gemms.num_rows}
 
 
-def compare(
-    stage: Stage, output: Output, clock: Clock, num_passes: int, seconds: float, first_tokens: int
-) -> dict[str, Any]:
+def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> dict[str, Any]:
     """Return the passes of all contestants; fewer passes than asked for when time runs out."""
-    stage.pass_gate()
-    contestants = _contestants(stage, output, seconds)
+    contestants = _contestants(stage, output, settings.seconds)
     matmul = Matmul() if stage.device == "cuda" else None
     sets = {}
     for contestant in contestants:
-        say(f"{stage.shape.name} {output}: sizing {contestant.name}")
-        sets[contestant.name] = _sized(stage, contestant, first_tokens, is_quick=num_passes == 1)
+        if contestant.name not in stage.set_sizes:
+            say(f"{stage.shape.name} {output}: sizing {contestant.name}")
+            stage.set_sizes[contestant.name] = _set_size(stage, contestant, settings)
+        sets[contestant.name] = stage.sample.take(stage.set_sizes[contestant.name])
     passes: dict[str, list[tuple[float, int]]] = {c.name: [] for c in contestants}
     teraflops: list[float] = []
     longest = 0.0
-    for number in range(num_passes):
+    for number in range(settings.num_passes):
         if number and clock.left() < longest:
             break
-        say(f"{stage.shape.name} {output}: pass {number + 1} of {num_passes}")
+        say(f"{stage.shape.name} {output}: pass {number + 1} of {settings.num_passes}")
         started = time.monotonic()
         for contestant in contestants:
             passes[contestant.name].append(contestant.measure(sets[contestant.name]))
@@ -143,16 +165,16 @@ def _contestants(stage: Stage, output: Output, seconds: float) -> list[Contestan
     return found + [Roof(stage, dtype, seconds) for dtype in dtypes if dtype != "fp16"]
 
 
-def _sized(stage: Stage, contestant: Contestant, num_tokens: int, is_quick: bool) -> list[Protein]:
-    """Return as many proteins as fill the contestant's time; warms it up on the way."""
-    proteins = stage.sample.take(num_tokens)
-    for _ in range(1 if is_quick else 4):
-        seconds, tokens = contestant.measure(proteins)
+def _set_size(stage: Stage, contestant: Contestant, settings: Settings) -> int:
+    """Return how many tokens fill the contestant's time; warms it up on the way."""
+    size = settings.first_tokens_of(stage.shape)
+    for _ in range(MAX_TRIALS):
+        seconds, tokens = contestant.measure(stage.sample.take(size))
         growth = contestant.target_seconds / seconds
-        if is_quick or growth < 1.5:
+        size = max(round(tokens * min(growth, MAX_GROWTH)), settings.least_tokens)
+        if growth < MAX_GROWTH:
             break
-        proteins = stage.sample.take(round(tokens * min(growth, 10)))
-    return proteins
+    return size
 
 
 def _row(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from bench.ceiling import Stopwatch
 from bench.lengths import Protein, tokens_of
 from featuremill.batches import make_batches
 from featuremill.workloads import esm2
@@ -23,11 +22,7 @@ def prepare(model: Any, proteins: Sequence[Protein], budget: int) -> list[Any]:
 
 def seconds(model: Any, batches: Sequence[Any]) -> float:
     """Return the time that the GPU needs for `batches`, by its own events."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for batch in batches:
-        esm2.run(model, batch)
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1000
+    with Stopwatch() as watch:
+        for batch in batches:
+            esm2.run(model, batch)
+    return watch.seconds

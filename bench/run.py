@@ -16,6 +16,7 @@ import torch
 
 from bench import table
 from bench.clock import Clock
+from bench.compare import Settings
 from bench.lengths import describe
 from bench.record import Record
 from bench.sample import SAMPLE, Sample
@@ -30,11 +31,12 @@ from bench.steps import (
     QUICK,
     QUICK_PARTS,
     QUICK_STEPS,
-    Settings,
     Step,
 )
 
 MEASURED = "measured"
+SCRATCH = Path(__file__).parent / ".scratch"
+"""Beside the code and not in /tmp, which may be memory: engines are to write to a disk."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     record.save()
     run = Run(given, record, sample)
+    given.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
         try:
             run.all(Path(scratch))
@@ -82,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--parts", type=_words, help=f"only these parts, of {','.join(PARTS)}")
     add("--passes", type=int, help="passes of each comparison (3)")
     add("--seconds", type=float, help="how long one pass of a peer should take")
-    add("--scratch", type=Path, help="folder for weights and outputs, on the disk that counts")
+    add("--scratch", type=Path, default=SCRATCH, help="folder for weights and what engines write")
     add("--spoil", action="store_true", help="make our weights wrong, to see the gate fail")
     return parser
 
@@ -92,7 +95,8 @@ def _words(text: str) -> list[str]:
 
 
 def _steps(given: argparse.Namespace) -> tuple[Settings, list[Step]]:
-    settings, steps = (GPU, GPU_STEPS) if given.gpu else (CPU, CPU_STEPS)
+    settings = GPU if given.gpu else CPU
+    steps: Sequence[Step] = GPU_STEPS if given.gpu else CPU_STEPS
     parts = given.parts
     if given.quick:
         settings, steps, parts = QUICK, QUICK_STEPS, parts or QUICK_PARTS
@@ -118,6 +122,7 @@ class Run:
         self._sample = sample
         self._device = "cuda" if given.gpu else "cpu"
         self._spoil = given.spoil
+        self._judged: set[str] = set()
         self._stage: Stage | None = None
 
     def all(self, folder: Path) -> None:
@@ -143,10 +148,13 @@ class Run:
     def _carry_out(self, step: Step, folder: Path) -> dict[str, Any]:
         stage = self._on_stage(step.shape, folder)
         try:
-            stage.pass_gate()
+            if step.shape not in self._judged:
+                stage.pass_gate()
+                self._judged.add(step.shape)
             found = PARTS[step.part](stage, step, self._settings, self._clock)
         finally:
-            self._record.content["stages"][step.shape] = stage.facts()
+            known = self._record.content["stages"].setdefault(step.shape, {})
+            known |= {name: fact for name, fact in stage.facts().items() if fact or not known}
         return found if isinstance(found, dict) else {"rows": found}
 
     def _on_stage(self, shape: str, folder: Path) -> Stage:

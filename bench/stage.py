@@ -44,6 +44,8 @@ class Stage:
         self.engines, self.missing = line_up(self.subject)
         self.load_seconds: dict[str, float] = {}
         self.verdicts: list[gate.Verdict] = []
+        self.set_sizes: dict[str, int] = {}
+        """Tokens that fill one pass of a contestant, by its name."""
         self._is_gated = False
 
     def ours(self, dtype: str) -> Ours:

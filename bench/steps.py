@@ -7,28 +7,15 @@ from typing import Any, NamedTuple
 
 from bench import bars, probes
 from bench.clock import Clock
-from bench.compare import compare
+from bench.compare import Settings, compare
 from bench.engines import Output
 from bench.engines.ours import Ours, batch_budget
 from bench.stage import Stage
 from bench.start_up import start_up
 
-
-class Settings(NamedTuple):
-    """How much is computed."""
-
-    num_passes: int
-    seconds: float
-    """How long one pass of a peer should take."""
-    first_tokens: int
-    """What is tried first to find out how fast a contestant is."""
-    probe_tokens: int
-    num_alone: int
-
-
-CPU = Settings(num_passes=3, seconds=4.0, first_tokens=3_000, probe_tokens=16_000, num_alone=12)
-GPU = Settings(num_passes=3, seconds=1.5, first_tokens=60_000, probe_tokens=300_000, num_alone=48)
-QUICK = Settings(num_passes=1, seconds=0.1, first_tokens=1_000, probe_tokens=1_500, num_alone=2)
+CPU = Settings(3, 3.0, least_tokens=8_500, first_gflop=600, probe_tokens=16_000, num_alone=12)
+GPU = Settings(3, 1.5, least_tokens=16_000, first_gflop=60_000, probe_tokens=300_000, num_alone=48)
+QUICK = Settings(1, 0.1, least_tokens=1_000, first_gflop=0, probe_tokens=1_500, num_alone=2)
 
 
 class Step(NamedTuple):
@@ -49,27 +36,27 @@ class Step(NamedTuple):
 CPU_STEPS = (
     Step("compare", "8M", "mean", 60),
     Step("compare", "8M", "per_residue", 60),
-    Step("compare", "35M", "mean", 90),
-    Step("compare", "35M", "per_residue", 90),
-    Step("start_up", "35M", needs_seconds=30),
-    Step("compare", "150M", "mean", 200),
-    Step("compare", "150M", "per_residue", 150),
     Step("same_bits", "8M"),
-    Step("peak_memory", "35M", needs_seconds=90),
+    Step("compare", "35M", "mean", 90),
+    Step("compare", "35M", "per_residue", 60),
+    Step("start_up", "35M", needs_seconds=30),
+    Step("compare", "150M", "mean", 150),
+    Step("compare", "150M", "per_residue", 90),
+    Step("peak_memory", "35M", needs_seconds=80),
 )
+"""The comparisons of a shape follow each other: its engines stay loaded and judged."""
 GPU_STEPS = (
     Step("compare", "650M", "mean", 100),
-    Step("compare", "650M", "per_residue", 60),
+    Step("compare", "650M", "per_residue", 50),
     Step("kernels", "650M"),
-    Step("compare", "3B", "mean", 120),
-    Step("compare", "150M", "mean", 60),
-    Step("compare", "150M", "per_residue", 50),
-    Step("budget_sweep", "650M", needs_seconds=30),
+    Step("budget_sweep", "650M"),
     Step("same_bits", "650M", needs_seconds=40),
-    Step("long_protein", "650M", needs_seconds=20),
-    Step("share_of_gpu", "650M", needs_seconds=50),
+    Step("long_protein", "650M"),
+    Step("compare", "3B", "mean", 130),
+    Step("compare", "150M", "mean", 60),
+    Step("compare", "150M", "per_residue", 40),
+    Step("share_of_gpu", "650M", needs_seconds=60),
     Step("start_up", "650M", needs_seconds=40),
-    Step("compare", "3B", "per_residue", 100),
     Step("peak_memory", "650M", needs_seconds=120),
 )
 QUICK_STEPS = (
@@ -85,9 +72,7 @@ QUICK_PARTS = ("compare", "same_bits")
 
 def run_compare(stage: Stage, step: Step, settings: Settings, clock: Clock) -> Any:
     """Compare all engines for one output."""
-    found = compare(
-        stage, step.output, clock, settings.num_passes, settings.seconds, settings.first_tokens
-    )
+    found = compare(stage, step.output, clock, settings)
     return found | {"bars": [bar._asdict() for bar in bars.of_comparison(found)]}
 
 

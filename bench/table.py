@@ -25,7 +25,7 @@ def whole(content: dict[str, Any]) -> str:
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table: the first column and one called "writes" to the left, numbers to the right."""
+    """Return a table: the first column and "writes" to the left, numbers to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
     lines = []
     for row in (head, *rows):

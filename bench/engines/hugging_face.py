@@ -31,11 +31,11 @@ class HuggingFace:
         from transformers import EsmConfig, EsmModel
 
         reference = self._subject.model
-        model = EsmModel._from_config(
-            EsmConfig(**hugging_face_config(reference)),
-            attn_implementation="sdpa",
-            add_pooling_layer=False,
-        )
+        config = EsmConfig(**hugging_face_config(reference))
+        with torch.device(self._subject.device):
+            model = EsmModel._from_config(
+                config, attn_implementation="sdpa", add_pooling_layer=False
+            )
         state = hugging_face_state(reference)
         assert not model.load_state_dict(state, strict=False).unexpected_keys
         for parameter in model.parameters():
@@ -45,7 +45,10 @@ class HuggingFace:
         for module in model.modules():
             if hasattr(module, "inv_freq"):
                 module.inv_freq = frequencies.clone()
-        self._model = torch.compile(model, dynamic=True) if self._is_compiled else model
+        if self._is_compiled:  # layer by layer: one compilation serves all layers
+            for layer in model.encoder.layer:
+                layer.compile(dynamic=True)
+        self._model = model
 
     def writes(self, output: Output) -> str:
         return padded.writes(output)
