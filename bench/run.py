@@ -122,7 +122,8 @@ class Run:
         self._sample = sample
         self._device = "cuda" if given.gpu else "cpu"
         self._spoil = given.spoil
-        self._judged: set[str] = set()
+        self._judged: dict[str, set[str]] = {}
+        """The engines that passed the gate, by shape."""
         self._stage: Stage | None = None
 
     def all(self, folder: Path) -> None:
@@ -150,7 +151,7 @@ class Run:
         try:
             if step.shape not in self._judged:
                 stage.pass_gate()
-                self._judged.add(step.shape)
+                self._judged[step.shape] = {engine.name for engine in stage.engines}
             found = PARTS[step.part](stage, step, self._settings, self._clock)
         finally:
             known = self._record.content["stages"].setdefault(step.shape, {})
@@ -162,6 +163,8 @@ class Run:
             if self._stage:
                 self._stage.close()
             self._stage = Stage(SHAPES[shape], self._device, folder, self._sample, self._spoil)
+            if shape in self._judged:
+                self._stage.keep(self._judged[shape])
         return self._stage
 
 

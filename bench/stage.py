@@ -46,7 +46,6 @@ class Stage:
         self.verdicts: list[gate.Verdict] = []
         self.set_sizes: dict[str, int] = {}
         """Tokens that fill one pass of a contestant, by its name."""
-        self._is_gated = False
 
     def ours(self, dtype: str) -> Ours:
         """Return our engine for `dtype`, loaded."""
@@ -68,14 +67,11 @@ class Stage:
         self.load_seconds[engine.name] = round(time.perf_counter() - started, 3)
 
     def pass_gate(self) -> None:
-        """Judge every engine once; drop peers that are wrong or cannot run.
+        """Judge every engine; drop peers that are wrong or cannot run.
 
         Raises:
             GateError: when one of ours is wrong.
         """
-        if self._is_gated:
-            return
-        self._is_gated = True
         say(f"{self.shape.name}: loading and judging")
         proteins = self.sample.spread()
         reference: tuple[Features, Features] | None = None
@@ -102,6 +98,10 @@ class Stage:
             raise GateError(
                 "; ".join(f"{self.shape.name} {v.engine}: {', '.join(v.failures())}" for v in wrong)
             )
+
+    def keep(self, names: set[str]) -> None:
+        """Leave out all engines but these, which were judged when the shape was here before."""
+        self.engines = [engine for engine in self.engines if engine.name in names]
 
     def _drop(self, engine: Engine, reason: str) -> None:
         self.engines.remove(engine)

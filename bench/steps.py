@@ -44,19 +44,18 @@ CPU_STEPS = (
     Step("compare", "150M", "per_residue", 90),
     Step("peak_memory", "35M", needs_seconds=80),
 )
-"""The comparisons of a shape follow each other: its engines stay loaded and judged."""
 GPU_STEPS = (
     Step("compare", "650M", "mean", 100),
-    Step("compare", "650M", "per_residue", 50),
+    Step("compare", "650M", "per_residue", 80),
     Step("kernels", "650M"),
+    Step("compare", "3B", "mean", 140),
+    Step("compare", "150M", "mean", 80),
     Step("budget_sweep", "650M"),
     Step("same_bits", "650M", needs_seconds=40),
     Step("long_protein", "650M"),
-    Step("compare", "3B", "mean", 130),
-    Step("compare", "150M", "mean", 60),
-    Step("compare", "150M", "per_residue", 40),
-    Step("share_of_gpu", "650M", needs_seconds=60),
     Step("start_up", "650M", needs_seconds=40),
+    Step("share_of_gpu", "650M", needs_seconds=60),
+    Step("compare", "150M", "per_residue", 90),
     Step("peak_memory", "650M", needs_seconds=120),
 )
 QUICK_STEPS = (

@@ -137,10 +137,14 @@ def _bars(found: dict[str, Any]) -> list[str]:
 
 
 def _listing(name: str, found: dict[str, Any]) -> str:
-    rows = found.get("rows") or found["kernels"]
+    rows = found.get("rows") or found.get("kernels")
+    if not rows:
+        return f"{name}: nothing was seen"
     head = [column for column in rows[0] if not isinstance(rows[0][column], list)]
     cells = [[_cell(row[column]) for column in head] for row in rows]
-    return f"{name}\n{aligned([column.replace('_', ' ') for column in head], cells)}"
+    facts = {key: value for key, value in found.items() if isinstance(value, str)}
+    told = "".join(f", {key} {value}" for key, value in facts.items())
+    return f"{name}{told}\n{aligned([column.replace('_', ' ') for column in head], cells)}"
 
 
 def _facts(name: str, found: dict[str, Any]) -> str:

@@ -7,23 +7,22 @@ import io
 from pathlib import Path
 from typing import Any
 
-import torch
 from tests.esm2_models import hugging_face_config, hugging_face_state
 from torch import Tensor
 
 from bench.engines import Dtype, Engine, Features, Missing, Output, padded
+from bench.engines.hugging_face import NUMBER_TYPES
 from bench.engines.ours import batch_budget
 from bench.lengths import Protein
 from bench.subject import Subject
 
 
 class Faesm:
-    """FAEsmModel with its weights in bf16, which its FlashAttention asks for."""
+    """FAEsmModel as a whole in one number type, as its README has it."""
 
-    dtype: Dtype = "bf16"
-
-    def __init__(self, subject: Subject, has_flash_attention: bool) -> None:
-        self.name = f"FAESM bf16 {'flash-attn' if has_flash_attention else 'sdpa'}"
+    def __init__(self, subject: Subject, dtype: Dtype, has_flash_attention: bool) -> None:
+        self.dtype = dtype
+        self.name = f"FAESM {'flash-attn' if has_flash_attention else 'sdpa'} {dtype}"
         self._subject = subject
         self._has_flash_attention = has_flash_attention
         self._model: Any = None
@@ -38,9 +37,8 @@ class Faesm:
         model = FAEsmModel(config, add_pooling_layer=False)
         found = model.load_state_dict(hugging_face_state(reference), strict=False)
         assert not found.unexpected_keys
-        for parameter in model.parameters():
-            parameter.data = parameter.data.to(torch.bfloat16)
-        self._model = model.to(self._subject.device).eval().requires_grad_(False)
+        model = model.to(self._subject.device, NUMBER_TYPES[self.dtype])
+        self._model = model.eval().requires_grad_(False)
 
     def writes(self, output: Output) -> str:
         return padded.writes(output)
@@ -65,4 +63,6 @@ def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:
             from faesm import esm
     except ImportError as error:
         return [], [Missing("FAESM", " ".join(str(error).split(" (/")[0].split()))]
-    return [Faesm(subject, bool(esm.flash_attn_installed))], []
+    has_flash_attention = bool(esm.flash_attn_installed)
+    dtypes: tuple[Dtype, ...] = ("bf16",) if has_flash_attention else ("fp32", "bf16")
+    return [Faesm(subject, dtype, has_flash_attention) for dtype in dtypes], []

@@ -24,7 +24,7 @@ import torch
 from bench.engines import Dtype, Engine, Features, Missing, Output, as_float32
 from bench.lengths import Protein
 from bench.subject import Subject
-from featuremill import machine, weights
+from featuremill import weights
 from featuremill.config import validate
 from featuremill.devices import Device, devices_for
 from featuremill.plan import plan
@@ -40,7 +40,11 @@ STALL_SECONDS = 3600.0
 
 def device_of(kind: str) -> Device:
     """Return the device that a run would get."""
-    return machine.with_processors(devices_for("cuda" if kind == "cuda" else "cpu")[0])
+    device = devices_for("cuda" if kind == "cuda" else "cpu")[0]
+    if kind == "cuda":
+        about = torch.cuda.get_device_properties(0)
+        device = device._replace(num_multiprocessors=about.multi_processor_count)
+    return device
 
 
 def batch_budget(kind: str) -> int:
@@ -146,7 +150,9 @@ class Ours:
         self.seconds |= done["seconds"]
 
     def _place(self) -> dict[str, Any]:
-        return {"device": self.device._asdict()}
+        device = self.device._asdict()
+        several = "devices" in {field.name for field in dataclasses.fields(Job)}
+        return {"devices": [device]} if several else {"device": device}
 
 
 def _digest(sequence: str) -> bytes:
