@@ -62,8 +62,8 @@ class EndToEnd:
         self.name = engine.name
         # A run's start (reading, sharding) and end (the last sync) are short in minutes of work:
         # where a pass of ours is to tell of runs, it has to be longer than its peers' passes.
-        is_narrow_ours = isinstance(engine, Ours) and engine.dtype != "fp32"
-        self.target_seconds = 3 * seconds if is_narrow_ours else seconds
+        is_fast = stage.device == "cuda" and isinstance(engine, Ours) and engine.dtype != "fp32"
+        self.target_seconds = 3 * seconds if is_fast else seconds
         self._stage, self._engine, self._output = stage, engine, output
         self._facts: dict[str, Any] = {"writes": engine.writes(output), "dtype": engine.dtype}
         stage.load(engine)

@@ -48,7 +48,8 @@ class Record:
             "versions": versions(),
             "complete": False,
         }
-        name = re.sub(r"\W+", "-", self.content["machine"].get("gpu", "") or platform.node())
+        place = self.content["machine"]
+        name = re.sub(r"\W+", "-", place.get("gpu") or f"{place['cpu']} {place['cores']} cores")
         self.path = path or RESULTS / f"{now:%Y-%m-%d}-{name}-{kind}.json"
 
     def save(self) -> None:
@@ -92,7 +93,8 @@ def _driver() -> str:
 
 def code() -> dict[str, Any]:
     """Return the commit, and whether the files are as committed; nulls outside of a clone."""
-    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(_git("status", "--porcelain"))}
+    changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
 
 
 def _git(*arguments: str) -> str | None:

@@ -13,8 +13,8 @@ from bench.engines.ours import Ours, batch_budget
 from bench.stage import Stage
 from bench.start_up import start_up
 
-CPU = Settings(3, 3.0, least_tokens=8_500, first_gflop=600, probe_tokens=16_000, num_alone=12)
-GPU = Settings(3, 1.5, least_tokens=16_000, first_gflop=60_000, probe_tokens=300_000, num_alone=48)
+CPU = Settings(3, 3.0, least_tokens=8_500, first_gflop=100, probe_tokens=16_000, num_alone=12)
+GPU = Settings(3, 1.5, least_tokens=16_000, first_gflop=30_000, probe_tokens=300_000, num_alone=48)
 QUICK = Settings(1, 0.1, least_tokens=1_000, first_gflop=0, probe_tokens=1_500, num_alone=2)
 
 

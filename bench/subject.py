@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -53,10 +54,15 @@ class Subject:
         return path
 
     def _save(self, path: Path) -> None:
+        """Write a checkpoint as fair-esm publishes them, of tensors in the host's memory."""
         dtype = torch.float16 if self.shape.stored_as == "fp16" else torch.float32
-        embedding = self.model.embed_tokens.weight
-        original = embedding.clone()
+        state = {name: value.to(dtype).cpu() for name, value in self.model.state_dict().items()}
         if self._spoil:
-            embedding.mul_(UNDO_TOKEN_DROPOUT)
-        save_fair_esm(self.model, path, dtype)
-        embedding.copy_(original)
+            state["embed_tokens.weight"] = state["embed_tokens.weight"] * UNDO_TOKEN_DROPOUT
+        model = SimpleNamespace(
+            num_layers=self.shape.num_layers,
+            embed_dim=self.shape.width,
+            attention_heads=self.shape.num_heads,
+            state_dict=lambda: state,
+        )
+        save_fair_esm(model, path, dtype)
