@@ -5,6 +5,7 @@
 
 PYTHON ?= python3
 EXTRA ?=
+WHEELS_PYTHON ?= 3.12
 BIN := .venv/bin
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
@@ -16,7 +17,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 .DELETE_ON_ERROR:
 # Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
 .NOTPARALLEL:
-.PHONY: help run test test-slow test-gpu lint format constraints clean
+.PHONY: help run test test-slow test-gpu lint format bench bench-gpu bench-wheels constraints clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +50,20 @@ format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/snakefmt Snakefile workflow 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 
+bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA="…" goes to bench.run)
+	@$(BIN)/python -m bench.run $(EXTRA)
+
+bench-gpu: .venv/.test ## the same on GPU 0, within 10 minutes
+	@$(BIN)/python -m bench.run --gpu --minutes 9 $(EXTRA)
+
+bench-wheels: $(BIN)/python ## gather in bench/.wheels what a GPU machine without a network lacks
+	@rm -rf bench/.wheels
+	@$(BIN)/python -m pip download -qq --no-deps --only-binary=:all: -c constraints.txt -r bench/wheels.txt \
+	  --implementation cp --python-version $(WHEELS_PYTHON) \
+	  $(foreach n,39 35 34 31 28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
+	  --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform any -d bench/.wheels
+	@du -sh bench/.wheels
+
 constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)
 	@rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins
 	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
@@ -64,7 +79,7 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	@echo "constraints.txt is new; run make test."
 
 clean: ## remove .venv and caches; results, weights and logs stay
-	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@rm -rf .venv bench/.wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- .venv: one stamp an extra, renewed when pyproject.toml or constraints.txt change ----

@@ -1,0 +1,88 @@
+"""One engine in a process of its own: for peak memory, and for several processes on one GPU.
+
+Says `ready` when the model is loaded, starts at the next line of standard input, and answers with
+one JSON line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.ceiling import synchronize
+from bench.engines import line_up
+from bench.shapes import SHAPES
+from bench.subject import Subject
+
+
+def main() -> None:
+    """Run what the arguments say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name in ("engine", "shape", "device", "output", "fasta", "weights"):
+        parser.add_argument(f"--{name}", required=True)
+    given = parser.parse_args()
+    subject = Subject(SHAPES[given.shape], given.device, Path(given.weights))
+    (engine,) = (found for found in line_up(subject)[0] if found.name == given.engine)
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    engine.load()
+    print("ready", file=answers, flush=True)
+    sys.stdin.readline()
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        engine.extract(Path(given.fasta), Path(folder), given.output)
+        synchronize(given.device)
+        ended = time.time()
+    answer: dict[str, Any] = {"started": started, "ended": ended, "peak_rss_mb": _peak_rss_mb()}
+    if given.device == "cuda":
+        answer |= {
+            "peak_allocated_mb": torch.cuda.max_memory_allocated() // 2**20,
+            "peak_reserved_mb": torch.cuda.max_memory_reserved() // 2**20,
+        }
+    print(json.dumps(answer), file=answers, flush=True)
+
+
+def _peak_rss_mb() -> int:
+    # getrusage would tell of the parent where that is larger: Linux hands its peak on to children.
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(peak) // 2**10
+
+
+def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
+    """Run children side by side, started at the same moment once all are ready."""
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.child", *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for command in commands
+    ]
+    try:
+        for child in children:
+            assert child.stdout and child.stdout.readline() == "ready\n", "a child did not load"
+        for child in children:
+            assert child.stdin
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        return [json.loads(child.stdout.readline()) for child in children if child.stdout]
+    finally:
+        for child in children:
+            child.kill()
+            child.communicate()
+
+
+if __name__ == "__main__":
+    main()

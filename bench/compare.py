@@ -1,0 +1,199 @@
+"""The comparison: every engine and every ceiling once, then again, in the same order."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from bench import gpu_only
+from bench.ceiling import Gemms, Matmul
+from bench.clock import Clock
+from bench.engines import Engine, Output
+from bench.engines.ours import Ours, batch_budget
+from bench.lengths import Protein, describe, tokens_of
+from bench.shapes import Shape
+from bench.stage import Stage, say
+
+MAX_TRIALS = 3
+MAX_GROWTH = 8.0
+"""A trial tells how many tokens fill a pass, if that is not many times what it computed."""
+
+
+class Settings(NamedTuple):
+    """How much is computed."""
+
+    num_passes: int
+    seconds: float
+    """How long one pass of a peer should take."""
+    least_tokens: int
+    """What every pass computes at least: several of fair-esm's batches."""
+    first_gflop: float
+    """Work of the first trial that finds out how fast a contestant is."""
+    probe_tokens: int
+    num_alone: int
+
+    def first_tokens_of(self, shape: Shape) -> int:
+        """Return the tokens of a first trial, the fewer the larger the network."""
+        return max(1_000, round(self.first_gflop * 1e9 / shape.gemm_flops()))
+
+
+class Contestant(Protocol):
+    """Something with a rate."""
+
+    name: str
+    target_seconds: float
+    """How long one pass of it should take."""
+
+    def measure(self, proteins: list[Protein]) -> tuple[float, int]:
+        """Return (seconds, tokens) of one pass over `proteins`."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what else is known of it."""
+
+
+class EndToEnd:
+    """An engine from FASTA to files."""
+
+    def __init__(self, stage: Stage, engine: Engine, output: Output, seconds: float) -> None:
+        self.name = engine.name
+        # A run's start (reading, sharding) and end (the last sync) are short in minutes of work:
+        # where a pass of ours is to tell of runs, it has to be longer than its peers' passes.
+        is_fast = stage.device == "cuda" and isinstance(engine, Ours) and engine.dtype != "fp32"
+        self.target_seconds = 3 * seconds if is_fast else seconds
+        self._stage, self._engine, self._output = stage, engine, output
+        self._facts: dict[str, Any] = {"writes": engine.writes(output), "dtype": engine.dtype}
+        stage.load(engine)
+
+    def measure(self, proteins: list[Protein]) -> tuple[float, int]:
+        is_gpu = self._stage.device == "cuda"
+        before = torch.cuda.memory_allocated() if is_gpu else 0
+        if is_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        seconds = self._stage.extraction_seconds(self._engine, self._output, proteins)
+        if is_gpu:
+            working = torch.cuda.max_memory_allocated() - before
+            self._facts["working_gpu_mb"] = round(working / 2**20)
+        return seconds, sum(tokens_of(proteins))
+
+    def facts(self) -> dict[str, Any]:
+        parts = dict(self._engine.seconds) if isinstance(self._engine, Ours) else None
+        return self._facts | ({"seconds_of_last_pass": parts} if parts else {})
+
+
+class Alone:
+    """Our GPU work alone, by CUDA's events."""
+
+    def __init__(self, ours: Ours, output: Output, seconds: float) -> None:
+        self.name = f"{ours.name}, GPU only"
+        self.target_seconds = seconds
+        self._model = ours.model_for(output)
+        self._budget = batch_budget("cuda")
+        self._batches: tuple[int, list[Any]] = (0, [])
+
+    def measure(self, proteins: list[Protein]) -> tuple[float, int]:
+        if self._batches[0] != len(proteins):
+            batches = gpu_only.prepare(self._model, proteins, self._budget)
+            self._batches = len(proteins), batches
+        return gpu_only.seconds(self._model, self._batches[1]), sum(tokens_of(proteins))
+
+    def facts(self) -> dict[str, Any]:
+        return {"budget": self._budget}
+
+
+class Roof:
+    """The encoder's matrix products alone."""
+
+    def __init__(self, stage: Stage, dtype: str, seconds: float) -> None:
+        self._gemms = Gemms(stage.shape, stage.device, dtype, batch_budget(stage.device))
+        self.name = self._gemms.name
+        self.target_seconds = seconds / 2
+
+    def measure(self, proteins: list[Protein]) -> tuple[float, int]:
+        repeats = max(1, round(sum(tokens_of(proteins)) / self._gemms.num_rows))
+        seconds = sum(self._gemms.run() for _ in range(repeats))
+        return seconds, repeats * self._gemms.num_rows
+
+    def facts(self) -> dict[str, Any]:
+        return {"kernel": self._gemms.kernel, "rows": self._gemms.num_rows}
+
+
+def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> dict[str, Any]:
+    """Return the passes of all contestants; fewer passes than asked for when time runs out."""
+    contestants = _contestants(stage, output, settings.seconds)
+    matmul = Matmul() if stage.device == "cuda" else None
+    sets = {}
+    for contestant in contestants:
+        if contestant.name not in stage.set_sizes:
+            say(f"{stage.shape.name} {output}: sizing {contestant.name}")
+            stage.set_sizes[contestant.name] = _set_size(stage, contestant, settings)
+        sets[contestant.name] = stage.sample.take(stage.set_sizes[contestant.name])
+    passes: dict[str, list[tuple[float, int]]] = {c.name: [] for c in contestants}
+    teraflops: list[float] = []
+    longest = 0.0
+    for number in range(settings.num_passes):
+        if number and clock.left() < longest:
+            break
+        say(f"{stage.shape.name} {output}: pass {number + 1} of {settings.num_passes}")
+        started = time.monotonic()
+        for contestant in contestants:
+            passes[contestant.name].append(contestant.measure(sets[contestant.name]))
+        if matmul:
+            teraflops.append(matmul.run())
+        longest = max(longest, time.monotonic() - started)
+    rows = [
+        _row(stage, contestant, sets[contestant.name], passes[contestant.name])
+        for contestant in contestants
+    ]
+    return {
+        "shape": stage.shape.name,
+        "output": output,
+        "passes": len(passes[contestants[0].name]),
+        "matmul_tflops": [round(value, 1) for value in teraflops],
+        "rows": rows,
+    }
+
+
+def _contestants(stage: Stage, output: Output, seconds: float) -> list[Contestant]:
+    found: list[Contestant] = []
+    for engine in stage.engines:
+        found.append(EndToEnd(stage, engine, output, seconds))
+        if stage.device == "cuda" and isinstance(engine, Ours) and engine.dtype != "fp32":
+            found.append(Alone(engine, output, seconds))
+    dtypes = [engine.dtype for engine in stage.engines if isinstance(engine, Ours)]
+    return found + [Roof(stage, dtype, seconds) for dtype in dtypes if dtype != "fp16"]
+
+
+def _set_size(stage: Stage, contestant: Contestant, settings: Settings) -> int:
+    """Return how many tokens fill the contestant's time; warms it up on the way."""
+    size = settings.first_tokens_of(stage.shape)
+    for _ in range(MAX_TRIALS):
+        seconds, tokens = contestant.measure(stage.sample.take(size))
+        growth = contestant.target_seconds / seconds
+        size = max(round(tokens * min(growth, MAX_GROWTH)), settings.least_tokens)
+        if growth < MAX_GROWTH:
+            break
+    return size
+
+
+def _row(
+    stage: Stage,
+    contestant: Contestant,
+    proteins: list[Protein],
+    measured: Sequence[tuple[float, int]],
+) -> dict[str, Any]:
+    rates = [tokens / seconds for seconds, tokens in measured]
+    lengths = describe(proteins)
+    return {
+        "name": contestant.name,
+        "tokens": measured[0][1],
+        "lengths": lengths,
+        "seconds": [round(seconds, 4) for seconds, _ in measured],
+        "tokens_per_second": round(statistics.median(rates), 1),
+        "range": [round(min(rates), 1), round(max(rates), 1)],
+        "gflops_per_token": round(stage.shape.flops(lengths["effective_length"]) / 1e9, 4),
+        **contestant.facts(),
+    }

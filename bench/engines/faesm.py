@@ -1,0 +1,68 @@
+"""FAESM, where its imports work: it wants transformers 4 and, for its fast path, flash-attn."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+from tests.esm2_models import hugging_face_config, hugging_face_state
+from torch import Tensor
+
+from bench.engines import Dtype, Engine, Features, Missing, Output, padded
+from bench.engines.hugging_face import NUMBER_TYPES
+from bench.engines.ours import batch_budget
+from bench.lengths import Protein
+from bench.subject import Subject
+
+
+class Faesm:
+    """FAEsmModel as a whole in one number type, as its README has it."""
+
+    def __init__(self, subject: Subject, dtype: Dtype, has_flash_attention: bool) -> None:
+        self.dtype = dtype
+        self.name = f"FAESM {'flash-attn' if has_flash_attention else 'sdpa'} {dtype}"
+        self._subject = subject
+        self._has_flash_attention = has_flash_attention
+        self._model: Any = None
+
+    def load(self) -> None:
+        from faesm.esm import FAEsmModel
+        from transformers import EsmConfig
+
+        reference = self._subject.model
+        settings = hugging_face_config(reference)
+        config = EsmConfig(**settings, use_fa=self._has_flash_attention)
+        model = FAEsmModel(config, add_pooling_layer=False)
+        found = model.load_state_dict(hugging_face_state(reference), strict=False)
+        assert not found.unexpected_keys
+        model = model.to(self._subject.device, NUMBER_TYPES[self.dtype])
+        self._model = model.eval().requires_grad_(False)
+
+    def writes(self, output: Output) -> str:
+        return padded.writes(output)
+
+    def extract(self, fasta: Path, folder: Path, output: Output) -> None:
+        device = self._subject.device
+        padded.extract(fasta, folder, output, batch_budget(device), device, self._forward)
+
+    def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
+        return padded.read(folder, output, proteins)
+
+    def _forward(self, tokens_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        hidden = self._model(input_ids=tokens_NT, attention_mask=mask_NT.long()).last_hidden_state
+        assert isinstance(hidden, Tensor)
+        return hidden
+
+
+def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:
+    """Return FAESM, or why it cannot run."""
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # it announces what it lacks
+            from faesm import esm
+    except ImportError as error:
+        return [], [Missing("FAESM", " ".join(str(error).split(" (/")[0].split()))]
+    has_flash_attention = bool(esm.flash_attn_installed)
+    dtypes: tuple[Dtype, ...] = ("bf16",) if has_flash_attention else ("fp32", "bf16")
+    return [Faesm(subject, dtype, has_flash_attention) for dtype in dtypes], []

@@ -1,0 +1,178 @@
+"""featuremill: the plan and the worker of a real run, with the model's loading taken out.
+
+What is timed is what a run does between the start of `featuremill plan` and a finished journal:
+reading, hashing and sharding the input, batches with the worker's overlap, commits, syncs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from bench.engines import Dtype, Engine, Features, Missing, Output, as_float32
+from bench.lengths import Protein
+from bench.subject import Subject
+from featuremill import weights
+from featuremill.config import validate
+from featuremill.devices import Device, devices_for
+from featuremill.plan import plan
+from featuremill.store import RunFolder
+from featuremill.supervisor import Job
+from featuremill.worker import Worker
+from featuremill.workload import Weights
+from featuremill.workloads import esm2
+
+ONE_SHARD = 10**12
+STALL_SECONDS = 3600.0
+
+
+def device_of(kind: str) -> Device:
+    """Return the device that a run would get."""
+    device = devices_for("cuda" if kind == "cuda" else "cpu")[0]
+    if kind == "cuda":
+        about = torch.cuda.get_device_properties(0)
+        device = device._replace(num_multiprocessors=about.multi_processor_count)
+    return device
+
+
+def batch_budget(kind: str) -> int:
+    """Return the tokens that our batches hold on such a device; sorted peers get as many."""
+    return esm2.batch_cost(esm2.Options(), device_of(kind))
+
+
+def options_for(dtype: Dtype, output: Output, **more: Any) -> dict[str, Any]:
+    """Return the options of a config that asks for `output`."""
+    if output == "mean":
+        return {"dtype": dtype, **more}
+    wide = {"output_dtype": "float32"} if output == "exact" else {}
+    return {"dtype": dtype, "pool": "none", "per_residue": True, **wide, **more}
+
+
+class Ours:
+    """featuremill's engine in this process."""
+
+    def __init__(self, subject: Subject, dtype: Dtype) -> None:
+        self.dtype = dtype
+        self.name = f"featuremill {dtype}"
+        self.device = device_of(subject.device)
+        self.seconds: dict[str, float] = {}
+        """Where the last extraction spent its time, as the worker says it."""
+        self._subject = subject
+        self._loaded: tuple[dict[str, Any], Any] = ({}, None)
+
+    def load(self) -> None:
+        self.model_for("exact")
+
+    def model_for(self, output: Output, **more: Any) -> Any:
+        """Return a model that delivers `output`, loaded as a worker does; keeps the last one."""
+        options = options_for(self.dtype, output, **more)
+        if self._loaded[0] != options:
+            self._loaded = ({}, None)  # gives its memory back first
+            found = self._weights()
+            resolved = esm2.resolve(esm2.Options.model_validate(options), self.device, found)
+            self._loaded = (options, esm2.load(resolved, [self.device], found))
+        return self._loaded[1]
+
+    def backend(self) -> str:
+        """Return which attention kernel runs."""
+        return str(getattr(self._loaded[1], "backend", ""))
+
+    def writes(self, output: Output) -> str:
+        return f"one Arrow stream, {'vectors in fp32' if output == 'mean' else 'residues in fp16'}"
+
+    def extract(self, fasta: Path, folder: Path, output: Output) -> None:
+        model = self.model_for(output)
+        started = time.perf_counter()
+        planned = self._plan(fasta, folder, output)
+        self.seconds = {"plan": round(time.perf_counter() - started, 3)}
+        # The weights are loaded already; a worker that loads them again would get the same ones.
+        with patch.object(esm2, "load", lambda *_: model):
+            for shard in planned["shards"]:
+                self._work(folder, planned, shard["shard"])
+
+    def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
+        (path,) = (folder / "store" / "journals").rglob("*.arrows")
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_stream(source).read_all()
+        assert set(table["status"].to_pylist()) == {"ok"}, table["reason"].to_pylist()
+        row_of = {digest: row for row, digest in enumerate(table["sha256"].to_pylist())}
+        kind = "mean" if output == "mean" else "residues"
+        (values,) = (table[name] for name in table.column_names if name.startswith(kind))
+        return {name: _array(values[row_of[_digest(text)]]) for name, text in proteins}
+
+    def _weights(self) -> Weights:
+        return weights.read(self._subject.weights)
+
+    def _plan(self, fasta: Path, folder: Path, output: Output) -> dict[str, Any]:
+        config = {
+            "run": "bench",
+            "inputs": [str(fasta)],
+            "workload": "esm2",
+            "options": options_for(self.dtype, output),
+            "shards": {"cost": ONE_SHARD},
+            "device": self.device.kind,
+        }
+        return plan(RunFolder(folder), validate(config), self._weights(), self._subject.weights)
+
+    def _work(self, folder: Path, planned: dict[str, Any], shard: str) -> None:
+        job = Job(
+            run_folder=str(folder),
+            recipe=planned["recipe"],
+            shard=shard,
+            workload="esm2",
+            cost_unit=planned["cost_unit"],
+            options=planned["settings"]["options"] | planned["execution"],
+            weights=planned["weights"],
+            weights_sha256=planned["settings"]["weights_sha256"],
+            threads=torch.get_num_threads(),
+            stall_seconds=STALL_SECONDS,
+            supervisor_pid=os.getpid(),
+        )
+        events = io.StringIO()
+        try:
+            Worker(dataclasses.replace(job, **self._place()), events).run()
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+        done = json.loads(events.getvalue().splitlines()[-1])
+        assert done["event"] == "done" and not done["failed"], done
+        self.seconds |= done["seconds"]
+
+    def _place(self) -> dict[str, Any]:
+        device = self.device._asdict()
+        several = "devices" in {field.name for field in dataclasses.fields(Job)}
+        return {"devices": [device]} if several else {"device": device}
+
+
+def _digest(sequence: str) -> bytes:
+    return hashlib.sha256(sequence.encode()).digest()
+
+
+def _array(value: Any) -> Any:
+    if pa.types.is_fixed_size_list(value.type):
+        return as_float32(np.array(value.as_py()))
+    width = value.type.value_type.list_size
+    numbers = value.values.flatten().to_numpy(zero_copy_only=False)
+    return as_float32(numbers).reshape(-1, width)
+
+
+def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:
+    """Return featuremill in every precision that is worth its while on the device."""
+    dtypes: tuple[Dtype, ...] = ("fp32", "bf16", "fp16") if subject.device == "cuda" else ("fp32",)
+    if subject.device == "cpu" and device_of("cpu").has_bf16:
+        dtypes = ("fp32", "bf16")
+    missing = []
+    if "bf16" not in dtypes:
+        missing = [Missing("featuremill bf16", "this CPU has no bf16 instructions")]
+    return [Ours(subject, dtype) for dtype in dtypes], missing

@@ -1,0 +1,78 @@
+"""What the peers with padded batches share: sorted batches in, one .npy out.
+
+Shape legend: N proteins of a batch, T tokens with padding, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from tests.esm2_models import ALPHABET
+from torch import Tensor
+
+from bench.engines import Features, Output
+from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein
+from bench.sample import fair_esm_reads
+
+Forward = Callable[[Tensor, Tensor], Tensor]
+"""(tokens_NT, mask_NT) → hidden_NTD."""
+
+
+def batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
+    """Yield batches, longest first, each within `budget` tokens with its padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
+
+
+@torch.inference_mode()
+def extract(
+    fasta: Path, folder: Path, output: Output, budget: int, device: str, forward: Forward
+) -> None:
+    """Compute all proteins of `fasta` and save them in one file, in the order of the input."""
+    dataset = fair_esm_reads(fasta)
+    sequences = dataset.sequence_strs
+    lengths = [min(len(sequence), MAX_RESIDUES) + NUM_SPECIAL for sequence in sequences]
+    converter = ALPHABET.get_batch_converter(MAX_RESIDUES)
+    found: list[Tensor] = [torch.empty(0)] * len(sequences)
+    for rows in batches(lengths, budget):
+        _, _, tokens_NT = converter([dataset[row] for row in rows])
+        tokens_NT = tokens_NT.to(device)
+        mask_NT = tokens_NT != ALPHABET.padding_idx
+        hidden_NTD = forward(tokens_NT, mask_NT)
+        if output == "mean":
+            mask_NT &= (tokens_NT != ALPHABET.eos_idx) & (tokens_NT != ALPHABET.cls_idx)
+            weights_NT1 = mask_NT.unsqueeze(-1).float()
+            pooled_ND = (hidden_NTD.float() * weights_NT1).sum(1) / weights_NT1.sum(1)
+            for row, pooled_D in zip(rows, pooled_ND.cpu(), strict=True):
+                found[row] = pooled_D
+        else:
+            narrow_NTD = hidden_NTD.to(torch.float32 if output == "exact" else torch.float16).cpu()
+            for row, hidden_TD in zip(rows, narrow_NTD, strict=True):
+                found[row] = hidden_TD[1 : lengths[row] - 1]
+    np.save(folder / "ids.npy", np.array(dataset.sequence_labels))
+    np.save(folder / "lengths.npy", np.array(lengths) - NUM_SPECIAL)
+    joined = torch.stack(found) if output == "mean" else torch.cat(found)
+    np.save(folder / "features.npy", joined.numpy())
+
+
+def read(folder: Path, output: Output, proteins: list[Protein]) -> Features:
+    """Return what `extract` wrote."""
+    ids = np.load(folder / "ids.npy").tolist()
+    values = np.load(folder / "features.npy").astype(np.float32)
+    if output != "mean":
+        values = np.split(values, np.cumsum(np.load(folder / "lengths.npy"))[:-1])
+    found = dict(zip(ids, values, strict=True))
+    return {name: found[name] for name, _ in proteins}
+
+
+def writes(output: Output) -> str:
+    """Return what `extract` leaves on disk."""
+    return f"one .npy, {'vectors in fp32' if output == 'mean' else 'residues in fp16'}"

@@ -1,0 +1,168 @@
+"""Smaller questions about our engine: same bits, budgets, long proteins, kernels, sharing a GPU."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import gpu_only
+from bench.ceiling import synchronize
+from bench.child import run_together
+from bench.engines.ours import batch_budget
+from bench.lengths import Protein, describe, tokens_of
+from bench.sample import write_fasta
+from bench.stage import Stage, say
+from featuremill import compute
+from featuremill.batches import make_batches
+from featuremill.workloads import esm2
+
+BUDGETS = (8_192, 16_896, 33_792, 67_584)
+LONG_RESIDUES = 36_000
+NUM_KERNELS = 12
+
+
+def same_bits(stage: Stage, dtype: str, budget: int, num_tokens: int, num_alone: int) -> Any:
+    """Return how many proteins get other bits alone, or in shards cut otherwise."""
+    say(f"{stage.shape.name}: same bits, {dtype}, {budget:,} tokens")
+    model = stage.ours(dtype).model_for("exact")
+    proteins = stage.sample.take(num_tokens)
+    whole = _bits(model, proteins, budget)
+    halves = _bits(model, proteins[::2], budget) | _bits(model, proteins[1::2], budget)
+    alone: dict[str, bytes] = {}
+    for protein in proteins[:num_alone]:
+        alone |= _bits(model, [protein], budget)
+    return {
+        "dtype": dtype,
+        "budget": budget,
+        "proteins": len(proteins),
+        "differ_in_other_shards": sum(whole[name] != halves[name] for name in whole),
+        "alone": len(alone),
+        "differ_alone": sum(whole[name] != alone[name] for name in alone),
+        "differ_again": sum(whole[n] != bits for n, bits in _bits(model, proteins, budget).items()),
+    }
+
+
+def _bits(model: Any, proteins: Sequence[Protein], budget: int) -> dict[str, bytes]:
+    found = {}
+    for rows in make_batches(tokens_of(proteins), budget):
+        payloads = [proteins[row][1].encode() for row in rows]
+        values = compute.values_of(esm2, model, payloads, budget).column(0)
+        for row, value in zip(rows, values, strict=True):
+            numbers = value.values.flatten().to_numpy(zero_copy_only=False)
+            found[proteins[row][0]] = numbers.tobytes()
+    return found
+
+
+def budget_sweep(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
+    """Return GPU-only tokens per second of bf16 for each token budget, interleaved."""
+    say(f"{stage.shape.name}: sweep of the token budget")
+    model = stage.ours("bf16").model_for("mean")
+    proteins = stage.sample.take(num_tokens)
+    prepared = {budget: gpu_only.prepare(model, proteins, budget) for budget in BUDGETS}
+    seconds: dict[int, list[float]] = {budget: [] for budget in BUDGETS}
+    for number in range(4):
+        for budget, batches in prepared.items():
+            measured = gpu_only.seconds(model, batches)
+            if number:  # the first pass warms up
+                seconds[budget].append(measured)
+    tokens = sum(tokens_of(proteins))
+    return [
+        {"budget": b, "tokens_per_second": round(tokens / statistics.median(s), 1), "seconds": s}
+        for b, s in seconds.items()
+    ]
+
+
+def long_protein(stage: Stage) -> dict[str, Any]:
+    """Return time and memory of one protein of 36,000 residues, computed whole."""
+    say(f"{stage.shape.name}: a protein of {LONG_RESIDUES:,} residues")
+    residues = "".join(sequence for _, sequence in stage.sample.take(2 * LONG_RESIDUES))
+    payload = residues[:LONG_RESIDUES].encode()
+    assert len(payload) == LONG_RESIDUES
+    ours = stage.ours("bf16")
+    model = ours.model_for("per_residue", long="full")
+    seconds = []
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        synchronize("cuda")
+        started = time.perf_counter()
+        compute.values_of(esm2, model, [payload], batch_budget("cuda"))
+        synchronize("cuda")
+        seconds.append(round(time.perf_counter() - started, 4))
+    return {
+        "residues": LONG_RESIDUES,
+        "dtype": "bf16",
+        "first_seconds": seconds[0],
+        "seconds": seconds[1],
+        "peak_allocated_mb": torch.cuda.max_memory_allocated() // 2**20,
+    }
+
+
+def kernels(stage: Stage) -> dict[str, Any]:
+    """Return the attention backend and the kernels that take most of one full batch."""
+    say(f"{stage.shape.name}: kernels")
+    budget = batch_budget("cuda")
+    ours = stage.ours("bf16")
+    model = ours.model_for("mean")
+    batches = gpu_only.prepare(model, stage.sample.take(budget), budget)[:1]
+    gpu_only.seconds(model, batches)
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        gpu_only.seconds(model, batches)
+    found = [event for event in profile.key_averages() if event.self_device_time_total]
+    found.sort(key=lambda event: -event.self_device_time_total)
+    total = sum(event.self_device_time_total for event in found) or 1
+    listed = [
+        {
+            "kernel": event.key[:120],
+            "calls": event.count,
+            "share": round(event.self_device_time_total / total, 4),
+        }
+        for event in found[:NUM_KERNELS]
+    ]
+    return {"backend": ours.backend(), "kernels": listed}
+
+
+def peak_memory(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
+    """Return the peak memory of every engine, each in a process of its own."""
+    proteins = stage.sample.take(num_tokens)
+    fasta = write_fasta(stage.folder / "child.fasta", proteins)
+    found = []
+    for engine in [engine.name for engine in stage.engines]:
+        say(f"{stage.shape.name}: memory of {engine}")
+        (answer,) = run_together([_command(stage, engine, "per_residue", fasta)])
+        peaks = {name: value for name, value in answer.items() if name.startswith("peak")}
+        found.append({"name": engine, "tokens": sum(tokens_of(proteins)), **peaks})
+    return found
+
+
+def share_of_gpu(stage: Stage, num_tokens: int) -> dict[str, Any]:
+    """Return tokens per second of one process on the GPU, and of two side by side."""
+    proteins = stage.sample.take(num_tokens)
+    fasta = write_fasta(stage.folder / "child.fasta", proteins)
+    command = _command(stage, "featuremill bf16", "mean", fasta)
+    found: dict[str, Any] = {"lengths": describe(proteins)}
+    for count in (1, 2):
+        say(f"{stage.shape.name}: {count} at once on one GPU")
+        answers = run_together([command] * count)
+        span = max(a["ended"] for a in answers) - min(a["started"] for a in answers)
+        tokens = count * sum(tokens_of(proteins))
+        found[f"tokens_per_second_of_{count}"] = round(tokens / span, 1)
+    return found
+
+
+def _command(stage: Stage, engine: str, output: str, fasta: Path) -> list[str]:
+    assert stage.subject.weights
+    settings = {
+        "engine": engine,
+        "shape": stage.shape.name,
+        "device": stage.device,
+        "output": output,
+        "fasta": str(fasta),
+        "weights": str(stage.subject.weights.parent),
+    }
+    return [part for name, value in settings.items() for part in (f"--{name}", value)]

@@ -1,0 +1,118 @@
+"""The JSON of one run: the machine, the code, and every measurement, written as it comes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import torch
+
+from featuremill import devices
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = (
+    "torch",
+    "triton",
+    "numpy",
+    "pyarrow",
+    "fair-esm",
+    "transformers",
+    "faesm",
+    "flash-attn",
+)
+FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
+VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+
+
+class Record:
+    """A dictionary that is on disk after every `save`, so that a killed run leaves its results."""
+
+    def __init__(self, path: Path | None, kind: str) -> None:
+        now = datetime.datetime.now(datetime.UTC)
+        self.content: dict[str, Any] = {
+            "version": 1,
+            "started": now.isoformat(timespec="seconds"),
+            "command": ["python", "-m", "bench.run", *sys.argv[1:]],
+            "machine": machine(),
+            "code": code(),
+            "versions": versions(),
+            "complete": False,
+        }
+        place = self.content["machine"]
+        name = re.sub(r"\W+", "-", place.get("gpu") or f"{place['cpu']} {place['cores']} cores")
+        self.path = path or RESULTS / f"{now:%Y-%m-%d}-{name}-{kind}.json"
+
+    def save(self) -> None:
+        """Write everything that is known so far."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".new")
+        temporary.write_text(json.dumps(self.content, indent=1, ensure_ascii=False) + "\n")
+        temporary.replace(self.path)
+
+
+def machine() -> dict[str, Any]:
+    """Return what the times depend on."""
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text().split()) if info.exists() else set()
+    found = {
+        "cpu": devices.cpu().name,
+        "flags": [flag for flag in FLAGS if flag in words],
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "system": platform.platform(),
+        "load_at_start": os.getloadavg(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+    }
+    if torch.cuda.is_available():
+        about = torch.cuda.get_device_properties(0)
+        found |= {
+            "gpu": about.name,
+            "gpu_memory_gb": round(about.total_memory / 2**30, 1),
+            "multiprocessors": about.multi_processor_count,
+            "cuda": torch.version.cuda,
+            "driver": _driver(),
+        }
+    return found
+
+
+def _driver() -> str:
+    with devices.nvml() as is_there:
+        return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else ""
+
+
+def code() -> dict[str, Any]:
+    """Return the commit, and whether the files are as committed; nulls outside of a clone."""
+    changes = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    return {"commit": _git("rev-parse", "HEAD"), "dirty": bool(changes)}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what is compared."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,157 @@
+"""One shape on stage: its weights, the engines that passed the gate, and what they said."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import gate
+from bench.ceiling import synchronize
+from bench.engines import Engine, Features, Missing, Output, line_up
+from bench.engines.ours import Ours
+from bench.lengths import Protein, tokens_of
+from bench.sample import Sample, write_fasta
+from bench.shapes import Shape
+from bench.subject import Subject
+
+
+class GateError(Exception):
+    """An engine of ours is wrong; no speed may be shown."""
+
+
+def say(text: str) -> None:
+    """Tell on standard error what is being done; never a speed."""
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+
+
+class Stage:
+    """The engines of one shape, loaded, with the proteins that they compute."""
+
+    def __init__(
+        self, shape: Shape, device: str, folder: Path, sample: Sample, spoil: bool
+    ) -> None:
+        self.shape = shape
+        self.device = device
+        self.sample = sample
+        self.folder = folder / shape.name
+        self.subject = Subject(shape, device, folder / "weights", spoil)
+        self.engines, self.missing = line_up(self.subject)
+        self.load_seconds: dict[str, float] = {}
+        self.verdicts: list[gate.Verdict] = []
+        self.set_sizes: dict[str, int] = {}
+        """Tokens that fill one pass of a contestant, by its name."""
+
+    def ours(self, dtype: str) -> Ours:
+        """Return our engine for `dtype`, loaded."""
+        (found,) = (e for e in self.engines if isinstance(e, Ours) and e.dtype == dtype)
+        self.load(found)
+        return found
+
+    def load(self, engine: Engine) -> None:
+        """Load an engine once, and note how long that took."""
+        if engine.name in self.load_seconds:
+            return
+        if isinstance(engine, Ours):
+            assert self.subject.weights  # converting is not loading
+        else:
+            assert self.subject.model is not None  # nor is drawing the weights
+        started = time.perf_counter()
+        engine.load()
+        synchronize(self.device)
+        self.load_seconds[engine.name] = round(time.perf_counter() - started, 3)
+
+    def pass_gate(self) -> None:
+        """Judge every engine; drop peers that are wrong or cannot run.
+
+        Raises:
+            GateError: when one of ours is wrong.
+        """
+        say(f"{self.shape.name}: loading and judging")
+        proteins = self.sample.spread()
+        reference: tuple[Features, Features] | None = None
+        for engine in list(self.engines):
+            try:
+                self.load(engine)
+                found = (
+                    self._features(engine, "exact", proteins),
+                    self._features(engine, "mean", proteins),
+                )
+            except Exception as error:
+                if isinstance(engine, Ours) or reference is None:
+                    raise
+                self._drop(engine, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                continue
+            reference = reference or found
+            verdict = gate.judge(engine.name, engine.dtype, *found, reference)
+            self.verdicts.append(verdict)
+            if verdict.failures() and engine.dtype == "fp32" and not isinstance(engine, Ours):
+                self._drop(engine, "; ".join(verdict.failures()))
+        ours = {engine.name for engine in self.engines if isinstance(engine, Ours)}
+        wrong = [v for v in self.verdicts if v.engine in ours and v.failures()]
+        if wrong:
+            raise GateError(
+                "; ".join(f"{self.shape.name} {v.engine}: {', '.join(v.failures())}" for v in wrong)
+            )
+
+    def keep(self, names: set[str]) -> None:
+        """Leave out all engines but these, which were judged when the shape was here before."""
+        self.engines = [engine for engine in self.engines if engine.name in names]
+
+    def _drop(self, engine: Engine, reason: str) -> None:
+        self.engines.remove(engine)
+        self.missing.append(Missing(engine.name, reason))
+        say(f"{self.shape.name}: {engine.name} left out: {reason}")
+
+    def _features(self, engine: Engine, output: Output, proteins: list[Protein]) -> Features:
+        fasta = write_fasta(self.folder / "gate.fasta", proteins)
+        folder = self.fresh_folder()
+        engine.extract(fasta, folder, output)
+        return engine.read(folder, output, proteins)
+
+    def fresh_folder(self) -> Path:
+        """Return an empty folder for one extraction."""
+        folder = self.folder / "output"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
+    def extraction_seconds(self, engine: Engine, output: Output, proteins: list[Protein]) -> float:
+        """Return how long `engine` takes from a FASTA file to closed files."""
+        fasta = write_fasta(self.folder / "input.fasta", proteins)
+        folder = self.fresh_folder()
+        synchronize(self.device)
+        started = time.perf_counter()
+        engine.extract(fasta, folder, output)
+        synchronize(self.device)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.engines = []
+        del self.subject
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the record says of this stage."""
+        return {
+            "layers": self.shape.num_layers,
+            "width": self.shape.width,
+            "heads": self.shape.num_heads,
+            "gate_tokens": sum(tokens_of(self.sample.spread())),
+            "gate": [v._asdict() | {"failures": v.failures()} for v in self.verdicts],
+            "missing": [missing._asdict() for missing in self.missing],
+            "load_seconds": self.load_seconds,
+            "backend": {
+                e.name: e.backend()
+                for e in self.engines
+                if isinstance(e, Ours) and e.name in self.load_seconds
+            },
+        }

@@ -1,0 +1,169 @@
+"""The tables of a record, as plain text: `python -m bench.table bench/results/….json`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import bars
+
+
+def whole(content: dict[str, Any]) -> str:
+    """Return everything that a record holds."""
+    blocks = [_head(content), gates(content)]
+    for name, found in content["measured"].items():
+        part = name.split()[0]
+        show = _facts if "error" in found else PARTS.get(part, _facts)
+        blocks.append(show(name, found))
+    if content["left_out"]:
+        blocks.append("left out for lack of time: " + ", ".join(content["left_out"]))
+    return "\n\n".join(blocks)
+
+
+def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table: the first column and "writes" to the left, numbers to the right."""
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.ljust(width) if title in (head[0], "writes") else cell.rjust(width)
+            for title, cell, width in zip(head, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "-" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def _head(content: dict[str, Any]) -> str:
+    machine, data = content["machine"], content["data"]
+    place = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
+    if "gpu" in machine:
+        place = f"{machine['gpu']}, driver {machine['driver']}; {place}"
+    commit = content["code"]["commit"] or "unknown"
+    dirty = " with changes" if content["code"]["dirty"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    return "\n".join(
+        [
+            f"{place} ({' '.join(machine['flags'])})",
+            f"commit {commit[:12]}{dirty}; {versions}",
+            f"{data['file']}: {data['proteins']:,} proteins; residues mean {data['mean']}, "
+            f"median {data['median']}, p95 {data['p95']}, longest {data['max']:,}",
+        ]
+    )
+
+
+def gates(content: dict[str, Any]) -> str:
+    """Return what the gate found, for every shape."""
+    rows = []
+    notes = []
+    for shape, stage in content["stages"].items():
+        for verdict in stage.get("gate", []):
+            rows.append(
+                [
+                    f"{shape} {verdict['engine']}",
+                    f"{verdict['residue_l2']:.1e}",
+                    f"{verdict['residue_l2_worst']:.1e}",
+                    f"{verdict['residue_cosine_mean']:.6f}",
+                    f"{verdict['residue_cosine_min']:.6f}",
+                    f"{verdict['pooled_l2']:.1e}",
+                    f"{verdict['pooled_cosine_min']:.6f}",
+                    "outside" if verdict["failures"] else "within",
+                ]
+            )
+        notes += [
+            f"{shape}: {m['name']} is not here: {m['reason']}" for m in stage.get("missing", [])
+        ]
+    head = [
+        "against fair-esm fp32",
+        "L2",
+        "worst",
+        "cosine",
+        "least",
+        "pooled L2",
+        "cosine",
+        "bounds",
+    ]
+    return "\n".join([aligned(head, rows), *notes])
+
+
+def _comparison(name: str, found: dict[str, Any]) -> str:
+    rates = {row["name"]: row["tokens_per_second"] for row in found["rows"]}
+    head = [
+        "",
+        "tokens",
+        "tokens/s",
+        "least",
+        "most",
+        "× fair-esm",
+        "of GEMMs",
+        "MFU",
+        "s",
+        "writes",
+    ]
+    rows = [_line(found, row, rates) for row in found["rows"]]
+    lines = [f"{name}, median of {found['passes']} passes", aligned(head, rows)]
+    if found["matmul_tflops"]:
+        lines.append(f"matmul in bf16: {statistics.median(found['matmul_tflops'])} TFLOP/s")
+    return "\n".join([*lines, *_bars(found)])
+
+
+def _line(found: dict[str, Any], row: dict[str, Any], rates: dict[str, float]) -> list[str]:
+    roof = rates.get(f"GEMMs alone {row.get('dtype', '')}")
+    is_roof = "kernel" in row
+    share = f"{bars.model_share(found, row):.0%}" if found["matmul_tflops"] and not is_roof else ""
+    return [
+        row["name"],
+        f"{row['tokens']:,}",
+        f"{row['tokens_per_second']:,.0f}",
+        *(f"{rate:,.0f}" for rate in row["range"]),
+        f"{row['tokens_per_second'] / rates['fair-esm fp32']:.2f}",
+        f"{row['tokens_per_second'] / roof:.0%}" if roof else "",
+        share,
+        f"{statistics.median(row['seconds']):.2f}",
+        row.get("writes", row.get("kernel", "")),
+    ]
+
+
+def _bars(found: dict[str, Any]) -> list[str]:
+    return [
+        f"  {bar['what']}: {bar['value']:,.4g}, bar {bar['bound']:,g} "
+        + ("ok" if bar["is_met"] else "MISSED")
+        for bar in found.get("bars", [])
+    ]
+
+
+def _listing(name: str, found: dict[str, Any]) -> str:
+    rows = found.get("rows") or found.get("kernels")
+    if not rows:
+        return f"{name}: nothing was seen"
+    head = [column for column in rows[0] if not isinstance(rows[0][column], list)]
+    cells = [[_cell(row[column]) for column in head] for row in rows]
+    facts = {key: value for key, value in found.items() if isinstance(value, str)}
+    told = "".join(f", {key} {value}" for key, value in facts.items())
+    return f"{name}{told}\n{aligned([column.replace('_', ' ') for column in head], cells)}"
+
+
+def _facts(name: str, found: dict[str, Any]) -> str:
+    facts = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
+    text = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in facts.items())
+    return "\n".join([f"{name}: {text}", *_bars(found)])
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+PARTS = {
+    "compare": _comparison,
+    "same_bits": _listing,
+    "budget_sweep": _listing,
+    "peak_memory": _listing,
+    "kernels": _listing,
+}
+
+if __name__ == "__main__":
+    print(whole(json.loads(Path(sys.argv[1]).read_text())))
