@@ -55,7 +55,7 @@ def embed(
     }
     checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
     payloads = _payloads(sequences)
-    chosen = machine.with_processors(devices_for(device)[0])
+    (chosen,) = machine.with_processors(devices_for(device)[:1])
     found = weights.weights_of(weights.convert(model))
     resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
     loaded = esm2.load(resolved, [chosen], found)

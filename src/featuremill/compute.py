@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featuremill.batches import Batch, Queue
 from featuremill.journal import part_schema
 from featuremill.workload import Workload
 
@@ -49,6 +50,20 @@ def free_device_memory() -> None:
     gc.collect()
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
+    """Queue a failed batch again in smaller pieces; False when there is no other way to try it."""
+    is_short = is_out_of_memory(error)
+    if is_short:
+        free_device_memory()
+    return queue.split(batch, is_short)
+
+
+def reason_of(error: Exception) -> str:
+    """Return why a record failed that was computed by itself."""
+    kind = "out of memory" if is_out_of_memory(error) else "error in the workload"
+    return f"{kind}: {type(error).__name__}: {one_line(error)}"
 
 
 def one_line(error: Exception) -> str:

@@ -53,7 +53,8 @@ class Job:
     threads: int
     stall_seconds: float
     supervisor_pid: int
-    device: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    """Those of the lease, in the order in which CUDA numbers them."""
     solo: list[int] = field(default_factory=list)
     """Rows that were in flight when a worker died: each in a batch of its own now."""
     condemned: dict[str, str] = field(default_factory=dict)
@@ -164,7 +165,7 @@ class Supervisor:
         """
         job = replace(
             self._job,
-            device=held.devices[0]._asdict(),
+            devices=[device._asdict() for device in held.devices],
             solo=sorted(self._solo),
             condemned=self._condemned,
         )
@@ -202,6 +203,8 @@ class Supervisor:
             kind = event.pop("event")
             if kind == "progress":
                 progress.show(event)
+            elif kind == "warning":
+                log.warning("%s: %s", self._name, event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
                 return dict(event)
             else:

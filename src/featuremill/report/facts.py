@@ -49,7 +49,7 @@ class Shard(NamedTuple):
     resumed_batches: int
     crashes: int
     seconds: dict[str, float]
-    """By stage, and in total. `run` holds what of `prepare` the device had to wait for."""
+    """By stage, and in total. `prepare` and `write` go on beside `run`."""
     claimed: Interval
     """From the job's start, waiting for a device included."""
     working: Interval
