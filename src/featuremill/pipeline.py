@@ -93,6 +93,7 @@ class Pipeline:
             OSError: the values cannot be written.
         """
         with self._host, self._writer:
+            self._writer.submit(int).result()  # its thread starts now, while memory is left for it
             self._look_ahead()
             while self._ahead or self._flying:
                 if (
@@ -161,7 +162,8 @@ class Pipeline:
                 failed.append((batch, error))
             else:
                 self._queue.ran()
-            self._watch.arm(sum(batch.cost for batch, _ in self._flying))
+            if at_work := sum(batch.cost for batch, left in self._flying if not left.done()):
+                self._watch.arm(at_work)
         if failed:
             self._queue_again(failed)
         return not failed
@@ -171,7 +173,6 @@ class Pipeline:
         for _, error in failed:
             if compute.is_device_error(error):
                 raise error
-            error.__traceback__ = None  # its frames would keep the batch's tensors alive
         if self._ahead:
             self._queue.put_back(self._ahead[0])
         self._shard.journal.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import time
 
@@ -24,7 +25,10 @@ class Watch:
         interpreter."""
         predicted = cost * self.busy_seconds / self.cost_run if self.cost_run else 0.0
         seconds = max(self._stall_seconds, SLOWER * predicted)
-        faulthandler.dump_traceback_later(seconds, exit=True)
+        # The timer is a thread. Where memory is so short that none can start (a limit on addresses,
+        # as some schedulers set), this batch goes unwatched, and the next one is watched again.
+        with contextlib.suppress(RuntimeError):
+            faulthandler.dump_traceback_later(seconds, exit=True)
 
     def done(self, cost: int, launched: float) -> None:
         """Note that a batch which was launched then is complete now; call in order.
