@@ -124,7 +124,7 @@ def test_batches_get_smaller_on_a_gpu(verbs):
     assert (whole["ok"], whole["oom_splits"]) == (2000, 0)
     receipt, found, said = run(1000)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (2000, 0, 0)
-    assert receipt["device"]["kind"] == "cuda"
+    assert receipt["devices"][0]["kind"] == "cuda"
     assert 1 <= receipt["oom_splits"] <= 4
     assert said.count("did not fit") == 1
     for sha256, row in expected.items():

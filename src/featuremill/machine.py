@@ -63,14 +63,18 @@ def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
     return count.value
 
 
-def peak_memory_mb(device: Device) -> int:
-    """Return the peak of the memory that counts: the device's own, or the process's on a CPU.
+def peak_memory_mb(devices: Sequence[Device]) -> int:
+    """Return the peak of the memory that counts: the devices' own, or the process's on a CPU.
 
-    A workload that computes without torch has no number for a GPU's memory: then it is 0.
+    Of several devices, that of the fullest: it says what a device must have. A workload that
+    computes without torch has no number for a GPU's memory: then it is 0.
     """
-    if device.kind == "cuda":
+    if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
-        return int(torch.cuda.max_memory_reserved() // 2**20) if torch else 0
+        if torch is None:
+            return 0
+        peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
+        return int(max(peaks) // 2**20)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 

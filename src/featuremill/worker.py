@@ -133,13 +133,25 @@ class Worker:
         try:
             self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
-            is_cuda = self.devices[0].kind == "cuda" and isinstance(error, RuntimeError)
-            if is_cuda or compute.is_out_of_memory(error):
+            if compute.is_out_of_memory(error):
+                raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error
+            if self.devices[0].kind == "cuda" and isinstance(error, RuntimeError):
                 raise DeviceError(
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
             raise
         self.seconds["load"] = time.monotonic() - start
+
+    def _too_large(self, error: Exception) -> str:
+        """Return what to do where there is not enough memory for the model."""
+        where = "a machine with more memory"
+        if self.devices[0].kind == "cuda":
+            more = len(self.devices) + 1
+            where = f"a GPU with more memory, `gpus: {more}` (a model spread over several)"
+        return (
+            f"memory ran out while the model was loaded ({compute.one_line(error)}); "
+            f"take {where} or a smaller model"
+        )
 
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
@@ -186,14 +198,13 @@ class Worker:
             "cost": sum(self.costs),
             "batch_cost": self.journal.batch_cost,
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
-            "device": {
-                "kind": self.devices[0].kind,
-                "uuid": self.devices[0].uuid,
-                "name": self.devices[0].name,
-            },
+            "devices": [
+                {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+                for device in self.devices
+            ],
             "backend": getattr(self.model, "backend", ""),
             "threads": self.job.threads,
-            "peak_memory_mb": machine.peak_memory_mb(self.devices[0]),
+            "peak_memory_mb": machine.peak_memory_mb(self.devices),
             "versions": machine.versions(),
         }
 

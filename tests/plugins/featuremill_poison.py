@@ -50,6 +50,8 @@ class Options(WorkloadOptions):
     """Never end after the work is done."""
     broken_load: bool = False
     """Fail in `load`."""
+    greedy_load: bool = False
+    """Need more memory in `load` than there is."""
     sticky_file: str = ""
     """While this file exists, STICKY breaks the device."""
 
@@ -85,6 +87,8 @@ def load(options, devices, weights):
         atexit.register(time.sleep, 3600)
     if options.full and Path(options.full).exists():
         resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, resource.RLIM_INFINITY))
+    if options.greedy_load:
+        bytearray(1 << 60)
     if options.broken_load:
         raise KeyError("no such layer")
     return options
@@ -103,7 +107,7 @@ def run(options, batch):
     _note(options, "begin")
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None
-    if lost and lost.exists() and lost.read_text() == os.environ["CUDA_VISIBLE_DEVICES"]:
+    if lost and lost.exists() and lost.read_text() in os.environ["CUDA_VISIBLE_DEVICES"]:
         raise RuntimeError("CUDA error: device not ready")
     time.sleep(options.batch_seconds / 2)
     _note(options, "end")
