@@ -50,7 +50,7 @@ class Verbs:
         assert "Traceback" not in stderr or status not in (0, 2), stderr
         return stderr
 
-    def plan(self, records, workload="composition", options=None, cost=1000, **config):
+    def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
         fasta = self.folder / "in.fa"
         fasta.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in records))
         config = {
@@ -62,7 +62,7 @@ class Verbs:
             "device": "cpu",
             **config,
         }
-        self("plan", self.run_folder.root, "--config-json", json.dumps(config))
+        self("plan", self.run_folder.root, "--config-json", json.dumps(config), *more)
         return json.loads(self.run_folder.plan.read_text())
 
     def extract(self, plan, status=0, *more):

@@ -50,7 +50,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, outputs, max_failed."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, max_failed."),
         ("inputs: a\nmodel: x", "my.yaml:2: model: there is no such key here; put it under 'options:'."),
         ("inputs: a\n\ncost: 3", "my.yaml:3: cost: there is no such key here; put it under 'shards:'."),
         ("inputs: a\nshards:\n  costs: 3", "my.yaml:3: shards.costs: there is no such key here; did you mean 'cost'?"),
@@ -117,6 +117,14 @@ def test_values_that_no_output_holds_are_named(tmp_path):
         "options: values per residue are computed, but no output holds them."
     ]
     assert config.without_effect(read(tmp_path, idle.replace("npy", "parquet"))) == []
+
+
+def test_several_gpus_for_a_cpu_are_named(tmp_path):
+    spread = "inputs: a\ngpus: 2\n"
+    assert config.without_effect(read(tmp_path, spread)) == []
+    said = config.without_effect(read(tmp_path, f"{spread}device: cpu"))
+    assert said == ["gpus: 2 changes nothing with device: cpu."]
+    assert "give a whole number of at least 1" in refusal(tmp_path, "inputs: a\ngpus: 0")
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -1,6 +1,7 @@
 """extract: whatever a record, a device or a person does to a worker, no other record suffers."""
 
 import os
+import random
 import signal
 import time
 
@@ -26,6 +27,8 @@ def rows(verbs, plan):
         ("RAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
         ("NANA", "values are missing or not finite: try a wider dtype", 0),
         ("GREEDA", "out of memory: MemoryError", 0),
+        ("LATECRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
+        ("LATERAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
     ],
 )
 def test_a_poison_record_fails_alone(verbs, poison, reason, retries):
@@ -41,7 +44,7 @@ def test_a_poison_record_fails_alone(verbs, poison, reason, retries):
     assert good == [float(len(sequence)) for _, sequence in GOOD]
 
 
-@pytest.mark.parametrize("poison", ["HANGA", "GILA"])
+@pytest.mark.parametrize("poison", ["HANGA", "GILA", "LATEHANGA", "LATEGILA"])
 def test_a_hang_is_ended_with_a_stack_and_fails_alone(verbs, poison):
     plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
     said = verbs.extract(plan, 0, "--stall-seconds", "1")
@@ -66,10 +69,11 @@ def test_out_of_memory_halves_the_batch_and_fails_nothing(verbs):
     assert receipt["oom_splits"] == 3
 
 
-def test_a_device_error_costs_no_record(verbs):
+@pytest.mark.parametrize("poison", ["STICKYA", "LATESTICKYA"])
+def test_a_device_error_costs_no_record(verbs, poison):
     broken = verbs.folder / "broken"
     broken.touch()
-    plan = verbs.plan([*GOOD, ("x", "STICKYA")], "poison", {"sticky_file": str(broken)})
+    plan = verbs.plan([*GOOD, ("x", poison)], "poison", {"sticky_file": str(broken)})
     said = verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (21, 0, 1)
@@ -100,6 +104,108 @@ def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(ver
     attempts = computed.read_text().splitlines()
     assert set(attempts) == {sequence for _, sequence in GOOD}
     assert len(attempts) - len(set(attempts)) <= 4, "at most the batch in flight is computed again"
+
+
+def part_of(verbs, plan):
+    (shard,) = plan["shards"]
+    return verbs.run_folder.part(plan["recipe"], shard["shard"])
+
+
+def test_the_next_batch_runs_while_the_last_is_collected(verbs):
+    """8 batches of 0.3 s and 0.3 s: 4.8 s one after the other, 2.7 s overlapped."""
+    options = {"batch_seconds": 0.3, "collect_seconds": 0.3, "batch_records": 3}
+    records = [(str(n), "MKV" + "L" * n) for n in range(24)]
+    plan = verbs.plan(records, "poison", options)
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    seconds = receipt["seconds"]
+    assert receipt["batches"] == 8
+    assert seconds["run"] < 3.6, "what overlaps counts once"
+    assert seconds["total"] - seconds["load"] - seconds["wait"] < 4.8
+    slow = part_of(verbs, plan).read_bytes()
+    plan = verbs.plan(
+        [(str(n), "MKV" + "L" * n) for n in range(24)], "poison", {"batch_records": 3}
+    )
+    verbs.extract(plan)
+    assert part_of(verbs, plan).read_bytes() == slow, "the rows have one order"
+
+
+@pytest.mark.parametrize("poison", ["RAISEA", "LATERAISEA"])
+def test_a_failure_leaves_the_order_of_rows(verbs, poison):
+    records = [*GOOD, ("bad", poison)]
+    found = []
+    for late in (0.0, 0.2):
+        plan = verbs.plan(records, "poison", {"collect_seconds": late})
+        verbs.extract(plan)
+        found.append(part_of(verbs, plan).read_bytes())
+        computed = [row["sha256"] for row in rows(verbs, plan)]
+    assert found[0] == found[1]
+    batches = [sorted(computed[start : start + 4]) for start in range(1, 21, 4)]
+    assert [row for batch in batches for row in batch] == computed[1:], "dear ones first, by sha256"
+
+
+def test_kills_at_any_moment_change_no_byte(verbs):
+    options = {"batch_seconds": 0.02, "collect_seconds": 0.04, "batch_records": 2}
+    records = [(str(n), "MKV" + "L" * n) for n in range(60)]
+    whole = verbs.plan(records, "poison", options)
+    verbs.extract(whole)
+    expected = part_of(verbs, whole).read_bytes()
+    part_of(verbs, whole).unlink()
+    rng = random.Random(7)
+    shard = whole["shards"][0]["shard"]
+    journal = verbs.run_folder.journal(whole["recipe"], shard)
+    log = journal.with_suffix(".log")
+    num_kills = 0
+    for num_commits in (1, 7, 15, 24):
+        process = verbs.start("extract", verbs.run_folder.root, shard, start_new_session=True)
+        while process.poll() is None and not (
+            log.exists() and log.read_text().count("commit") >= num_commits
+        ):
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.06))
+        num_kills += process.poll() is None
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    said = verbs.extract(whole)
+    assert num_kills == 4 and "batches resumed" in said
+    assert part_of(verbs, whole).read_bytes() == expected
+    assert "strike" not in said
+
+
+def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
+    """The device's orders are given ahead: whose fault it was, nobody can tell."""
+    computed = verbs.folder / "computed.txt"
+    options = {"collect_seconds": 0.5, "computed": str(computed), "batch_records": 5}
+    plan = verbs.plan([*GOOD, ("bad", "LATECRASHK")], "poison", options)
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
+    journal = verbs.run_folder.journal(plan["recipe"], plan["shards"][0]["shard"])
+    assert not journal.with_suffix(".log").exists()
+    attempts = computed.read_text().splitlines()
+    assert attempts.count("LATECRASHK") == 2
+    assert set(attempts) == {sequence for _, sequence in [*GOOD, ("", "LATECRASHK")]}
+    assert sum(attempts.count(sequence) == 2 for sequence in set(attempts)) == 10
+    assert max(map(attempts.count, attempts)) == 2
+
+
+def test_a_full_disk_ends_the_job_and_loses_nothing_that_was_written(verbs):
+    records = [(str(n), "MKV" + "L" * n) for n in range(200)]
+    full = verbs.folder / "full.txt"
+    plan = verbs.plan(records, "poison", {"file_bytes": 6000, "full": str(full)})
+    shard = plan["shards"][0]["shard"]
+    full.touch()
+    said = verbs("extract", verbs.run_folder.root, shard, status=1)
+    assert "File too large" in said and "starting another" not in said
+    log = verbs.run_folder.journal(plan["recipe"], shard).with_suffix(".log").read_text()
+    assert log.count("commit") > 3 and "strike" not in log
+    full.unlink()
+    assert "batches resumed" in verbs.extract(plan)
+    assert verbs.receipts(plan)[0]["ok"] == 200
+    resumed = part_of(verbs, plan).read_bytes()
+    part_of(verbs, plan).unlink()
+    verbs.extract(plan)
+    assert part_of(verbs, plan).read_bytes() == resumed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -167,8 +273,9 @@ def test_a_damaged_shard_is_found_and_written_anew(verbs):
     assert shard.read_bytes() == content, "plan trusts no old shard by its name"
 
 
-def test_a_record_that_breaks_the_device_every_time_fails_alone(verbs):
-    plan = verbs.plan([*GOOD, ("bad", "STICKYA")], "poison", {"sticky_file": "/"})
+@pytest.mark.parametrize("poison", ["STICKYA", "LATESTICKYA"])
+def test_a_record_that_breaks_the_device_every_time_fails_alone(verbs, poison):
+    plan = verbs.plan([*GOOD, ("bad", poison)], "poison", {"sticky_file": "/"})
     verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)

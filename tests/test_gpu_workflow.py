@@ -84,9 +84,73 @@ def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, alloc
     workflow("--cores", "32", "--resources", "gpu=4")
     check_spans(workflow.spans(), node.uuids, 4)
     receipts = workflow.receipts()
-    assert {receipt["device"]["uuid"] for receipt in receipts} == set(node.uuids)
-    assert {receipt["device"]["kind"] for receipt in receipts} == {"cuda"}
+    devices = [device for receipt in receipts for device in receipt["devices"]]
+    assert {device["uuid"] for device in devices} == set(node.uuids)
+    assert {device["kind"] for device in devices} == {"cuda"}
     assert not any("torch" in receipt["versions"] for receipt in receipts)
+
+
+def by_device(spans):
+    """Return the spans of each device from those of the sets that jobs held together."""
+    found = defaultdict(list)
+    for devices, each in spans.items():
+        for device in devices.split(","):
+            found[device] += each
+    return found
+
+
+def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node):
+    node = gpu_node(4)
+    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=2)
+    spread = ("--cores", "32", "--config", "gpus=2")
+    said = workflow(*spread, "--resources", "gpu=1", status=1)
+    assert "gpus: one job needs 2, but --resources gpu=1 allows no more than that" in said
+    said = workflow("--cores", "32", "--config", "gpus=5", status=1)
+    assert "gpus: 5 are more than the 4 that can be had here" in said
+    workflow(*spread)
+    spans = workflow.spans()
+    assert all(len(set(devices.split(","))) == 2 for devices in spans)
+    check_spans(by_device(spans), node.uuids, 4)
+    assert most_at_once([span for each in spans.values() for span in each]) == 2
+    for receipt in workflow.receipts():
+        held = ",".join(device["uuid"] for device in receipt["devices"])
+        assert held in spans and receipt["retries"] == 0
+    assert "2 × Simulated GPU" in (workflow.run_folder.root / "report.html").read_text()
+    workflow.news()
+    workflow("--cores", "32")
+    assert workflow.news() == [], "how many hold a model says nothing about values"
+
+
+@pytest.mark.slow
+def test_a_device_lost_from_a_pair_costs_no_record(tmp_path, environment, gpu_node):
+    node = gpu_node(3)
+    lost = tmp_path / "lost"
+    options = {"batch_seconds": 1, "batch_records": 5, "lost_file": str(lost)}
+    workflow = GpuWorkflow(tmp_path, environment, node, 2, **options)
+    process = workflow.start("--cores", "32", "--config", "gpus=2")
+    wait_for(workflow.spans)
+    (pair,) = workflow.spans()
+    node.gpus[node.uuids.index(pair.split(",")[1])].lost = True
+    node.write()
+    lost.write_text(pair.split(",")[1])
+    said, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, said
+    assert "gave up its device" in said
+    assert workflow.counts()["ok"] == 20
+
+
+def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_node):
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    options = {"greedy_load": True}
+    plan = verbs.plan([("a", "MKV")], "poison", options, device="cuda")
+    said = verbs.extract(plan, status=3).splitlines()[-1]
+    assert "every device failed 2 times" in said
+    assert "memory ran out while the model was loaded (" in said
+    assert (
+        "take a GPU with more memory, `gpus: 2` (a model spread over several) or a smaller" in said
+    )
+    plan = verbs.plan([("a", "MKV")], "poison", options, device="cuda", gpus=2)
+    assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 
 
 def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node):

@@ -1,6 +1,7 @@
 """The journal: whatever is cut off or damaged, what it keeps is right and complete."""
 
 import random
+import threading
 
 import pyarrow as pa
 import pytest
@@ -89,6 +90,44 @@ def test_the_log_tells_what_was_in_flight(tmp_path):
     assert (state.in_flight, state.strikes) == ((), [(6, 7, 8)])
     Journal(path, SCHEMA, 10).close()
     assert journal.read_log(log).strikes == [(6, 7, 8)], "a resume forgets no strike"
+
+
+def test_several_batches_may_be_in_flight(tmp_path):
+    path = tmp_path / "j.arrows"
+    opened = Journal(path, SCHEMA, 10)
+    log = opened.log_path
+    opened.begin([0, 1, 2])
+    opened.begin([3, 4])
+    assert journal.read_log(log).in_flight == (0, 1, 2, 3, 4)
+    opened.commit(batch(0))
+    assert journal.read_log(log).in_flight == (3, 4), "they commit in the order of beginning"
+    opened.begin([5])
+    opened.abort()
+    assert journal.read_log(log).in_flight == ()
+    opened.begin([3])
+    opened.close()
+    assert journal.read_log(log).in_flight == (3,)
+
+
+def test_batches_begin_while_others_commit(tmp_path):
+    """Two threads write the log; no line of it may be torn or get lost."""
+    opened = Journal(tmp_path / "j.arrows", SCHEMA, 10)
+
+    def begin():
+        for row in range(3000):
+            opened.begin([row] * 50)
+
+    beginner = threading.Thread(target=begin)
+    beginner.start()
+    for first in range(0, 900, 3):
+        opened.commit(batch(first))
+    beginner.join()
+    digest = opened.finish()
+    lines = opened.log_path.read_text().splitlines()[1:]
+    begun = [f"begin {','.join([str(row)] * 50)}" for row in range(3000)]
+    assert [line for line in lines if line.startswith("begin")] == begun
+    assert len(journal.read_log(opened.log_path).commits) == 300 == len(lines) - 3000
+    assert digest == journal.digest_of_file(opened.path)
 
 
 def test_a_strike_survives_a_torn_line_before_it(tmp_path):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from featuremill import __main__, config, report
+from featuremill import __main__, config, receipts, report
 from featuremill.errors import UserError
 from featuremill.report import failures, projection, timeline, words
 from featuremill.report.timeline import Interval
@@ -91,7 +91,7 @@ class FakeRun:
             ],
             "notes": {"J read as X": 142} if self.ok > 500 else {},
             "gpu_seconds": sum(
-                r["seconds"]["total"] for r in receipts if r["device"]["kind"] == "cuda"
+                r["seconds"]["total"] for r in receipts if r["devices"][0]["kind"] == "cuda"
             ),
             "warnings": list(self.warnings),
         }
@@ -212,7 +212,7 @@ class FakeRun:
                     "started": started.isoformat(timespec="milliseconds"),
                     "finished": finished.isoformat(timespec="milliseconds"),
                     "cost": cost,
-                    "device": self.devices[which],
+                    "devices": [self.devices[which]],
                     "host": f"node{which // 4 + 1:02d}",
                     "threads": 2,
                     "batch_cost": 4096,
@@ -499,3 +499,13 @@ def test_a_browser_draws_everything_without_a_word(tmp_path: Path) -> None:
         dom, console = browse(file, tmp_path / "profile", "--dump-dom")
         assert console == "", name
         assert len(re.findall(r'class="marks"', dom)) == (name != "accounting")
+
+
+def test_a_receipt_of_version_1_is_read():
+    device = {"kind": "cuda", "uuid": "GPU-1", "name": "NVIDIA L4"}
+    other = {**device, "uuid": "GPU-2"}
+    assert receipts.devices_of({"device": device}) == [device]
+    assert receipts.device_name({"device": device}) == "NVIDIA L4"
+    assert receipts.device_name({"devices": [device, other]}) == "2 × NVIDIA L4"
+    third = {**device, "name": "NVIDIA A2"}
+    assert receipts.device_name({"devices": [device, third, other]}) == "2 × NVIDIA L4 + NVIDIA A2"

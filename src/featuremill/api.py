@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Literal
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from featuremill import compute, config, machine, weights
-from featuremill.batches import make_batches
+from featuremill.batches import Queue, make_batches
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.inputs import residues
@@ -40,8 +42,11 @@ def embed(
     same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
     ones are computed once.
 
+    Where memory runs out, batches get smaller, with one warning.
+
     Raises:
-        UserError: when an option is wrong, or a sequence, named by its index, is no protein.
+        UserError: when an option is wrong, a sequence, named by its index, is no protein, or memory
+            runs out for a single one.
     """
     options = {
         "model": model,
@@ -55,7 +60,7 @@ def embed(
     }
     checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
     payloads = _payloads(sequences)
-    chosen = machine.with_processors(devices_for(device)[0])
+    (chosen,) = machine.with_processors(devices_for(device)[:1])
     found = weights.weights_of(weights.convert(model))
     resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
     loaded = esm2.load(resolved, [chosen], found)
@@ -65,17 +70,38 @@ def embed(
     vectors = np.empty((len(distinct), int(found.metadata["embed_dim"])), np.float32)
     costs = [esm2.cost(payload, resolved) for payload in distinct]
     num_done = 0
-    budget = esm2.batch_cost(resolved, chosen)
-    for rows in make_batches(costs, budget):
-        values = compute.values_of(esm2, loaded, [distinct[row] for row in rows], budget)
-        if compute.not_finite(values).any():
-            raise UserError(f"embed: {compute.NOT_FINITE}, such as dtype='fp32'.")
+    for rows, values in _in_batches(loaded, distinct, costs, esm2.batch_cost(resolved, chosen)):
         vectors[rows] = values.column(0).flatten().to_numpy().reshape(len(rows), -1)
         num_done += len(rows)
         if progress:
             progress(num_done, len(distinct))
     row_of = {payload: row for row, payload in enumerate(distinct)}
     return vectors[[row_of[payload] for payload in payloads]]
+
+
+def _in_batches(
+    loaded: Any, payloads: Sequence[bytes], costs: Sequence[int], budget: int
+) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+    """Yield rows and their values, until all are computed."""
+    queue = Queue(costs, budget, esm2.COST_UNIT, lambda text: warnings.warn(text, stacklevel=7))
+    queue.add(make_batches(costs, budget), is_alone=True)
+    while batch := queue.take():
+        chosen = [payloads[row] for row in batch.rows]
+        try:
+            values = compute.values_of(esm2, loaded, chosen, batch.budget)
+        except Exception as error:
+            if not compute.is_out_of_memory(error):
+                raise
+            if not compute.make_room(queue, batch, error):
+                raise UserError(
+                    f"embed: memory ran out for one sequence of {len(chosen[0]):,} residues "
+                    f"({compute.one_line(error)}); use long='chunk', or a device with more memory."
+                ) from None
+            continue
+        if compute.not_finite(values).any():
+            raise UserError(f"embed: {compute.NOT_FINITE}, such as dtype='fp32'.")
+        queue.ran()
+        yield batch.rows, values
 
 
 def _payloads(sequences: Sequence[object]) -> list[bytes]:

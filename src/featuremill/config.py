@@ -57,6 +57,9 @@ class Run(Section):
     shards: Shards = Shards()
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where extraction runs: `auto` takes the visible GPUs, or the CPU where there are none."""
+    gpus: int = Field(default=1, ge=1, strict=True)
+    """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
+    not fit one: jobs side by side, each on a GPU of its own, are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
     """Files that merge writes to `results/<run>/`."""
     max_failed: int = Field(default=0, ge=0, strict=True)
@@ -146,11 +149,14 @@ def check_outputs(run: Run, source: str = "config") -> None:
 def without_effect(run: Run) -> list[str]:
     """Return a sentence for each setting of `run` that changes nothing."""
     delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
-    return [
+    found = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(delivered)
         if not any(NEEDS.get(output, kind) == kind for output in run.outputs)
     ]
+    if run.device == "cpu" and run.gpus > 1:
+        found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
+    return found
 
 
 def _checked(

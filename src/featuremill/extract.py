@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal
+from featuremill import journal, receipts
 from featuremill.errors import UserError
+from featuremill.lease import Request
 from featuremill.store import RunFolder, read_json, sync, write_json
 from featuremill.supervisor import Job, Supervisor
 
-RECEIPT_VERSION = 1
 log = logging.getLogger("featuremill.extract")
 
 
@@ -135,10 +135,12 @@ class Extraction:
 
     def _extract(self, lock: int) -> dict[str, Any]:
         started, began = _now(), time.monotonic()
-        supervisor = Supervisor(self._job, self.journal, self.plan["device"], lock)
+        plan = self.plan
+        wanted = Request.from_environment(num_gpus=plan.get("gpus", 1))
+        supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock)
         summary = supervisor.run()
         receipt = {
-            "version": RECEIPT_VERSION,
+            "version": receipts.VERSION,
             "shard": self.shard,
             "recipe": self.plan["recipe"],
             **summary,

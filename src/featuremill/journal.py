@@ -8,14 +8,18 @@ log:
     featuremill-journal 1 <batch_cost>     the budget that batches were made with
     begin <row>,<row>,…                    rows of the shard that go to the device now
     commit <end offset> <xxh3>             the rows up to this offset of the data file are good
+    abort                                  what was begun failed without harm to the worker
     strike <row>,<row>,…                   the worker died with these rows in flight
+
+Batches commit in the order in which they began, and several may have begun.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -26,6 +30,8 @@ import xxhash
 MAGIC = "featuremill-journal 1"
 SYNC_SECONDS = 3.0
 """Time between syncs: one costs up to a tenth of a second, a lost batch is only computed again."""
+PIECE_BYTES = 2**18
+"""Both hashes and the disk get a batch in pieces of this size, which a core's cache holds."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 COLUMNS = [
     pa.field("sha256", pa.binary(32), nullable=False),
@@ -41,7 +47,7 @@ def part_schema(values: pa.Schema) -> pa.Schema:
 
 
 class LogState(NamedTuple):
-    """What a log says: the budget, the committed batches, the strikes, and the rows in flight."""
+    """What a log says: the budget, the committed batches, the strikes, and all rows in flight."""
 
     batch_cost: int
     commits: list[tuple[int, str]]
@@ -57,7 +63,7 @@ def read_log(path: Path) -> LogState | None:
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
     commits: list[tuple[int, str]] = []
     strikes: list[tuple[int, ...]] = []
-    in_flight: tuple[int, ...] = ()
+    in_flight: deque[tuple[int, ...]] = deque()
     try:
         magic, _, budget = lines[0].decode("ascii").rpartition(" ")
         if magic != MAGIC:
@@ -72,17 +78,20 @@ def read_log(path: Path) -> LogState | None:
                 continue
             if word == "commit":
                 commits.append((int(rest[0]), rest[1]))
-                in_flight = ()
+                if in_flight:  # what is condemned is committed without a beginning
+                    in_flight.popleft()
             elif word == "begin":
-                in_flight = _rows(rest[0])
+                in_flight.append(_rows(rest[0]))
             elif word == "strike":
                 strikes.append(_rows(rest[0]))
-                in_flight = ()
+                in_flight.clear()
+            elif word == "abort":
+                in_flight.clear()
             else:
                 break
         except (IndexError, ValueError):
             break
-    return LogState(batch_cost, commits, strikes, in_flight)
+    return LogState(batch_cost, commits, strikes, tuple(row for rows in in_flight for row in rows))
 
 
 def _rows(text: str) -> tuple[int, ...]:
@@ -90,8 +99,8 @@ def _rows(text: str) -> tuple[int, ...]:
 
 
 class Journal:
-    """An open journal: append batches, then finish. One writer at a time (the caller holds a
-    lock)."""
+    """An open journal: append batches, then finish. One process at a time (the caller holds a
+    lock); in it, batches may begin on one thread while another commits those before them."""
 
     def __init__(self, path: Path, schema: pa.Schema, batch_cost: int) -> None:
         """Open the journal at `path`, keeping what an earlier writer committed.
@@ -118,6 +127,7 @@ class Journal:
             self._write(schema.serialize().to_pybytes())
         self._start_log(commits, state.strikes if state else [])
         self._log = self.log_path.open("ab")
+        self._log_lock = threading.Lock()
         self._synced = time.monotonic()
 
     def _good_commits(self, state: LogState | None) -> list[tuple[int, str]]:
@@ -157,17 +167,22 @@ class Journal:
 
     def begin(self, rows: Iterable[int]) -> None:
         """Note that these rows of the shard go to the device now."""
-        self._log.write(f"begin {_join(rows)}\n".encode("ascii"))
-        self._log.flush()
+        self._write_log(f"begin {_join(rows)}")
+
+    def abort(self) -> None:
+        """Note that nothing is on the device any more, and that what was begun has failed."""
+        self._write_log("abort")
 
     def commit(self, batch: pa.RecordBatch) -> None:
         """Append one batch of finished rows."""
-        content = batch.serialize().to_pybytes()
-        self._write(content)
+        content = memoryview(batch.serialize())
+        digest = xxhash.xxh3_64()
+        for start in range(0, len(content), PIECE_BYTES):
+            piece = content[start : start + PIECE_BYTES]
+            digest.update(piece)
+            self._write(piece)
         self._data.flush()
-        digest = xxhash.xxh3_64_hexdigest(content)
-        self._log.write(f"commit {self._data.tell()} {digest}\n".encode("ascii"))
-        self._log.flush()
+        self._write_log(f"commit {self._data.tell()} {digest.hexdigest()}")
         self._count(batch)
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
@@ -185,7 +200,12 @@ class Journal:
         self._data.close()
         self._log.close()
 
-    def _write(self, content: bytes) -> None:
+    def _write_log(self, line: str) -> None:
+        with self._log_lock:
+            self._log.write(f"{line}\n".encode("ascii"))
+            self._log.flush()
+
+    def _write(self, content: bytes | memoryview) -> None:
         self._data.write(content)
         self._hash.update(content)
 

@@ -8,6 +8,7 @@ import platform
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 
 from featuremill import __version__
 from featuremill.devices import Device
@@ -32,36 +33,48 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
         sys.exit(128 + signal_number)
 
 
-def with_processors(device: Device) -> Device:
-    """Return `device` with its number of multiprocessors, which CUDA's driver tells.
+def with_processors(devices: Sequence[Device]) -> list[Device]:
+    """Return `devices` with their numbers of multiprocessors, which CUDA's driver tells.
 
-    It is asked without torch, which not every workload needs: the visible device is number 0. Where
-    there is no answer the number stays 0, and a workload takes what is usual.
+    It is asked without torch, which not every workload needs: the visible devices are numbered in
+    the order of the lease. Where there is no answer the number stays 0, and a workload takes what
+    is usual.
     """
-    if device.kind != "cuda" or device.num_multiprocessors:
-        return device
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return device
+        return list(devices)
+    return [
+        device._replace(num_multiprocessors=_num_multiprocessors(driver, place))
+        if device.kind == "cuda"
+        else device
+        for place, device in enumerate(devices)
+    ]
+
+
+def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
     number, count = ctypes.c_int(), ctypes.c_int()
     if (
         driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(number), 0)
+        or driver.cuDeviceGet(ctypes.byref(number), place)
         or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
     ):
-        return device
-    return device._replace(num_multiprocessors=count.value)
+        return 0
+    return count.value
 
 
-def peak_memory_mb(device: Device) -> int:
-    """Return the peak of the memory that counts: the device's own, or the process's on a CPU.
+def peak_memory_mb(devices: Sequence[Device]) -> int:
+    """Return the peak of the memory that counts: the devices' own, or the process's on a CPU.
 
-    A workload that computes without torch has no number for a GPU's memory: then it is 0.
+    Of several devices, that of the fullest: it says what a device must have. A workload that
+    computes without torch has no number for a GPU's memory: then it is 0.
     """
-    if device.kind == "cuda":
+    if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
-        return int(torch.cuda.max_memory_reserved() // 2**20) if torch else 0
+        if torch is None:
+            return 0
+        peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
+        return int(max(peaks) // 2**20)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 

@@ -23,6 +23,7 @@ from featuremill.errors import IntegrityError, UserError
 from featuremill.gather import Gatherer
 from featuremill.outputs import FILES, Target, open_writer
 from featuremill.parts import Part, open_part
+from featuremill.receipts import device_name, devices_of, is_on_gpu
 from featuremill.store import RunFolder, replacing, sha256_of, write_json
 
 MANIFEST_VERSION = 1
@@ -175,7 +176,7 @@ def _manifest(
     plan: dict[str, Any], parts: list[Part], counts: dict[str, int], files: dict[str, Any]
 ) -> dict[str, Any]:
     receipts = [part.receipt for part in parts]
-    on_gpu = [r["seconds"]["total"] for r in receipts if r["device"]["kind"] == "cuda"]
+    on_gpu = [r["seconds"]["total"] * len(devices_of(r)) for r in receipts if is_on_gpu(r)]
     return {
         "version": MANIFEST_VERSION,
         "run": plan["run"],
@@ -199,7 +200,7 @@ def _manifest(
 def _warnings(receipts: list[dict[str, Any]]) -> list[str]:
     """Say what differs between parts that may change values in their last bits."""
     found = []
-    devices = sorted({receipt["device"]["name"] for receipt in receipts})
+    devices = sorted({device_name(receipt) for receipt in receipts})
     if len(devices) > 1:
         found.append(f"parts were computed on different devices: {', '.join(devices)}.")
     for package in ("torch", "featuremill"):

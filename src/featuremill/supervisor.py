@@ -25,7 +25,7 @@ from typing import IO, Any
 from featuremill import journal, machine
 from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.lease import Lease, lease
+from featuremill.lease import Lease, Request, lease
 from featuremill.log import logs_to_file
 from featuremill.progress import Progress
 
@@ -53,7 +53,8 @@ class Job:
     threads: int
     stall_seconds: float
     supervisor_pid: int
-    device: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    """Those of the lease, in the order in which CUDA numbers them."""
     solo: list[int] = field(default_factory=list)
     """Rows that were in flight when a worker died: each in a batch of its own now."""
     condemned: dict[str, str] = field(default_factory=dict)
@@ -70,12 +71,15 @@ class _WorkerDiedError(Exception):
 class Supervisor:
     """Runs workers on one shard until its journal is finished."""
 
-    def __init__(self, job: Job, journal_path: Path, device_choice: Any, lock: int) -> None:
+    def __init__(
+        self, job: Job, journal_path: Path, device_choice: Any, wanted: Request, lock: int
+    ) -> None:
         self.num_deaths = 0
         self.seconds_waited = 0.0
         self._job = job
         self._log_path = journal_path.with_suffix(".log")
         self._choice = device_choice
+        self._wanted = wanted
         self._lock = lock
         self._solo: set[int] = set()
         self._condemned: dict[str, str] = {}
@@ -92,10 +96,12 @@ class Supervisor:
         """
         self._recall_strikes()
         deaths_in_a_row = 0
+        manner = ""
         while True:
             commits = self._num_commits()
+            avoid = self._given_up(manner)
             waiting_since = time.monotonic()
-            with lease(self._choice, failures=self._failures, avoid=self._given_up()) as held:
+            with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
                 try:
                     summary = self._run_worker(held)
@@ -134,7 +140,7 @@ class Supervisor:
         rows = state.in_flight if state else ()
         is_alone = len(rows) == 1 and rows[0] in self._solo
         if not rows or (death.blames_device and not (is_alone and worked_before)):
-            self._failures[held.devices[0].uuid] += 1
+            self._failures.update(device.uuid for device in held.devices)
             held.failed(f"{self._name}: the worker {death}")
         if rows and not (death.blames_device and is_alone and not worked_before):
             journal.add_strike(self._log_path, rows)
@@ -144,15 +150,17 @@ class Supervisor:
         state = journal.read_log(self._log_path)
         return len(state.commits) if state else 0
 
-    def _given_up(self) -> list[str]:
-        """Return the UUIDs of the devices that are not worth another try."""
+    def _given_up(self, manner: str) -> list[str]:
+        """Return the UUIDs of the devices that are not worth another try; `manner` says how the
+        last worker died."""
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):
             names = ", ".join(device.name for device in allowed)
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
-                "see the log, then run the same command again: it goes on from here."
+                f"the last worker {manner}; see the log, then run the same command again: it goes "
+                "on from here."
             )
         return given_up
 
@@ -164,7 +172,7 @@ class Supervisor:
         """
         job = replace(
             self._job,
-            device=held.devices[0]._asdict(),
+            devices=[device._asdict() for device in held.devices],
             solo=sorted(self._solo),
             condemned=self._condemned,
         )
@@ -202,6 +210,8 @@ class Supervisor:
             kind = event.pop("event")
             if kind == "progress":
                 progress.show(event)
+            elif kind == "warning":
+                log.warning("%s: %s", self._name, event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
                 return dict(event)
             else:

@@ -103,12 +103,14 @@ def prepare_jobs(workflow: Any) -> None:
         os.environ["PATH"] = os.pathsep.join([here, *folders])
 
 
-def cap_gpus(workflow: Any, device: str) -> int:
+def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
-    number.
+    number. Refuse a cap below the `gpus` of one job.
 
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
+    A cap that is too low would clip what a job asks for, and more of them would start than find
+    devices.
     """
     try:
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
@@ -120,6 +122,16 @@ def cap_gpus(workflow: Any, device: str) -> int:
         if cap is None and workflow.nodes is None:
             cap = max(1, num_slots)
             workflow.register_resource("gpu", cap)
+            if 0 < num_slots < gpus and not only_looks():
+                raise WorkflowError(
+                    f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
+                    "or look at featuremill doctor."
+                )
+        elif device != "cpu" and cap and cap < gpus and not only_looks():
+            raise WorkflowError(
+                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows no more than that; "
+                f"give gpu={gpus} or a multiple of it."
+            )
         os.environ["FEATUREMILL_GPUS"] = str(cap or 0)
     return num_slots
 
@@ -167,9 +179,12 @@ def claim_run(workflow: Any, results: str) -> None:
 
 def executes(workflow: Any) -> bool:
     """Tell whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
-    return not workflow.output_settings.dryrun and not any(
-        argument.startswith(LOOKING) for argument in sys.argv[1:]
-    )
+    return not workflow.output_settings.dryrun and not only_looks()
+
+
+def only_looks() -> bool:
+    """Tell whether this Snakemake was called for something that never runs jobs of ours."""
+    return any(argument.startswith(LOOKING) for argument in sys.argv[1:])
 
 
 def _concerns(lock: Path, results: str) -> bool:

@@ -98,8 +98,9 @@ class Workload(Protocol):
     def prepare(self, model: Any, payloads: Sequence[bytes], batch_cost: int) -> Any:
         """Return the host side of one batch; runs ahead of `run`, on a thread.
 
-        `batch_cost` is what the batch may cost: to fill up to it keeps shapes, and with them the
-        kernels that run, the same from batch to batch.
+        `batch_cost` is what the batch may cost, and never less than its payloads do: to fill up to
+        it keeps shapes, and with them the kernels that run, the same from batch to batch. It gets
+        smaller where memory ran out.
         """
 
     def run(self, model: Any, batch: Any) -> Any:

@@ -3,13 +3,15 @@
 CRASH aborts the process, SEGV writes to address 0, RAISE raises, NAN delivers a value that is not a
 number, EAT needs more memory than there is (in any batch of more than one record), GREED even
 alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend
-device. Every batch takes `batch_seconds`, and is noted in the file `computed`; its beginning and
-its end in the file `spans`, with the device that the process sees.
+device. LATE before such a word means: when the batch is collected, not when it runs. Every batch
+takes `batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file
+`spans`, with the devices that the process sees.
 """
 
 import atexit
 import ctypes
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -28,6 +30,12 @@ class Options(WorkloadOptions):
 
     batch_seconds: float = 0.0
     """Duration of a batch."""
+    collect_seconds: float = 0.0
+    """Duration of collecting a batch."""
+    full: str = ""
+    """While this file exists, the worker may write `file_bytes` into a file, as on a full disk."""
+    file_bytes: int = 0
+    """See `full`."""
     record_seconds: float = 0.0
     """Duration of reading a record."""
     batch_records: int = 4
@@ -42,6 +50,8 @@ class Options(WorkloadOptions):
     """Never end after the work is done."""
     broken_load: bool = False
     """Fail in `load`."""
+    greedy_load: bool = False
+    """Need more memory in `load` than there is."""
     sticky_file: str = ""
     """While this file exists, STICKY breaks the device."""
 
@@ -75,6 +85,10 @@ def batch_cost(options, device):
 def load(options, devices, weights):
     if options.hang_at_exit:
         atexit.register(time.sleep, 3600)
+    if options.full and Path(options.full).exists():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (options.file_bytes, resource.RLIM_INFINITY))
+    if options.greedy_load:
+        bytearray(1 << 60)
     if options.broken_load:
         raise KeyError("no such layer")
     return options
@@ -93,16 +107,21 @@ def run(options, batch):
     _note(options, "begin")
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None
-    if lost and lost.exists() and lost.read_text() == os.environ["CUDA_VISIBLE_DEVICES"]:
+    if lost and lost.exists() and lost.read_text() in os.environ["CUDA_VISIBLE_DEVICES"]:
         raise RuntimeError("CUDA error: device not ready")
     time.sleep(options.batch_seconds / 2)
     _note(options, "end")
     lengths = [[float("nan") if s.startswith("NAN") else float(len(s))] for s in batch]
-    return pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+    return batch, pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
 
 
-def collect(model, result):
-    return result
+def collect(options, result):
+    batch, values = result
+    time.sleep(options.collect_seconds)
+    for sequence in batch:
+        if sequence.startswith("LATE"):
+            _harm(sequence.removeprefix("LATE"), len(batch), options)
+    return values
 
 
 def _note(options, what):

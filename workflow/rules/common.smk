@@ -17,7 +17,7 @@ weights_files = support.weights_json(run)
 calm_output(workflow)
 support.prepare_jobs(workflow)
 support.claim_run(workflow, results)
-num_slots = support.cap_gpus(workflow, run.device)
+num_slots = support.cap_gpus(workflow, run.device, run.gpus)
 
 
 def receipts(wildcards):

@@ -1,4 +1,4 @@
-# extract: compute one shard on one GPU slot (or on the CPU).
+# extract: compute one shard on one GPU slot (or several, or on the CPU).
 #
 #   in    weights/<name>.json; the shard itself stands in the store, named by the wildcard
 #   out   receipts/<recipe>/<shard>.json: counts, seconds, device, the part's digest
@@ -20,7 +20,7 @@ rule extract:
         "../../envs/esm2.yaml"
     threads: support.extract_threads(workflow, num_slots)
     resources:
-        gpu=0 if run.device == "cpu" else 1,
+        gpu=0 if run.device == "cpu" else run.gpus,
         mem_mb=8000,
     params:
         folder=subpath(output.receipt, ancestor=3),

@@ -112,6 +112,7 @@ def plan(
             "settings": settings,
             "execution": options.model_dump(mode="json", include=options.EXECUTION),
             "device": config.device,
+            "gpus": config.gpus,
             "weights": str(weights_path) if weights_path else None,
             **about_records,
         }

@@ -39,9 +39,14 @@ def describe(
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts['unique'], 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
-        f"{plan['workload']} ({model}) on {device.name}; "
+        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
         f"values take about {size}, in store/ and again in each output",
     ]
+
+
+def _where(plan: dict[str, Any], device: Device) -> str:
+    is_spread = device.kind == "cuda" and plan["gpus"] > 1
+    return f"{plan['gpus']} × {device.name} a job" if is_spread else device.name
 
 
 def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
@@ -51,8 +56,8 @@ def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
         lines.append(f"{counted(count, 'record')} refused: {reason}")
     shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
     num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
-    if 1 < len(shards) < num_gpus:
-        idle = num_gpus - len(shards)
+    idle = num_gpus - len(shards) * plan["gpus"]
+    if len(shards) > 1 and idle > 0:
         lines.append(
             f"{len(shards)} shards for {num_gpus} GPUs: {idle} will idle; lower shards.cost."
         )

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.errors import UserError
+from featuremill.receipts import device_name, devices_of, is_on_gpu
 from featuremill.report import failures, projection, words
 from featuremill.report.timeline import Interval, seconds_of, wall_seconds
 from featuremill.store import RunFolder
@@ -40,16 +41,16 @@ class Shard(NamedTuple):
     name: str
     host: str
     device: str
-    """The device's model, such as "NVIDIA H200"."""
+    """The device's model, such as "NVIDIA H200" or "2 × NVIDIA L4"."""
     lane: str
-    """The one device: model, identity and host."""
+    """The device, or those that held one model together: model, identity and host."""
     tokens: int
     rows: int
     failed: int
     resumed_batches: int
     crashes: int
     seconds: dict[str, float]
-    """By stage, and in total. `run` holds what of `prepare` the device had to wait for."""
+    """By stage, and in total. `prepare` and `write` go on beside `run`."""
     claimed: Interval
     """From the job's start, waiting for a device included."""
     working: Interval
@@ -138,13 +139,14 @@ def _lengths(path: Path) -> tuple[int, Lengths]:
 
 
 def _shard(receipt: dict[str, Any]) -> Shard:
-    device, host = receipt["device"], failures.clipped(receipt["host"])
+    devices, host = devices_of(receipt), failures.clipped(receipt["host"])
     seconds: dict[str, float] = receipt["seconds"]
     started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
     # A receipt may carry whole seconds; its durations are finer.
     finished = max(finished, started + seconds["total"])
-    name = failures.clipped(device["name"])
-    identity = "" if device["kind"] == "cpu" else f" {device['uuid'].removeprefix('GPU-')[:8]}"
+    name = failures.clipped(device_name(receipt))
+    uuids = "+".join(sorted(device["uuid"].removeprefix("GPU-")[:8] for device in devices))
+    identity = f" {uuids}" if is_on_gpu(receipt) else ""
     return Shard(
         name=receipt["shard"],
         host=host,

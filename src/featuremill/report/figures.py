@@ -212,11 +212,15 @@ def _stages(facts: Facts) -> Figure:
 def _spent(shards: list[Shard]) -> dict[str, float]:
     """Return the seconds of each stage; together they are the shards' total.
 
-    Preparing runs beside running and is no part of the sum: what the device had to wait for it is
-    counted in `run`. `other` is what no stage claims: starting Python, and attempts that were lost.
+    Preparing and writing go on beside running: of writing only what was left over is shown, of
+    preparing nothing. `other` is what no stage claims: starting Python, attempts that were lost,
+    and a device that waited for the host.
     """
     spent = {stage: sum(s.seconds[stage] for s in shards) for stage in STAGES if stage != "other"}
-    spent["other"] = max(0.0, sum(s.seconds["total"] for s in shards) - sum(spent.values()))
+    total = sum(s.seconds["total"] for s in shards)
+    hidden = sum(spent.values()) - total
+    spent["write"] = max(0.0, spent["write"] - max(0.0, hidden))
+    spent["other"] = max(0.0, -hidden)
     return spent
 
 

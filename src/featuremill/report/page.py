@@ -14,6 +14,7 @@ import yaml
 
 from featuremill import __version__
 from featuremill.outputs import FILES
+from featuremill.receipts import devices_of, is_on_gpu
 from featuremill.report import words
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
@@ -201,18 +202,21 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
 
 def _reproduce(facts: Facts) -> dict[str, str]:
     manifest, settings = facts.manifest, facts.manifest["settings"]
-    kinds = {receipt["device"]["kind"] for receipt in manifest["receipts"]}
+    receipts = manifest["receipts"]
+    kinds = {device["kind"] for receipt in receipts for device in devices_of(receipt)}
+    num_together = max((len(devices_of(receipt)) for receipt in receipts), default=1)
     config = {
         "run": manifest["run"],
         "inputs": [file["path"] for file in manifest["inputs"]],
         "workload": settings["workload"],
         "options": settings["options"],
         "device": kinds.pop() if len(kinds) == 1 else "auto",
+        "gpus": num_together,
         "outputs": [name for name, file in FILES.items() if file in manifest["outputs"]],
         "max_failed": manifest["counts"]["failed"],
     }
     name = f"{manifest['run']}.yaml"
-    gpus = len({r["device"]["uuid"] for r in manifest["receipts"] if r["device"]["kind"] == "cuda"})
+    gpus = len({device["uuid"] for r in receipts if is_on_gpu(r) for device in devices_of(r)})
     limit = f" --resources gpu={gpus}" if gpus else ""
     checks = "".join(
         f"echo {shlex.quote(file['sha256'] + '  ' + file['path'])} | sha256sum --check\n"

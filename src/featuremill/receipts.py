@@ -1,0 +1,25 @@
+"""Receipts, for those who read them: which devices computed a part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VERSION = 2
+"""1 had one `device` in place of `devices`."""
+
+
+def devices_of(receipt: dict[str, Any]) -> list[dict[str, str]]:
+    """Return the devices that held the model: kind, uuid and name of each."""
+    return receipt["devices"] if "devices" in receipt else [receipt["device"]]
+
+
+def is_on_gpu(receipt: dict[str, Any]) -> bool:
+    """Tell whether the part was computed on GPUs."""
+    return devices_of(receipt)[0]["kind"] == "cuda"
+
+
+def device_name(receipt: dict[str, Any]) -> str:
+    """Return the model of the devices, such as "NVIDIA L4" or "2 × NVIDIA L4"."""
+    names = [device["name"] for device in devices_of(receipt)]
+    counts = {name: names.count(name) for name in names}
+    return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())

@@ -1,0 +1,41 @@
+"""Times the batches of a worker: for the receipt, and to end one that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import time
+
+SLOWER = 20
+"""A batch that takes this many times what was predicted hangs."""
+
+
+class Watch:
+    """How long the device was at work, on what; and the timer that ends the process."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self.started = time.monotonic()
+        self.busy_seconds = 0.0
+        self.cost_run = 0
+        self._stall_seconds = stall_seconds
+        self._done_at = 0.0
+
+    def arm(self, cost: int) -> None:
+        """Restart the timer for all that is on the device: it fires even when C code holds the
+        interpreter."""
+        predicted = cost * self.busy_seconds / self.cost_run if self.cost_run else 0.0
+        seconds = max(self._stall_seconds, SLOWER * predicted)
+        # The timer is a thread. Where memory is so short that none can start (a limit on addresses,
+        # as some schedulers set), this batch goes unwatched, and the next one is watched again.
+        with contextlib.suppress(RuntimeError):
+            faulthandler.dump_traceback_later(seconds, exit=True)
+
+    def done(self, cost: int, launched: float) -> None:
+        """Note that a batch which was launched then is complete now; call in order.
+
+        The device may have been busy with the batch before it for a part of that time.
+        """
+        now = time.monotonic()
+        self.busy_seconds += max(0.0, now - max(launched, self._done_at))
+        self.cost_run += cost
+        self._done_at = now

@@ -1,0 +1,45 @@
+"""compute: no value that is missing, NaN or infinite gets past the check, whatever its width."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from featuremill import compute
+from featuremill.journal import PIECE_BYTES
+
+DTYPES = [np.float16, np.float32, np.float64]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_bit_pattern_of_the_exponent_is_told_as_numpy_tells_it(dtype):
+    limits = np.finfo(dtype)
+    odd = [limits.max, limits.min, limits.tiny, limits.smallest_subnormal, 0.0, -0.0]
+    numbers = [np.array([value], dtype) for value in [*odd, np.nan, -np.nan, np.inf, -np.inf]]
+    if dtype is np.float16:
+        numbers += [bits.view(dtype) for bits in np.arange(2**16, dtype=np.uint16).reshape(-1, 1)]
+    for number in numbers:
+        assert compute.is_finite(number) == bool(np.isfinite(number).all()), number
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_it_looks_everywhere(dtype):
+    size = 2 * PIECE_BYTES // np.dtype(dtype).itemsize + 17
+    numbers = np.ones(size, dtype)
+    assert compute.is_finite(numbers) and compute.is_finite(numbers[:0])
+    for place in (0, size // 2, size - 1):
+        numbers[place] = np.nan
+        assert not compute.is_finite(numbers)
+        numbers[place] = 1
+
+
+@pytest.mark.parametrize("number", [pa.float16(), pa.float32(), pa.float64()])
+def test_rows_with_a_bad_value_are_found(number):
+    good = np.array([1.0, 2.0])
+    rows = [[good], [good, np.array([np.inf, 0.0])], [], None, [good, good]]
+    vectors = pa.array(rows, pa.list_(pa.list_(number, 2)))
+    names = pa.array(["a", None, "c", "d", "e"])
+    values = pa.record_batch({"vectors": vectors})
+    assert compute.not_finite(values).tolist() == [False, True, False, True, False]
+    assert compute.not_finite(values.slice(4)).tolist() == [False]
+    both = pa.record_batch({"vectors": vectors, "names": names})
+    assert compute.not_finite(both).tolist() == [False, True, False, True, False]

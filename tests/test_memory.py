@@ -1,0 +1,132 @@
+"""Memory that runs out: every record that fits alone is delivered, with the same bits."""
+
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from esm2_models import fair_esm, save_fair_esm
+
+LETTERS = "ACDEFGHIKLMNPQRSTVWY"
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
+
+
+def proteins(count, length):
+    rng = random.Random(length)
+    return [(f"p{length}.{n}", "".join(rng.choices(LETTERS, k=length))) for n in range(count)]
+
+
+def surroundings(verbs):
+    """Return an environment with a cache of its own, in which what is freed is free at once."""
+    settings = {"FEATUREMILL_CACHE": verbs.folder / "cache", "MALLOC_MMAP_THRESHOLD_": 2**20}
+    return verbs.environment | {name: str(value) for name, value in settings.items()}
+
+
+class Cramped:
+    """Runs of ESM-2 with one narrow layer, which takes 4 KB a token, in limited memory."""
+
+    def __init__(self, verbs, records, batch_tokens, device="cpu"):
+        self.verbs = verbs
+        verbs.environment = surroundings(verbs)
+        checkpoint = save_fair_esm(fair_esm(1, 128, 8), verbs.folder / "narrow.pt")
+        verbs("weights", checkpoint, "--output", verbs.folder / "weights.json")
+        options = {"model": str(checkpoint), "dtype": "fp32", "long": "full"}
+        self.plan = verbs.plan(
+            records,
+            "cramped",
+            {**options, "batch_tokens": batch_tokens},
+            cost=10**6,
+            device=device,
+            more=("--weights", verbs.folder / "weights.json"),
+        )
+
+    def __call__(self, room_mb=None):
+        """Return the receipt, the part's rows by sha256 and what was said."""
+        if room_mb:
+            self.verbs.environment |= {"CRAMPED_MB": str(room_mb)}
+        said = self.verbs.extract(self.plan)
+        (receipt,) = self.verbs.receipts(self.plan)
+        path = self.verbs.run_folder.part(self.plan["recipe"], self.plan["shards"][0]["shard"])
+        with pa.memory_map(str(path)) as source:
+            rows = pa.ipc.open_stream(source).read_all().to_pylist()
+        path.unlink()
+        return receipt, {row["sha256"]: row for row in rows}, said
+
+
+def test_batches_get_smaller_and_values_stay(verbs):
+    run = Cramped(verbs, proteins(100, 500), batch_tokens=25_000)
+    whole, expected, said = run()
+    assert (whole["ok"], whole["oom_splits"], "out of memory" in said) == (100, 0, False)
+    receipt, found, said = run(80)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (100, 0, 0)
+    assert found == expected
+    assert receipt["batch_cost"] == 25_000, "the budget stays"
+    assert 1 <= receipt["oom_splits"] <= 5 < receipt["batches"], (
+        "what did not fit is not tried again and again"
+    )
+    assert receipt["batches"] > whole["batches"]
+    assert said.count("a batch of up to 25,000 tokens did not fit; going on with 12,500") == 1
+    assert said.count("warning") == 1
+
+
+def test_one_record_that_does_not_fit_fails_alone(verbs):
+    run = Cramped(verbs, [*proteins(20, 500), *proteins(1, 400_000)], batch_tokens=5_000)
+    receipt, found, _ = run(200)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 0)
+    (reason,) = [row["reason"] for row in found.values() if row["status"] == "failed"]
+    assert reason.startswith("out of memory: ")
+    assert receipt["batches"] == 4, "it says nothing about batches of many"
+
+
+EMBED = """
+import sys, warnings
+from types import SimpleNamespace
+import featuremill, featuremill_cramped
+from featuremill.workloads import esm2
+featuremill_cramped.esm2 = SimpleNamespace(load=esm2.load)
+esm2.load = featuremill_cramped.load
+options = {"dtype": "fp32", "long": "full", "batch_tokens": 25_000, "device": "cpu"}
+with warnings.catch_warnings(record=True) as caught:
+    vectors = featuremill.embed(sys.argv[3:], sys.argv[1], **options)
+print(*sorted({str(warning.message)[:60] for warning in caught}), sep=chr(10))
+vectors.tofile(sys.argv[2])
+"""
+
+
+def test_embed_gets_smaller_batches_too(verbs):
+    checkpoint = save_fair_esm(fair_esm(1, 128, 8), verbs.folder / "narrow.pt")
+    environment = surroundings(verbs)
+    sequences = [sequence for _, sequence in proteins(100, 500)]
+
+    def embed(sequences, **more):
+        command = [sys.executable, "-c", EMBED, checkpoint, verbs.folder / "out", *sequences]
+        done = subprocess.run(
+            command, env=environment | more, text=True, capture_output=True, timeout=120
+        )
+        return done, (verbs.folder / "out").read_bytes()
+
+    whole, expected = embed(sequences)
+    assert (whole.returncode, whole.stdout.strip()) == (0, ""), whole.stderr
+    done, found = embed(sequences, CRAMPED_MB="80")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "out of memory: a batch of up to 25,000 tokens did not fit; g"
+    assert found == expected
+    done, _ = embed(["M" * 120_000], CRAMPED_MB="60")
+    assert "memory ran out for one sequence of 120,000 residues" in done.stderr
+
+
+@pytest.mark.gpu
+def test_batches_get_smaller_on_a_gpu(verbs):
+    run = Cramped(verbs, proteins(2000, 500), batch_tokens=500_000, device="cuda")
+    whole, expected, _ = run()
+    assert (whole["ok"], whole["oom_splits"]) == (2000, 0)
+    receipt, found, said = run(1000)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (2000, 0, 0)
+    assert receipt["devices"][0]["kind"] == "cuda"
+    assert 1 <= receipt["oom_splits"] <= 4
+    assert said.count("did not fit") == 1
+    for sha256, row in expected.items():
+        one, other = (np.array(each["mean_layer_1"]) for each in (row, found[sha256]))
+        assert np.linalg.norm(one - other) < 1e-3 * np.linalg.norm(one)
