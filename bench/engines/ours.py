@@ -6,7 +6,6 @@ reading, hashing and sharding the input, batches with the worker's overlap, comm
 
 from __future__ import annotations
 
-import dataclasses
 import faulthandler
 import hashlib
 import io
@@ -139,20 +138,16 @@ class Ours:
             threads=torch.get_num_threads(),
             stall_seconds=STALL_SECONDS,
             supervisor_pid=os.getpid(),
+            devices=[self.device._asdict()],
         )
         events = io.StringIO()
         try:
-            Worker(dataclasses.replace(job, **self._place()), events).run()
+            Worker(job, events).run()
         finally:
             faulthandler.cancel_dump_traceback_later()
         done = json.loads(events.getvalue().splitlines()[-1])
         assert done["event"] == "done" and not done["failed"], done
         self.seconds |= done["seconds"]
-
-    def _place(self) -> dict[str, Any]:
-        device = self.device._asdict()
-        several = "devices" in {field.name for field in dataclasses.fields(Job)}
-        return {"devices": [device]} if several else {"device": device}
 
 
 def _digest(sequence: str) -> bytes:

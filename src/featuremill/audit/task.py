@@ -81,7 +81,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     checked = Options.model_validate(config.validate(settings, "audit").options)
     _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
     choice = arguments.device or (run.device if run else "auto")
-    device = machine.with_processors(devices_for(choice)[0])
+    (device,) = machine.with_processors(devices_for(choice)[:1])
     dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
     if not dtypes:
         raise UserError(
