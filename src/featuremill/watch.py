@@ -19,16 +19,17 @@ class Watch:
         self.cost_run = 0
         self._stall_seconds = stall_seconds
         self._done_at = 0.0
+        self._first = (0.0, 0)
+        """Seconds and cost of the first batch, in which much happens that never does again."""
 
     def arm(self, cost: int) -> None:
         """Restart the timer for all that is on the device: it fires even when C code holds the
         interpreter."""
-        predicted = cost * self.busy_seconds / self.cost_run if self.cost_run else 0.0
-        seconds = max(self._stall_seconds, SLOWER * predicted)
+        allowed = max(self._stall_seconds, SLOWER * self._predicted(cost))
         # The timer is a thread. Where memory is so short that none can start (a limit on addresses,
         # as some schedulers set), this batch goes unwatched, and the next one is watched again.
         with contextlib.suppress(RuntimeError):
-            faulthandler.dump_traceback_later(seconds, exit=True)
+            faulthandler.dump_traceback_later(allowed, exit=True)
 
     def done(self, cost: int, launched: float) -> None:
         """Note that a batch which was launched then is complete now; call in order.
@@ -39,3 +40,11 @@ class Watch:
         self.busy_seconds += max(0.0, now - max(launched, self._done_at))
         self.cost_run += cost
         self._done_at = now
+        if not self._first[1]:
+            self._first = (self.busy_seconds, self.cost_run)
+
+    def _predicted(self, cost: int) -> float:
+        seconds, cost_run = self.busy_seconds, self.cost_run
+        if cost_run > self._first[1]:  # the others tell better how fast this device is
+            seconds, cost_run = seconds - self._first[0], cost_run - self._first[1]
+        return cost * seconds / cost_run if cost_run else 0.0
