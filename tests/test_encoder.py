@@ -122,6 +122,18 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
     assert product.gelu(context_THd.flatten(1)).shape == (256, 640)
 
 
+def test_a_backend_with_other_results_is_refused():
+    right = attention.choose(HOST, torch.bfloat16, 4, 24)
+    attention.check(right, HOST, torch.bfloat16, 4, 24)
+
+    def across_sequences(qkv_T3Hd, pack):
+        return right.attend(qkv_T3Hd, pack._replace(bounds=[0, pack.bounds[-1]]))
+
+    wrong = attention.Backend("varlen wrong", across_sequences)
+    with pytest.raises(RuntimeError, match=r"varlen wrong: its attention is not that of torch's"):
+        attention.check(wrong, HOST, torch.bfloat16, 4, 24)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])

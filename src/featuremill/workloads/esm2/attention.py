@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from featuremill.devices import BF16_CAPABILITY
+from featuremill.workloads.esm2 import packing
 from featuremill.workloads.esm2.packing import Packed
 
 LONGEST_WITH_SCORES = 256
@@ -30,13 +32,30 @@ class Backend(NamedTuple):
 def choose(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> Backend:
     """Return the backend: one kernel a pack on Ampere and later in 16 bits, SDPA elsewhere."""
     if dtype != torch.float32 and _capability(device) >= BF16_CAPABILITY:
-        return Backend(f"varlen {_flash_attention()}", attend_varlen)
+        varlen = Backend(f"varlen {_flash_attention()}", attend_varlen)
+        check(varlen, device, dtype, num_heads, head_dim)
+        return varlen
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
     sdpa = f"sdpa {kernel.name.lower()} per sequence"
     if device.type == "cpu":
         return Backend(f"scores up to {LONGEST_WITH_SCORES} tokens, {sdpa}", attend_on_cpu)
     return Backend(sdpa, attend_per_sequence)
+
+
+def check(
+    backend: Backend, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
+) -> None:
+    """Raise RuntimeError unless `backend` computes on `device` what SDPA does, protein by protein.
+
+    It is reached through an operation that is not public: better an error now than wrong features.
+    """
+    pack = packing.pack([np.zeros(length, np.int64) for length in (3, 70, 1)]).to(device)
+    numbers = torch.arange(len(pack.tokens_T) * 3 * num_heads * head_dim, device=device)
+    qkv_T3Hd = numbers.sin().to(dtype).view(-1, 3, num_heads, head_dim)
+    found, expected = backend.attend(qkv_T3Hd, pack), attend_per_sequence(qkv_T3Hd, pack)
+    if not torch.allclose(found, expected, rtol=2e-2, atol=2e-2):
+        raise RuntimeError(f"{backend.name}: its attention is not that of torch's SDPA")
 
 
 def attend_per_sequence(
