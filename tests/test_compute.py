@@ -43,3 +43,25 @@ def test_rows_with_a_bad_value_are_found(number):
     assert compute.not_finite(values.slice(4)).tolist() == [False]
     both = pa.record_batch({"vectors": vectors, "names": names})
     assert compute.not_finite(both).tolist() == [False, True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "text, is_memory, is_device",
+    [
+        ("[enforce fail] DefaultCPUAllocator: can't allocate memory", True, False),
+        ("could not create a primitive", True, False),
+        ("could not create a primitive descriptor for a matmul", False, False),
+        ("CUDA error: out of memory", True, False),
+        ("CUDA driver error: out of memory", True, False),
+        ("Triton Error [CUDA]: out of memory", True, False),
+        ("Triton Error [CUDA]: an illegal memory access was encountered", False, True),
+        ("CUDA error: device-side assert triggered", False, True),
+        ("CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True, False),
+        ("CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(…)`", False, True),
+        ("mat1 and mat2 shapes cannot be multiplied", False, False),
+    ],
+)
+def test_errors_of_libraries_are_told_apart(text, is_memory, is_device):
+    error = RuntimeError(text)
+    assert compute.is_out_of_memory(error) == is_memory
+    assert compute.is_device_error(error) == is_device

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import textwrap
+from contextlib import contextmanager
 from itertools import pairwise
 
 import numpy as np
@@ -17,7 +18,7 @@ from featuremill.compute import values_of
 from featuremill.devices import cpu
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, packing, pooling, products
-from featuremill.workloads.esm2.encoder import Encoder
+from featuremill.workloads.esm2.encoder import Encoder, Stage
 from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.tokens import tokenize, windows
 
@@ -232,6 +233,37 @@ def test_a_pack_and_the_residual_stream_follow_the_layers(found, monkeypatch):
     sent.clear()
     [_] = encoder.representations(packing.pack([np.full(9, 5)]), {1})
     assert len(sent) == 1  # layers above the last wanted one do not run
+
+
+def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch):
+    """Triton launches where the current device is, whatever device its tensors are on."""
+    encoder = Encoder(found.path, found.metadata, [HOST] * 2, torch.float32)
+    current, calls = [], []
+
+    @contextmanager
+    def enter(stage):
+        [number] = [n for n, known in enumerate(encoder.stages) if known is stage]
+        current.append(number)
+        yield
+        current.pop()
+
+    def noted(number, kernel):
+        return lambda *arguments: (calls.append((number, *current)), kernel(*arguments))[1]
+
+    monkeypatch.setattr(Stage, "current", enter)
+    for number, stage in enumerate(encoder.stages):
+        wrapped = {
+            name: noted(number, getattr(stage.kernels, name))
+            for name in ("rotate_", "add_norm", "mean_rows")
+        }
+        encoder.stages[number] = stage._replace(kernels=stage.kernels._replace(**wrapped))
+    options = esm2.Options(layers=(0, 2, 5), pool=("mean", "bos"), dtype="fp32")
+    model = esm2.Model(encoder, options, "")
+    values_of(esm2, model, [b"MKVL"], 64)
+    # Both stages are the same CPU, so all means count as the first one's.
+    assert len(calls) == 5 * 3 + 1 + 3 * 2
+    assert {number for number, *_ in calls} == {0, 1}
+    assert all(len(call) == 2 and call[0] == call[1] for call in calls)
 
 
 # Long proteins.

@@ -363,6 +363,10 @@ def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypat
             | {"normed": f"*{narrow}", "num_rows": "i32"},
             {"WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
         ),
+        "_mean_rows": (
+            {"hidden": "*fp32", "starts": "*i64", "ends": "*i64", "means": "*fp32"},
+            {"WIDTH": 1280, "ROWS": 32, "COLUMNS": 64},
+        ),
     }
     for name, (signature, constants) in shapes.items():
         kernel = getattr(triton_kernels(), name)
@@ -378,7 +382,8 @@ def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypat
         compiled = triton.compile(source, target=target, options={"num_warps": 4})
         assert len(compiled.asm["cubin"]) > 1000
         assert "ld.global.v4.b32" in compiled.asm["ptx"], name
-        assert "st.global.v4.b32" in compiled.asm["ptx"], name
+        # A mean is one number for many that are read.
+        assert "st.global.v4.b32" in compiled.asm["ptx"] or name == "_mean_rows", name
 
 
 # The compiled kernels.

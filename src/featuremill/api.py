@@ -95,7 +95,7 @@ def _in_batches(
             if not compute.make_room(queue, batch, error):
                 raise UserError(
                     f"embed: memory ran out for one sequence of {len(chosen[0]):,} residues "
-                    f"({compute.one_line(error)}); use long='chunk', or a device with more memory."
+                    f"({compute.one_line(error)}); use long='truncate', or another device."
                 ) from None
             continue
         if compute.not_finite(values).any():

@@ -18,7 +18,8 @@ from featuremill.workload import Workload
 
 NOT_FINITE = "values are missing or not finite: try a wider dtype (or output_dtype)"
 OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"can't allocate memory|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Triton Error \[CUDA\]: out of memory"
     # oneDNN found the primitive (else the descriptor is what fails) and no memory for its code.
     r"|could not create a primitive$"
 )
@@ -28,7 +29,15 @@ EXPONENTS: dict[int, tuple[Any, Any]] = {
     8: (np.uint64(0x7FF0000000000000), np.uint64),
 }
 """The bits of a float's exponent and an integer of its width, by its bytes (IEEE 754)."""
-STICKY_CUDA_ERRORS = ("CUDA error", "cuBLAS", "CUBLAS_STATUS", "cuDNN error", "device-side assert")
+STICKY_CUDA_ERRORS = (
+    "CUDA error",
+    "CUDA driver error",
+    "Triton Error [CUDA]",
+    "cuBLAS",
+    "CUBLAS_STATUS",
+    "cuDNN error",
+    "device-side assert",
+)
 
 
 def values_of(
@@ -86,8 +95,8 @@ def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
 
 def check(values: pa.RecordBatch, schema: pa.Schema, num_rows: int) -> None:
     """Refuse a workload's answer that has another schema or another number of rows."""
-    assert values.schema.equals(schema), f"run delivered {values.schema}, schema says {schema}"
-    assert values.num_rows == num_rows, f"run delivered {values.num_rows} rows for {num_rows}"
+    assert values.schema.equals(schema), f"collect gave {values.schema}, schema says {schema}"
+    assert values.num_rows == num_rows, f"collect gave {values.num_rows} rows for {num_rows}"
 
 
 def rows_of_part(

@@ -40,6 +40,8 @@ def with_processors(devices: Sequence[Device]) -> list[Device]:
     the order of the lease. Where there is no answer the number stays 0, and a workload takes what
     is usual.
     """
+    # As NVML numbers them; without it CUDA puts what it takes for the fastest first.
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -46,7 +46,13 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         Worker(job, events).run()
-    except (UserError, DeviceError, IntegrityError) as error:
+    except DeviceError as error:
+        _say(events, "error", message=str(error))
+        sys.stderr.flush()
+        # Not the usual way out: giving memory back to a dead CUDA context can abort the process,
+        # and the supervisor would take that for a crash of the records in flight.
+        os._exit(error.exit_status)
+    except (UserError, IntegrityError) as error:
         _say(events, "error", message=str(error))
         return error.exit_status
     except OSError as error:  # a full disk, a lost mount
@@ -98,8 +104,9 @@ class Worker:
         self.shard = Shard(rows, self.journal, values)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn)
         self.watch = Watch(job.stall_seconds)
-        self.seconds = dict.fromkeys(("load", "prepare", "run", "write"), 0.0)
+        self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
+        self.cost_planned = 0
         self._told = 0.0
 
     def run(self) -> None:
@@ -156,12 +163,15 @@ class Worker:
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
         pipeline = Pipeline(self.workload, self.model, self.shard, self.queue, self.watch)
+        self.cost_planned = self.queue.cost_left
+        start = time.monotonic()
         try:
             pipeline.run(self._tell_progress)
         except RuntimeError as error:
             if compute.is_device_error(error):
                 raise DeviceError(f"{self._device_name}: {error}") from error
             raise
+        self.seconds["compute"] = time.monotonic() - start
         self.seconds["prepare"] = pipeline.prepare_seconds
         self.seconds["run"] = self.watch.busy_seconds
 
@@ -182,7 +192,7 @@ class Worker:
                 rows=len(self.journal.rows_done),
                 of=len(self.costs),
                 cost_run=self.watch.cost_run,
-                cost_left=self.queue.cost_left,
+                cost_left=max(0, self.cost_planned - self.watch.cost_run),
                 seconds=now - self.watch.started,
             )
 

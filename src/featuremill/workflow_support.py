@@ -129,7 +129,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
                 )
         elif device != "cpu" and cap and cap < gpus and not only_looks():
             raise WorkflowError(
-                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows no more than that; "
+                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
                 f"give gpu={gpus} or a multiple of it."
             )
         os.environ["FEATUREMILL_GPUS"] = str(cap or 0)

@@ -87,7 +87,7 @@ class Workload(Protocol):
         """Return `options` with every "auto" settled; raise UserError for what cannot be done."""
 
     def schema(self, options: Any, weights: Weights | None) -> pa.Schema:
-        """Return the columns of values that `run` delivers."""
+        """Return the columns of values that `collect` delivers."""
 
     def batch_cost(self, options: Any, device: Device) -> int:
         """Return the cost that one batch may hold on `device`."""

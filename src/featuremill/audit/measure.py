@@ -184,7 +184,7 @@ class _Engine:
         shown = Progress(log, self._dtype, esm2.COST_UNIT)
         started, num_done, cost_done = time.monotonic(), 0, 0
         for rows in make_batches(costs, self._task.budget):
-            yield _Batch(rows, self._values([proteins[row] for row in rows]))
+            yield _Batch(rows, self._values([proteins[row] for row in rows], self._task.budget))
             num_done += len(rows)
             cost_done += sum(costs[row] for row in rows)
             event: dict[str, Any] = {"rows": num_done, "of": len(proteins), "cost_run": cost_done}
@@ -193,19 +193,21 @@ class _Engine:
         self._model = None
         compute.free_device_memory()
 
-    def _values(self, proteins: Sequence[Protein]) -> pa.RecordBatch:
+    def _values(self, proteins: Sequence[Protein], budget: int) -> pa.RecordBatch:
         """Compute a batch, or its halves where the device has no memory for the whole."""
         payloads = [protein.payload for protein in proteins]
+        cost = sum(esm2.cost(payload, self._options) for payload in payloads)
         try:
-            return compute.values_of(esm2, self._model, payloads, self._task.budget)
+            return compute.values_of(esm2, self._model, payloads, max(cost, budget))
         except Exception as error:
             if not compute.is_out_of_memory(error):
                 raise
         compute.free_device_memory()  # out of the except block, whose error holds on to tensors
-        if len(proteins) == 1:
+        if len(proteins) == 1 and budget <= cost:
             raise self._no_room(proteins[0])
-        half = len(proteins) // 2
-        return pa.concat_batches([self._values(proteins[:half]), self._values(proteins[half:])])
+        half = -(-len(proteins) // 2)  # and half the budget: a GPU's batches are filled up to it
+        pieces = [piece for piece in (proteins[:half], proteins[half:]) if piece]
+        return pa.concat_batches([self._values(piece, budget // 2) for piece in pieces])
 
     def _no_room(self, protein: Protein | None = None) -> UserError:
         device, name = self._task.device, self._task.weights.name
@@ -213,7 +215,7 @@ class _Engine:
             length = len(protein.payload)
             return UserError(
                 f"{protein.place}: {device.name} has not enough memory for {protein.id} "
-                f"({length:,} residues) with {name} in {self._dtype}; set long: truncate or chunk, "
+                f"({length:,} residues) with {name} in {self._dtype}; set long: truncate, "
                 "or take a device with more memory."
             )
         needed_mb = memory_mb(self._task, self._dtype, 0)

@@ -105,20 +105,14 @@ def weights_bytes(model: Model, kind: str, dtype: str) -> int:
     mapped = (matrices + others) * NUMBER_BYTES[model.file_dtype]
     if dtype != model.file_dtype:
         return mapped + matrices * number_bytes + others * FLOAT_BYTES
-    # Used as they lie in the file, but for qkv, whose rows are reordered into a copy.
-    return mapped + model.num_layers * 3 * model.width**2 * number_bytes
+    # Norms are used as they lie in the file; oneDNN lays every matrix out anew.
+    return mapped + matrices * number_bytes
 
 
 def activation_bytes_a_token(width: int, number_bytes: int) -> int:
-    """Return the larger peak of a layer's two halves, a token.
+    """Return the peak of a layer, a token.
 
-    Both hold the residual stream (4D bytes), the rotations (4D) and the normed input (bD). The feed
-    forward adds 4D numbers before and after its GELU; attention adds q, k and v (3bD) and either
-    the fp32 copies of q and k while they are turned (8D, unless they are fp32 already) or the
-    context and its product with `out` (2bD).
+    It is the feed forward's: the residual stream (4D bytes), what attention added to it (bD), the
+    normed input (bD), and 4D numbers after GELU. Attention, with q, k and v (3bD), stays below.
     """
-    both = 2 * FLOAT_BYTES + number_bytes
-    feed_forward = 8 * number_bytes
-    turning = 0 if number_bytes == FLOAT_BYTES else 2 * FLOAT_BYTES
-    attention = 3 * number_bytes + max(turning, 2 * number_bytes)
-    return width * (both + max(feed_forward, attention))
+    return width * (FLOAT_BYTES + 6 * number_bytes)

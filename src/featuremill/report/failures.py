@@ -24,7 +24,7 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (
         r"out of memory|\boom\b",
         "This record alone does not fit the device. Use one with more memory, or let the options "
-        "cut long records (truncate or chunk).",
+        "cut long records (truncate).",
     ),
     (
         r"stall|hang|hung|time ?out|timed out",

@@ -14,6 +14,7 @@ from featuremill.workloads.esm2.options import Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from torch import Tensor
 
     from featuremill.devices import Device
     from featuremill.workload import Weights
@@ -42,7 +43,7 @@ VERSION = "1"
 COST_UNIT = "tokens"
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
-"""Whole waves of the matrix products: 16,896 tokens on an H100."""
+"""Whole waves of the matrix products: 16,896 tokens on an H200."""
 USUAL_MULTIPROCESSORS = 132
 """Stands in where nobody has asked the driver yet, as when a plan is announced."""
 
@@ -145,9 +146,16 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     """Return the encoder with its weights, the layers spread over `devices` in their order."""
     import torch
 
+    from featuremill.workloads.esm2 import products
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
+    if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):
+        raise UserError(
+            "gpus: a process can use one MIG slice only; set gpus: 1, or take whole GPUs."
+        )
+    if devices[0].kind == "cuda":
+        products.forbid_short_cuts()
     # A job sees its own GPUs only, numbered as they were leased.
     places = [
         torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")
@@ -171,14 +179,20 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     pack, places = packing.pack(sequences, batch_cost, device), pooling.places(windows)
     if device.type == "cpu":
         return Batch(pack, places)
-    # From pinned memory a GPU fetches by itself, while it computes.
+    # A copy from pinned memory is an order to the GPU like others: the host does not wait for it.
     return Batch(pack.each(lambda t: t.pin_memory()), places.each(lambda t: t.pin_memory()))
 
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch and send its values to the host; a GPU is still at it on return."""
-    from featuremill.workloads.esm2.pooling import tensors_of_layer
     from featuremill.workloads.esm2.transfer import Transfer
+
+    return Result(Transfer(on_device(model, batch)), batch.places.lengths)
+
+
+def on_device(model: Model, batch: Batch) -> list[Tensor]:
+    """Return the values of a batch where they are computed, in the order of the schema."""
+    from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder, places = model.encoder, batch.places
     tensors = []
@@ -186,7 +200,7 @@ def run(model: Model, batch: Batch) -> Result:
     for _, hidden_TD in encoder.representations(pack, model.options.layers):
         places = places.to(hidden_TD.device)
         tensors += tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
-    return Result(Transfer(tensors), batch.places.lengths)
+    return tensors
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:

@@ -21,6 +21,9 @@ LONGEST_WITH_SCORES = 256
 """Up to so many tokens a CPU is faster with all scores of a sequence at hand (up to 1.7 times, for
 short proteins of small models) than with SDPA, which never has them."""
 
+FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
+"""Widths of a head that FlashAttention-2 takes; all published models have such."""
+
 
 class Backend(NamedTuple):
     """What computes attention, by name (for the receipt), and (qkv_T3Hd, pack) → context_THd."""
@@ -31,7 +34,8 @@ class Backend(NamedTuple):
 
 def choose(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> Backend:
     """Return the backend: one kernel a pack on Ampere and later in 16 bits, SDPA elsewhere."""
-    if dtype != torch.float32 and _capability(device) >= BF16_CAPABILITY:
+    has_flash = head_dim % FLASH_HEAD_MULTIPLE == 0 and head_dim <= FLASH_HEAD_MAX
+    if dtype != torch.float32 and has_flash and _capability(device) >= BF16_CAPABILITY:
         varlen = Backend(f"varlen {_flash_attention()}", attend_varlen)
         check(varlen, device, dtype, num_heads, head_dim)
         return varlen

@@ -98,7 +98,7 @@ class Encoder:
     @property
     def backend(self) -> str:
         """What computes attention, products and the rest, for the receipt."""
-        return " | ".join(sorted({stage.name for stage in self.stages}))
+        return " | ".join(sorted({stage.name for stage in self.stages if stage.layers}))
 
     def _read(self, get: Get, devices: Sequence[torch.device]) -> None:
         embedding = get("embed_tokens.weight").float() * KEPT_IN_TRAINING
@@ -108,14 +108,14 @@ class Encoder:
         self.final_norm = _norm(get, "final_norm", devices[-1])
         bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
         self.stages = [
-            Stage(
-                device,
-                [self._layer(get, f"layers.{number}.", device) for number in range(start, end)],
-                attention.choose(device, self.dtype, self.num_heads, self.head_dim),
-                kernels.choose(device),
-            )
-            for device, start, end in zip(devices, bounds, bounds[1:], strict=False)
+            Stage(device, [], self._backend(device), kernels.choose(device)) for device in devices
         ]
+        for stage, start, end in zip(self.stages, bounds, bounds[1:], strict=False):
+            for number in range(start, end):
+                stage.layers.append(self._layer(get, f"layers.{number}.", stage.device))
+
+    def _backend(self, device: torch.device) -> Backend:
+        return attention.choose(device, self.dtype, self.num_heads, self.head_dim)
 
     def _layer(self, get: Get, prefix: str, device: torch.device) -> Layer:
         form = products.choose(device, self.dtype)
@@ -167,35 +167,42 @@ class Encoder:
             for layer in stage.layers[: max(wanted) - number]:
                 number += 1
                 with stage.current():
-                    delta_TD = self._run(stage, layer, residual_TD, delta_TD, pack)
+                    delta_TD = self._attend(stage, layer, residual_TD, delta_TD, pack)
+                    delta_TD = self._feed_forward(stage, layer, residual_TD, delta_TD)
                 if number in wanted and number < self.num_layers:
                     residual_TD += delta_TD
                     delta_TD = None
                     yield number, residual_TD
             if number == self.num_layers:
-                yield (
-                    number,
-                    stage.kernels.add_norm(residual_TD, delta_TD, *self.final_norm, torch.float32),
-                )
+                yield number, self._finish(stage, residual_TD, delta_TD)
             elif delta_TD is not None:
                 residual_TD += delta_TD
 
-    def _run(
+    def _attend(
         self, stage: Stage, layer: Layer, residual_TD: Tensor, delta_TD: Tensor | None, pack: Packed
     ) -> Tensor:
-        """Return what `layer` adds to the residual stream last; all before that is added already.
+        """Add `delta_TD`, of the layer before, to the residual stream; return what is next to add.
 
-        `delta_TD` is what the layer before returned: adding it and the LayerNorm are one pass.
+        Adding and the LayerNorm after it are one pass.
         """
-        add_norm = stage.kernels.add_norm
-        normed_TD = add_norm(residual_TD, delta_TD, *layer.attention_norm, self.dtype)
+        normed_TD = stage.kernels.add_norm(residual_TD, delta_TD, *layer.attention_norm, self.dtype)
         qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
+        del normed_TD  # here and below: long proteins need the memory
         stage.kernels.rotate_(qkv_T3Hd, self._turns(pack.longest, stage.device), pack.positions_T)
         context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
-        normed_TD = add_norm(
-            residual_TD, layer.out(context_TD), *layer.feed_forward_norm, self.dtype
+        del qkv_T3Hd
+        return layer.out(context_TD)
+
+    def _feed_forward(
+        self, stage: Stage, layer: Layer, residual_TD: Tensor, delta_TD: Tensor
+    ) -> Tensor:
+        """Add `delta_TD`, of the attention, to the residual stream; return what is next to add."""
+        normed_TD = stage.kernels.add_norm(
+            residual_TD, delta_TD, *layer.feed_forward_norm, self.dtype
         )
-        return layer.down(layer.up.gelu(normed_TD))
+        hidden_TD = layer.up.gelu(normed_TD)
+        del normed_TD
+        return layer.down(hidden_TD)
 
     def _finish(self, stage: Stage, residual_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
         with stage.current():

@@ -44,7 +44,7 @@ class Options(WorkloadOptions):
     chunk_overlap: int = Field(default=256, ge=0)
     """Residues that neighbouring windows share at least (with `chunk`). Where windows overlap, a
     residue's vector is the mean over them; `mean` pools these, `bos` is the mean over windows."""
-    batch_tokens: int | None = Field(default=None, ge=1)
+    batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens (residues + 2) that are computed together. If not given: 128 for each multiprocessor
     of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number they have."""
 

@@ -1,7 +1,7 @@
 """The encoder's matrix products, each behind one class with two forms.
 
 A product is a row of inputs times weights plus bias, for all rows at once; `gelu` has GELU in the
-same pass, before the result is rounded to the dtype.
+same pass.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -51,7 +51,9 @@ class Plain:
 
 
 class OneDnn:
-    """oneDNN's product on a CPU, with weights laid out for it once; GELU in the erf form.
+    """oneDNN's product on a CPU, with weights laid out for it once.
+
+    GELU, in the erf form, comes before the result is rounded to the dtype.
 
     A row's bits depend neither on the other rows nor on the number of threads
     (tests/test_encoder.py).
@@ -74,6 +76,17 @@ class OneDnn:
             rows_TI, self.weight, self.bias_O, activation, [], form
         )
         return outputs_TO
+
+
+def forbid_short_cuts() -> None:
+    """Keep cuBLAS to the precision that was asked for, in this process.
+
+    NVIDIA's containers turn TF32 on for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and by default
+    partial sums of one product may be added in 16 bits.
+    """
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
 def choose(device: torch.device, dtype: torch.dtype) -> type[Plain] | type[OneDnn]:

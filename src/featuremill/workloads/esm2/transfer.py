@@ -13,7 +13,6 @@ class Transfer:
     """Copies of tensors to the host, under way from the moment this is made."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._sources = list(tensors)  # alive until they are copied
         self._events: list[torch.cuda.Event] = []
         self._copies = [self._copy(tensor) for tensor in tensors]
 
@@ -26,6 +25,7 @@ class Transfer:
         with torch.cuda.stream(stream):
             copy = torch.empty(source.shape, dtype=source.dtype, pin_memory=True)
             copy.copy_(source, non_blocking=True)
+            source.record_stream(stream)  # its memory is not used again before it is copied
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(stream)
         self._events.append(event)
@@ -35,7 +35,6 @@ class Transfer:
         """Return the tensors on the host when they are there."""
         for event in self._events:
             event.synchronize()
-        self._sources.clear()
         return self._copies
 
 

@@ -38,10 +38,12 @@ def choose(device: torch.device) -> Kernels:
     try:
         kernels = _triton()
         _probe(kernels, device)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as error:  # Triton runs a compiler and a driver: much can be missing
         log.warning(
             "Triton's kernels do not run here (%s: %s), so PyTorch's slower operations stand in; "
-            "most often the C compiler that Triton needs is missing: install gcc.",
+            "most often the C compiler that Triton needs is missing: install gcc and python3-dev.",
             type(error).__name__,
             str(error).strip().partition("\n")[0],
         )
