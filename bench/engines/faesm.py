@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-from pathlib import Path
 from typing import Any
 
 from tests.esm2_models import hugging_face_config, hugging_face_state
-from torch import Tensor
 
-from bench.engines import Dtype, Engine, Features, Missing, Output, padded
+from bench.engines import Dtype, Engine, Missing
 from bench.engines.hugging_face import NUMBER_TYPES
-from bench.engines.ours import batch_budget
-from bench.lengths import Protein
+from bench.engines.padded import Padded
 from bench.subject import Subject
 
 
-class Faesm:
+class Faesm(Padded):
     """FAEsmModel as a whole in one number type, as its README has it."""
 
     def __init__(self, subject: Subject, dtype: Dtype, has_flash_attention: bool) -> None:
@@ -39,21 +36,6 @@ class Faesm:
         assert not found.unexpected_keys
         model = model.to(self._subject.device, NUMBER_TYPES[self.dtype])
         self._model = model.eval().requires_grad_(False)
-
-    def writes(self, output: Output) -> str:
-        return padded.writes(output)
-
-    def extract(self, fasta: Path, folder: Path, output: Output) -> None:
-        device = self._subject.device
-        padded.extract(fasta, folder, output, batch_budget(device), device, self._forward)
-
-    def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
-        return padded.read(folder, output, proteins)
-
-    def _forward(self, tokens_NT: Tensor, mask_NT: Tensor) -> Tensor:
-        hidden = self._model(input_ids=tokens_NT, attention_mask=mask_NT.long()).last_hidden_state
-        assert isinstance(hidden, Tensor)
-        return hidden
 
 
 def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from tests.esm2_models import hugging_face_config, hugging_face_state
-from torch import Tensor
 
-from bench.engines import Dtype, Engine, Features, Missing, Output, padded
-from bench.engines.ours import batch_budget
-from bench.lengths import Protein
+from bench.engines import Dtype, Engine, Missing
+from bench.engines.padded import Padded
 from bench.subject import Subject
 
 NUMBER_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class HuggingFace:
+class HuggingFace(Padded):
     """EsmModel with all weights in one number type, as from_pretrained(dtype=…) gives it."""
 
     def __init__(self, subject: Subject, dtype: Dtype, is_compiled: bool = False) -> None:
@@ -49,21 +46,6 @@ class HuggingFace:
             for layer in model.encoder.layer:
                 layer.compile(dynamic=True)
         self._model = model
-
-    def writes(self, output: Output) -> str:
-        return padded.writes(output)
-
-    def extract(self, fasta: Path, folder: Path, output: Output) -> None:
-        device = self._subject.device
-        padded.extract(fasta, folder, output, batch_budget(device), device, self._forward)
-
-    def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
-        return padded.read(folder, output, proteins)
-
-    def _forward(self, tokens_NT: Tensor, mask_NT: Tensor) -> Tensor:
-        hidden = self._model(input_ids=tokens_NT, attention_mask=mask_NT.long()).last_hidden_state
-        assert isinstance(hidden, Tensor)
-        return hidden
 
 
 def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +15,35 @@ from tests.esm2_models import ALPHABET
 from torch import Tensor
 
 from bench.engines import Features, Output
+from bench.engines.ours import batch_budget
 from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein
 from bench.sample import fair_esm_reads
+from bench.subject import Subject
 
 Forward = Callable[[Tensor, Tensor], Tensor]
 """(tokens_NT, mask_NT) → hidden_NTD."""
+
+
+class Padded:
+    """A model of transformers' kind, in padded batches; its subclass loads it."""
+
+    _subject: Subject
+    _model: Any
+
+    def writes(self, output: Output) -> str:
+        return writes(output)
+
+    def extract(self, fasta: Path, folder: Path, output: Output) -> None:
+        device = self._subject.device
+        extract(fasta, folder, output, batch_budget(device), device, self._forward)
+
+    def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
+        return read(folder, output, proteins)
+
+    def _forward(self, tokens_NT: Tensor, mask_NT: Tensor) -> Tensor:
+        hidden = self._model(input_ids=tokens_NT, attention_mask=mask_NT.long()).last_hidden_state
+        assert isinstance(hidden, Tensor)
+        return hidden
 
 
 def batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
