@@ -9,6 +9,7 @@ import platform
 import re
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISI
 class Record:
     """A dictionary that is on disk after every `save`, so that a killed run leaves its results."""
 
-    def __init__(self, path: Path | None, kind: str) -> None:
+    def __init__(self, path: Path | None, kind: str, is_quick: bool = False) -> None:
         now = datetime.datetime.now(datetime.UTC)
         self.content: dict[str, Any] = {
             "version": 1,
@@ -50,7 +51,12 @@ class Record:
         }
         place = self.content["machine"]
         name = re.sub(r"\W+", "-", place.get("gpu") or f"{place['cpu']} {place['cores']} cores")
-        self.path = path or RESULTS / f"{now:%Y-%m-%d}-{name}-{kind}.json"
+        # A smoke test is no result; and a run of the same day must not replace one.
+        folder = Path(tempfile.gettempdir()) if is_quick else RESULTS
+        name = f"{now:%Y-%m-%d}-{name}-{kind}"
+        self.path = path or folder / f"{name}.json"
+        if not path and self.path.exists():
+            self.path = folder / f"{name}-{now:%H%M%S}.json"
 
     def save(self) -> None:
         """Write everything that is known so far."""

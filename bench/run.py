@@ -45,8 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.gpu and not torch.cuda.is_available():
         print("bench: torch sees no GPU here; leave out --gpu.", file=sys.stderr)
         return 2
+    if not _steps(given)[1]:
+        print(
+            f"bench: no step has these shapes and parts; parts are {', '.join(PARTS)}, shapes "
+            f"{', '.join(SHAPES)}.",
+            file=sys.stderr,
+        )
+        return 2
     logging.getLogger("featuremill").setLevel(logging.ERROR)
-    record = Record(given.out, "gpu" if given.gpu else "cpu")
+    record = Record(given.out, "gpu" if given.gpu else "cpu", given.quick)
     sample = Sample(given.fasta)
     record.content |= {
         "data": {"file": given.fasta.name, **describe(sample.original)},
@@ -70,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     record.save()
     print(table.whole(record.content))
     print(f"\n{record.path}")
+    if given.quick:
+        print("--quick shows that everything runs; its speeds mean nothing.")
     return 3 if any("error" in found for found in record.content[MEASURED].values()) else 0
 
 
@@ -78,7 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpu", action="store_true", help="measure GPU 0 and not the CPU")
     add("--quick", action="store_true", help="a tiny network, one pass: does everything run?")
-    add("--minutes", type=float, default=15.0, help="leave out the last steps rather than overrun")
+    add(
+        "--minutes",
+        type=float,
+        default=15.0,
+        help="leave out the last steps rather than overrun (15)",
+    )
     add("--out", type=Path, help="the JSON to write (bench/results/<date>-<machine>-<kind>.json)")
     add("--fasta", type=Path, default=SAMPLE, help="proteins to use in place of the sample")
     add("--shapes", type=_words, help="only these shapes, as in 8M,35M")

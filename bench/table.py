@@ -166,4 +166,6 @@ PARTS = {
 }
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        sys.exit("usage: python -m bench.table RECORD.json, a file that bench.run wrote")
     print(whole(json.loads(Path(sys.argv[1]).read_text())))

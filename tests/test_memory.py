@@ -19,8 +19,12 @@ def proteins(count, length):
 
 
 def surroundings(verbs):
-    """Return an environment with a cache of its own, in which what is freed is free at once."""
-    settings = {"FEATUREMILL_CACHE": verbs.folder / "cache", "MALLOC_MMAP_THRESHOLD_": 2**20}
+    """Return an environment with a cache of its own, in which what is freed is free at once.
+
+    And in which a thread reserves no 64 MB of addresses for itself: the limit counts them.
+    """
+    settings = {"FEATUREMILL_CACHE": verbs.folder / "cache"}
+    settings |= {"MALLOC_MMAP_THRESHOLD_": 2**20, "MALLOC_ARENA_MAX": 1}
     return verbs.environment | {name: str(value) for name, value in settings.items()}
 
 

@@ -137,6 +137,7 @@ def cached(cache, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
 
 
+@pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_embed_gives_the_numbers_of_the_workload(cached, cache):
     proteins = demo_proteins(40)
     seen = []
@@ -168,6 +169,20 @@ def sha256(payload):
     return hashlib.sha256(payload).digest()
 
 
+def test_embed_says_what_it_cuts_off(cached):
+    long = "MKVLAAGIVG" * 110
+    with pytest.warns(UserWarning, match="1 of 2 sequences are longer than 1022 residues"):
+        cut = featuremill.embed([long, "MKV"], dtype="fp32")
+    assert np.array_equal(cut[:1], featuremill.embed([long[:1022]], dtype="fp32"))
+    assert not np.array_equal(cut[:1], featuremill.embed([long], dtype="fp32", long="full"))
+
+
+def test_embed_takes_no_mapping(cached):
+    with pytest.raises(UserError, match="this is a mapping"):
+        featuremill.embed({"insulin": "GIVEQCCTSI"})
+
+
+@pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_embed_options(cached):
     protein = demo_proteins(1)[0]
     first = featuremill.embed([protein], layer=0, pool="bos", dtype="fp32")

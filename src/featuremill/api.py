@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +40,8 @@ def embed(
 
     The numbers are those of a run with the same options (config/README.md explains them) on the
     same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
-    ones are computed once.
+    ones are computed once. As there, only the first `max_residues` residues of a sequence count
+    unless `long` says otherwise: a warning says of how many sequences more was cut off.
 
     Where memory runs out, batches get smaller, with one warning.
 
@@ -60,6 +61,13 @@ def embed(
     }
     checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
     payloads = _payloads(sequences)
+    num_cut = sum(long == "truncate" and len(payload) > max_residues for payload in payloads)
+    if num_cut:
+        warnings.warn(
+            f"{num_cut} of {len(payloads)} sequences are longer than {max_residues} residues and "
+            "truncated; long='full' or 'chunk' computes them whole.",
+            stacklevel=2,
+        )
     (chosen,) = machine.with_processors(devices_for(device)[:1])
     found = weights.weights_of(weights.convert(model))
     resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
@@ -107,6 +115,8 @@ def _in_batches(
 def _payloads(sequences: Sequence[object]) -> list[bytes]:
     if isinstance(sequences, str):
         raise UserError("sequences: this is one string; give a list of them.")
+    if isinstance(sequences, Mapping):
+        raise UserError("sequences: this is a mapping; give a list, as in list(yours.values()).")
     payloads = []
     for index, sequence in enumerate(sequences):
         if not isinstance(sequence, str):

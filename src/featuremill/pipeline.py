@@ -93,7 +93,8 @@ class Pipeline:
             OSError: the values cannot be written.
         """
         with self._host, self._writer:
-            self._writer.submit(int).result()  # its thread starts now, while memory is left for it
+            for pool in (self._host, self._writer):
+                pool.submit(int).result()  # its thread starts now, while memory is left for it
             self._look_ahead()
             while self._ahead or self._flying:
                 if (

@@ -19,7 +19,8 @@ from featuremill.outputs.vectors import matrix
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
-    Columns: length, sha256, and one column a value whose cells are NumPy vectors of shape (width,).
+    Columns: length, sha256, and one column a value whose cells are NumPy vectors of shape (width,),
+    or, per residue, lists of one list of numbers a residue.
 
     Raises:
         UserError: when the run has no embeddings.parquet.
