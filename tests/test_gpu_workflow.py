@@ -104,7 +104,7 @@ def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node):
     workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=2)
     spread = ("--cores", "32", "--config", "gpus=2")
     said = workflow(*spread, "--resources", "gpu=1", status=1)
-    assert "gpus: one job needs 2, but --resources gpu=1 allows no more than that" in said
+    assert "gpus: one job needs 2, but --resources gpu=1 allows only 1" in said
     said = workflow("--cores", "32", "--config", "gpus=5", status=1)
     assert "gpus: 5 are more than the 4 that can be had here" in said
     workflow(*spread)

@@ -126,7 +126,9 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
         if not try_lock(descriptor):
             num_taken += 1
         elif slot is None:
-            slot, last_leased = Slot(name, (descriptor, whole)), path.stat().st_mtime
+            slot, facts = Slot(name, (descriptor, whole)), path.stat()
+            # An empty file was made by somebody's look: its time says nothing of a lease.
+            last_leased = facts.st_mtime if facts.st_size else 0.0
             continue
         os.close(descriptor)
     if slot is None:
