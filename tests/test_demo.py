@@ -69,6 +69,7 @@ def test_the_demo_accounts_for_every_protein(demo):
     assert len(said.splitlines()) < 60, "calm output"
 
 
+@pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_the_results_are_what_embed_gives_for_the_same_sequences(demo):
     folder, _ = demo
     ids, matrix = featuremill.load_matrix(folder / "results" / "demo")
