@@ -164,14 +164,13 @@ class Worker:
         self.watch.started = time.monotonic()
         pipeline = Pipeline(self.workload, self.model, self.shard, self.queue, self.watch)
         self.cost_planned = self.queue.cost_left
-        start = time.monotonic()
         try:
             pipeline.run(self._tell_progress)
         except RuntimeError as error:
             if compute.is_device_error(error):
                 raise DeviceError(f"{self._device_name}: {error}") from error
             raise
-        self.seconds["compute"] = time.monotonic() - start
+        self.seconds["compute"] = time.monotonic() - self.watch.started
         self.seconds["prepare"] = pipeline.prepare_seconds
         self.seconds["run"] = self.watch.busy_seconds
 
