@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from featuremill import __main__, config, receipts, report
+from featuremill import __main__, config, reasons, receipts, report
 from featuremill.errors import UserError
 from featuremill.report import failures, projection, timeline, words
 from featuremill.report.timeline import Interval
@@ -447,7 +447,7 @@ def _whole(bar: timeline.Bar) -> timeline.Bar:
     ],
 )
 def test_every_reason_has_a_remedy(reason: str, remedy: str) -> None:
-    assert remedy in failures.remedy_for(reason)
+    assert remedy in reasons.kind_of(reason).remedy
 
 
 def test_words() -> None:

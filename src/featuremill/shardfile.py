@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.errors import IntegrityError
-from featuremill.store import digest_of
+from featuremill.store import RunFolder, digest_of, replacing
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
 Digests = npt.NDArray[np.bytes_]
@@ -20,6 +20,14 @@ def read_shard(path: Path) -> pa.Table:
     """Return the shard's table, memory-mapped."""
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_file(source).read_all()
+
+
+def write_shard(folder: RunFolder, table: pa.Table) -> str:
+    """Write the shard of `table`, whose rows stand in the order of sha256; return its name."""
+    name = digest_of([digests(table["sha256"]).tobytes()])
+    with replacing(folder.shard(name)) as temporary, pa.ipc.new_file(str(temporary), SHARD) as file:
+        file.write_table(table)
+    return name
 
 
 def read_verified(path: Path) -> pa.Table:

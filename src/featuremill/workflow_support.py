@@ -6,10 +6,8 @@ function here with a test that runs the real thing.
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
-import platform
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from typing import Any, TextIO
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from featuremill import machine, store
+from featuremill import machine, owner, store
 from featuremill.config import Run, check_outputs, validate, without_effect
 from featuremill.errors import UserError
 from featuremill.lease import Request, count_slots
@@ -55,7 +53,7 @@ LOOKING = (
 """Snakemake's options that run no job of ours."""
 LOCKS = Path(".snakemake/locks")
 _started = time.time()
-_owner: list[TextIO] = []
+_claimed: list[TextIO] = []
 """The main process's lock on the run, held for as long as it lives."""
 
 
@@ -151,30 +149,23 @@ def claim_run(workflow: Any, results: str) -> None:
     """
     if not workflow.is_main_process or not executes(workflow):
         return
-    path = Path(".snakemake") / f"featuremill.{Path(results).name}.owner"
-    path.parent.mkdir(exist_ok=True)
-    owner = path.open("a+")
     try:
-        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file = owner.claim(Path(results))
     except BlockingIOError:
-        owner.close()
         raise WorkflowError(
             f"{results}: another snakemake is computing this run; wait for it, or stop it."
         ) from None
-    except OSError:  # a file system without locks
-        owner.close()
+    if file is None:
         return
-    _owner.append(owner)
-    owner.seek(0)
-    last, this = owner.read(), json.dumps([platform.node(), _boot_id()])
+    _claimed.append(file)
+    last = owner.read(Path(results))
+    was_here = last is not None and last.is_of_this_start()
     stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
-    if last == this:
+    if was_here:
         for lock in stale:
             lock.unlink()
-    if last == this or not stale:
-        owner.truncate(0)
-        owner.write(this)
-        owner.flush()
+    if was_here or not stale:
+        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
 
 
 def executes(workflow: Any) -> bool:
@@ -190,11 +181,6 @@ def only_looks() -> bool:
 def _concerns(lock: Path, results: str) -> bool:
     lines = lock.read_text().splitlines()
     return any(line.startswith(f"{results}/") for line in lines)
-
-
-def _boot_id() -> str:
-    path = Path("/proc/sys/kernel/random/boot_id")
-    return path.read_text().strip() if path.exists() else ""
 
 
 def closing_words(results: str) -> str:

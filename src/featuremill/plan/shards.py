@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute
 
 from featuremill.plan.spool import NUM_BUCKETS, Spool
-from featuremill.shardfile import SHARD, Digests, digests, read_shard
-from featuremill.store import RunFolder, digest_of, replacing
+from featuremill.shardfile import SHARD, Digests, digests, read_shard, write_shard
+from featuremill.store import RunFolder, digest_of
 
 NOWHERE = -1
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
@@ -226,11 +226,8 @@ class _Pending:
         if not self._rows:
             return
         table = pa.concat_tables(self._tables).combine_chunks()
-        name = digest_of([digests(table["sha256"]).tobytes()])
-        path = self._cutter.folder.shard(name)
-        with replacing(path) as temporary, pa.ipc.new_file(str(temporary), SHARD) as writer:
-            writer.write_table(table)
-        size = path.stat().st_size
+        name = write_shard(self._cutter.folder, table)
+        size = self._cutter.folder.shard(name).stat().st_size
         self.shards.append(Shard(name, self._rows, self._rows, self._cost, size))
         self._cost_before += self._cost
         self._tables, self._rows, self._cost = [], 0, 0

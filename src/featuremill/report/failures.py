@@ -1,70 +1,18 @@
-"""What went wrong, grouped by reason, with what a person can do about each.
-
-A reason is stable up to its first colon, so that it can be counted; the rest is about one record.
-"""
+"""What went wrong, grouped by reason, with what a person can do about each."""
 
 from __future__ import annotations
 
 import csv
-import re
 from pathlib import Path
 from typing import NamedTuple
+
+from featuremill.reasons import kind_of
 
 MAX_REASONS = 50
 MAX_EXAMPLES = 3
 MAX_DETAIL = 60
 MAX_TEXT = 120
 """Characters of a stranger's text (an id, a path) that the page shows."""
-
-REMEDIES: tuple[tuple[str, str], ...] = (
-    (
-        r"not finite|\bnan\b|\binf",
-        "The values left the range of the number format. Set options.dtype: fp32 and run again.",
-    ),
-    (
-        r"out of memory|\boom\b",
-        "This record alone does not fit the device. Use one with more memory, or let the options "
-        "cut long records (truncate).",
-    ),
-    (
-        r"stall|hang|hung|time ?out|timed out",
-        "The device stopped answering on this record. Run again; if it recurs, try another device "
-        "and read the shard's log.",
-    ),
-    (
-        r"worker|crash|signal|died|killed|segfault",
-        "It brought the worker down twice, alone. Run again on another device; if it recurs, the "
-        "shard's log holds the stack for a bug report.",
-    ),
-    (
-        r"error in the workload",
-        "The workload stumbled over this record. The shard's log has the traceback for its author.",
-    ),
-    (
-        r"empty|no (residues|sequence)",
-        "A header without a sequence. Restore the sequence in the input, or remove the record.",
-    ),
-    (
-        r"too long|longer than|exceeds|at most",
-        "Choose in the options how long records are treated (truncate or chunk), or cut the "
-        "record into domains.",
-    ),
-    (
-        r"nucleotide|\bdna\b|\brna\b",
-        "The record looks like nucleotides. Translate it first, or take it out of this input.",
-    ),
-    (
-        r"stop|\*",
-        "A stop inside a protein suggests a frame shift or a pseudogene. Mend the gene call, or "
-        "split the record there.",
-    ),
-    (
-        r"amino acid|letter|character|residue|alphabet|digit",
-        "Mend the named characters in the input; X stands for an unknown residue.",
-    ),
-    (r"\bid\b|identifier|\bname\b", "Give the record an id of its own in the input."),
-)
-ANYTHING_ELSE = "Look at the record in its source; mend or remove it, then run the same command."
 
 
 class Example(NamedTuple):
@@ -98,14 +46,6 @@ class Problems(NamedTuple):
     """Records whose reason is not among `groups`."""
 
 
-def remedy_for(reason: str) -> str:
-    """Return what a person can do about `reason`."""
-    for pattern, remedy in REMEDIES:
-        if re.search(pattern, reason, re.IGNORECASE):
-            return remedy
-    return ANYTHING_ELSE
-
-
 def read(path: Path) -> Problems:
     """Return the records of failed.tsv, grouped; memory does not grow with their number.
 
@@ -131,7 +71,7 @@ def read(path: Path) -> Problems:
     commonest = sorted(counts, key=lambda key: (-counts[key], key))[:MAX_REASONS]
     groups = [
         Problem(
-            status, reason, remedy_for(reason), counts[status, reason], examples[status, reason]
+            status, reason, kind_of(reason).remedy, counts[status, reason], examples[status, reason]
         )
         for status, reason in commonest
     ]

@@ -1,0 +1,118 @@
+"""Who computes a run: the main Snakemake process holds a kernel lock on a file of the run for life.
+
+The lock decides, and dies with its holder. What stands in the file is for people, and tells the
+next owner where the last one was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from featuremill.errors import UserError
+from featuremill.store import read_json
+
+
+class Owner(NamedTuple):
+    """The process that computes a run, or the last one that did."""
+
+    host: str
+    boot: str
+    """The kernel's id of the machine's last start."""
+    pid: int
+    started: str
+    """ISO 8601, UTC."""
+    command: str
+    """What was typed."""
+
+    def is_of_this_start(self) -> bool:
+        """Tell whether the owner was on this machine since it was started."""
+        return (self.host, self.boot) == (platform.node(), _boot_id())
+
+
+def path_of(run_folder: Path) -> Path:
+    """Return the owner's file of the run in `run_folder` (results/<run>)."""
+    working = run_folder.parent.parent
+    return working / ".snakemake" / f"featuremill.{run_folder.name}.owner"
+
+
+def read(run_folder: Path) -> Owner | None:
+    """Return the last owner of the run; None when nobody ever computed it."""
+    found = read_json(path_of(run_folder))
+    return Owner(**found) if found and set(found) == set(Owner._fields) else None
+
+
+def claim(run_folder: Path) -> TextIO | None:
+    """Take the run's lock; closing the file gives it back. None where the file system has no locks.
+
+    Raises:
+        BlockingIOError: when another process has it.
+    """
+    path = path_of(run_folder)
+    path.parent.mkdir(exist_ok=True)
+    file = path.open("a+")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:  # a file system without locks
+        file.close()
+        return None
+    return file
+
+
+def sign(file: TextIO, command: str) -> None:
+    """Write into a claimed file who has it."""
+    started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    me = Owner(platform.node(), _boot_id(), os.getpid(), started, command)
+    file.truncate(0)
+    file.write(json.dumps(me._asdict()))
+    file.flush()
+
+
+def is_running(run_folder: Path) -> bool:
+    """Tell whether a Snakemake is computing the run now."""
+    if not path_of(run_folder).exists():
+        return False
+    try:
+        file = claim(run_folder)
+    except BlockingIOError:
+        return True
+    if file:
+        file.close()
+    return False
+
+
+@contextlib.contextmanager
+def alone(run_folder: Path) -> Iterator[None]:
+    """Keep every Snakemake away from the run meanwhile.
+
+    Raises:
+        UserError: when one is computing it.
+    """
+    try:
+        file = claim(run_folder)
+    except BlockingIOError:
+        owner = read(run_folder)
+        who = f" (process {owner.pid} on {owner.host}, since {owner.started})" if owner else ""
+        raise UserError(
+            f"{run_folder}: a snakemake is computing this run{who}; wait for it, or stop it."
+        ) from None
+    try:
+        yield
+    finally:
+        if file:
+            file.close()
+
+
+def _boot_id() -> str:
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if path.exists() else ""
