@@ -21,7 +21,7 @@ import pytest
 
 from featuremill import __main__, config, reasons, receipts, report
 from featuremill.errors import UserError
-from featuremill.report import failures, projection, timeline, words
+from featuremill.report import projection, timeline, words
 from featuremill.report.timeline import Interval
 
 FIGURES = {"accounting", "timeline", "throughput", "stages", "lengths", "embeddings"}
