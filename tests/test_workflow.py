@@ -215,17 +215,19 @@ def orphans(folder):
 
 
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(100), batch_seconds=1.0)
+    workflow = Workflow(tmp_path, environment, random_records(100), hold="hold")
+    (tmp_path / "hold").touch()
     (tmp_path / "two.fa").write_text(">a\nMKV\n>b\nMKL\n")
     first = workflow.start()
-    wait_for(lambda: MOMENTS["extract"](workflow.run_folder))
+    wait_for(lambda: workflow.computed.exists())
     assert "another snakemake is computing this run" in workflow(status=1)
     # A run of another name may go on beside it, and its end opens no door: Snakemake removes the
     # whole folder of locks then, those of others too.
     workflow("-n")
-    workflow("--config", "run=other", "inputs=two.fa")
+    workflow("--config", "run=other", "inputs=two.fa", "options={hold: ''}")
     assert first.poll() is None
     assert "another snakemake is computing this run" in workflow(status=1)
+    (tmp_path / "hold").unlink()
     first.communicate(timeout=120)
     assert first.returncode == 0
     assert len(workflow.news()) == 102

@@ -40,6 +40,8 @@ class Options(WorkloadOptions):
     """Duration of reading a record."""
     batch_records: int = 4
     """Records in a batch."""
+    hold: str = ""
+    """While this file exists, no batch ends."""
     computed: str = ""
     """File that gets a line for each record that reaches `run`."""
     spans: str = ""
@@ -106,6 +108,8 @@ def run(options, batch):
     for sequence in batch:
         _harm(sequence, len(batch), options)
     _note(options, "begin")
+    while options.hold and Path(options.hold).exists():
+        time.sleep(0.05)
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None
     if lost and lost.exists() and lost.read_text() in os.environ["CUDA_VISIBLE_DEVICES"]:
