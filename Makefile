@@ -6,6 +6,8 @@
 PYTHON ?= python3
 EXTRA ?=
 WHEELS_PYTHON ?= 3.12
+# Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
+WORKERS ?= 3
 BIN := .venv/bin
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
@@ -17,7 +19,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 .DELETE_ON_ERROR:
 # Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
 .NOTPARALLEL:
-.PHONY: help run test test-slow test-gpu lint format bench bench-gpu bench-wheels constraints clean
+.PHONY: help run test test-slow test-gpu lint format bench bench-gpu bench-scale bench-wheels constraints clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -26,10 +28,10 @@ run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" go
 	@$(BIN)/python -m snakemake --cores all $(EXTRA)
 
 test: lint ## lint, then the fast tests: what CI runs
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
-test-slow: .venv/.test ## the tests that take minutes
-	@$(BIN)/python -m pytest -q -m "slow and not gpu"
+test-slow: .venv/.test ## the tests that take minutes (EXTRA="…" goes to pytest)
+	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -q -m gpu
@@ -55,6 +57,9 @@ bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA=
 
 bench-gpu: .venv/.test ## the same on GPU 0, within 10 minutes
 	@$(BIN)/python -m bench.run --gpu --minutes 9 $(EXTRA)
+
+bench-scale: .venv/.test ## seconds and memory of plan, extract and merge for 50,000 records and more
+	@$(BIN)/python -m bench.scale $(EXTRA)
 
 bench-wheels: $(BIN)/python ## gather in bench/.wheels what a GPU machine without a network lacks
 	@rm -rf bench/.wheels

@@ -15,6 +15,7 @@ include: "workflow/rules/weights.smk"
 include: "workflow/rules/plan.smk"
 include: "workflow/rules/extract.smk"
 include: "workflow/rules/merge.smk"
+include: "workflow/rules/partial.smk"
 include: "workflow/rules/report.smk"
 
 
@@ -27,7 +28,8 @@ rule all:
 
 onsuccess:
     print(support.closing_words(results))
+    print(support.tidied(workflow, results, run.keep), end="")
 
 
 onerror:
-    print("Nothing that was computed is lost: the same command goes on from here.")
+    print("Nothing that was computed is lost. Mend what is said above; the same command goes on then.")

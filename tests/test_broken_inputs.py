@@ -1,16 +1,22 @@
-"""`featuremill plan` on every kind of broken input: the documented outcome, and never a
+"""The verbs on every kind of broken input, run and weights: the documented outcome, and never a
 traceback."""
 
 import contextlib
 import json
+import shutil
 import tempfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from broken_inputs import BROKEN, as_ordinary_user
+from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
+from conftest import Verbs
 
 from featuremill.__main__ import main
+from featuremill.shardfile import read_verified
+from featuremill.store import RunFolder
+from featuremill.workloads.esm2.sources import BUNDLED
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
@@ -49,3 +55,116 @@ def test_plan_ends_as_documented(case, tmp_path, capsys, request):
         assert "record" in said and "warning" in said
     else:
         assert counts["refused"] == 0
+
+
+def test_broken_things_are_many():
+    cases = [*BROKEN, *DAMAGES, *WEIGHTS]
+    assert len(cases) >= 180
+    names = [case.name for case in DAMAGES]
+    assert len(names) == len(set(names))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    """Return the verbs of a whole run of several shards."""
+    verbs = Verbs(tmp_path_factory.mktemp("whole"), environment)
+    records = [(f"p{n}", "ACDEFGHIKL"[: n % 9 + 1] * (n + 1)) for n in range(40)]
+    plan = verbs.plan(records, cost=1000)
+    assert 2 < len(plan["shards"]) < 6
+    verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    return verbs
+
+
+KEPT = ["embeddings.parquet", "failed.tsv", "manifest.json"]
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+def test_a_damaged_run_is_answered_in_one_sentence(damage, finished, tmp_path, capsys, monkeypatch):
+    shutil.copytree(finished.folder, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setenv("PYTHONPATH", finished.environment["PYTHONPATH"])
+    run = RunFolder(Path("results/test"))
+    recipe, shard = receipt_of(run).parent.name, receipt_of(run).stem
+    if damage.verb == "extract":
+        part_of(run).unlink()
+    damage.harm(run)
+    left = {name: (run.root / name) for name in KEPT}
+    left = {name: path.read_bytes() for name, path in left.items() if path.is_file()}
+    config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
+    arguments = {
+        "merge": ["merge", str(run.root), "--outputs", "parquet"],
+        "extract": ["extract", str(run.root), shard, "--recipe", recipe],
+        "plan": ["plan", str(run.root), "--config-json", json.dumps(config)],
+        "report": ["report", str(run.root), "--output", "report.html"],
+    }
+    assert main(arguments[damage.verb]) == damage.status
+    said = capsys.readouterr().err
+    errors = [line for line in said.splitlines() if "error:" in line]
+    assert "Traceback" not in said
+    if damage.status:
+        (sentence,) = errors
+        assert damage.fragment in sentence and "results/test" in sentence
+        assert sentence.endswith(".") and len(sentence) < 500
+        assert not Path("report.html").exists()
+        assert {name: (run.root / name).read_bytes() for name in left} == left
+    else:
+        assert not errors
+        if damage.verb == "extract":
+            assert run.part(recipe, shard).exists()
+        else:
+            plan = json.loads(run.plan.read_text())
+            assert all(read_verified(run.shard(s["shard"])) for s in plan["shards"])
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_broken_weights_are_answered_in_one_sentence(name, tmp_path, capsys):
+    make, fragment = WEIGHTS[name]
+    path = make(tmp_path, next(BUNDLED.glob("*.safetensors")).read_bytes())
+    output = tmp_path / "weights" / "w.json"
+    arguments = ["weights", str(path), "--output", str(output), "--cache", str(tmp_path / "cache")]
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    (sentence,) = [line for line in said.splitlines() if "error:" in line]
+    assert fragment in sentence and str(tmp_path) in sentence and sentence.endswith(".")
+    assert not output.exists() and not list((tmp_path / "cache").rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize(("text", "fragment"), TOLD.items())
+def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
+    path = tmp_path / "w.json"
+    path.write_text(text)
+    (tmp_path / "in.fa").write_text(">a\nMKV\n")
+    config = {"inputs": [str(tmp_path / "in.fa")], "workload": "esm2", "device": "cpu"}
+    told = ["--config-json", json.dumps(config), "--weights", str(path)]
+    assert main(["plan", str(tmp_path / "run"), *told]) == 2
+    (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert fragment in sentence and str(path) in sentence and f"delete {path}" in sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("", "--config-json: this is no JSON"),
+        ("{", "--config-json: this is no JSON"),
+        ("[]", "--config-json: a config is a JSON object"),
+        ("[" * 50_000, "--config-json: this is no JSON"),
+        ('{"inputs": "a\\u0000b"}', "holds a line break or another control character"),
+        ('{"inputs": ""}', "one of the names is empty"),
+        ('{"inputs": "a", "max_failed": 1e999}', "give a whole number of at least 0, not inf"),
+        (f'{{"inputs": "a", "run": "{"r" * 300}"}}', "use at most 100 letters"),
+    ],
+)
+def test_a_broken_config_in_json(text, fragment, tmp_path, capsys):
+    assert main(["plan", str(tmp_path / "run"), "--config-json", text]) == 2
+    (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert fragment in sentence and sentence.endswith(".")
+    assert not (tmp_path / "run" / "plan.json").exists()
+
+
+def test_a_variable_that_is_no_number(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_STALL_SECONDS", "soon")
+    with pytest.raises(SystemExit) as end:
+        main(["extract", str(tmp_path), "0" * 32])
+    assert end.value.code == 2
+    assert "--stall-seconds: invalid float value: 'soon'" in capsys.readouterr().err

@@ -108,6 +108,7 @@ def test_a_test_dependency_is_used(requirement):
         or f"$(BIN)/{name} " in makefile
         or (name != stubs_of and stubs_of in {core.name for core in CORE})
         or (name == "pytest-timeout" and "\ntimeout = " in (ROOT / "pyproject.toml").read_text())
+        or (name == "pytest-xdist" and " --dist " in makefile)
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featuremill import config, init
+from featuremill import SNAKEFILE, config, init
 from featuremill.__main__ import main
 from featuremill.workload import find_workload
 
@@ -43,7 +44,8 @@ def test_the_demo_becomes_a_valid_config(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert "1,000 protein records, 363,884 residues" in said
     assert "median length 296, longest 1,488 (sp|Q7TXL6|PPSE_MYCBO)" in said
-    assert "next: snakemake --cores all --configfile demo.yaml" in said
+    snakefile = shlex.quote(SNAKEFILE)
+    assert f"next: snakemake --snakefile {snakefile} --cores all --configfile demo.yaml" in said
 
 
 def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:

@@ -1,23 +1,35 @@
 """merge: every record accounted for, every vector with its own id, nothing damaged delivered."""
 
 import csv
+import hashlib
 import json
+import logging
+import re
 import shutil
+import subprocess
+import sys
 
 import h5py
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Verbs
+from conftest import ROOT, Verbs
 
 import featuremill
-from featuremill import gather
+from featuremill import __main__
 from featuremill.config import validate
 from featuremill.errors import IntegrityError, UserError
-from featuremill.merge import merge
-from featuremill.outputs.per_protein_h5 import dataset_name
-from featuremill.store import RunFolder
+from featuremill.journal import Journal, digest_of_file, part_schema
+from featuremill.merge import accounts, gather, merge, shuffle
+from featuremill.outputs import parquet, parquet_dataset
+from featuremill.outputs.hdf5 import dataset_name
+from featuremill.parts import Part, order_of
+from featuremill.plan.announce import large_outputs
+from featuremill.retry import retry
+from featuremill.shardfile import read_shard
+from featuremill.store import RunFolder, read_sealed, write_sealed
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 ALL = ["parquet", "per_protein_h5", "npy"]
@@ -111,16 +123,165 @@ def test_results_load_in_python(run):
         featuremill.load(run.root / "elsewhere")
 
 
+def result_bytes(run):
+    files = [path for path in run.root.glob("*") if path.suffix in {".h5", ".npy", ".parquet"}]
+    files += [*run.root.glob("embeddings/*"), run.root / "failed.tsv", run.root / "failed.fa"]
+    return {str(path.relative_to(run.root)): path.read_bytes() for path in files}
+
+
 def test_small_blocks_and_twice_give_the_same_bytes(run, monkeypatch):
     merge(run, ALL, 0)
-    names = ["per-protein.h5", "embeddings.npy", "failed.tsv", "embeddings.parquet"]
-    before = {name: (run.root / name).read_bytes() for name in names}
+    before = result_bytes(run)
+    assert len(before) == 6  # with manifest.parquet
     merge(run, ALL, 0)
-    assert before == {name: (run.root / name).read_bytes() for name in names}
+    assert before == result_bytes(run)
     monkeypatch.setattr(gather, "BLOCK_BYTES", 500)
     merge(run, ALL, 0)
     assert before["embeddings.npy"] == (run.root / "embeddings.npy").read_bytes()
     assert before["per-protein.h5"] == (run.root / "per-protein.h5").read_bytes()
+
+
+def test_the_number_of_threads_changes_no_byte(run, monkeypatch):
+    monkeypatch.setattr(gather, "BLOCK_BYTES", 2_000)
+    monkeypatch.setattr(shuffle, "CHUNK_BYTES", 700)
+    monkeypatch.setattr(parquet_dataset, "ROWS_A_FILE", 7)
+    found = []
+    for num_threads in (1, 3, 8):
+        merge(run, [*ALL, "parquet_dataset"], 0, num_threads)
+        found.append(result_bytes(run))
+        assert len(found[-1]) == 6 + 6, "36 rows, 7 a file"
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_dataset_is_the_table_in_files(run, monkeypatch):
+    monkeypatch.setattr(parquet_dataset, "ROWS_A_FILE", 10)
+    result = merge(run, ["parquet", "parquet_dataset"], 0)
+    folder = run.root / "embeddings"
+    names = [f"part-{number:05d}.parquet" for number in range(4)]
+    assert sorted(path.name for path in folder.iterdir()) == names
+    assert [pq.read_metadata(folder / name).num_rows for name in names] == [10, 10, 10, 6]
+    whole = pq.read_table(run.root / "embeddings.parquet")
+    assert pq.read_table(folder).equals(whole)
+    assert pd.read_parquet(folder)["id"].tolist() == list(expected())
+    for name in names:
+        assert pq.read_schema(folder / name).metadata == whole.schema.metadata
+    told = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True)
+    about = result["outputs"]["embeddings"]
+    assert about["sha256"] == hashlib.sha256(told.stdout).hexdigest()
+    assert about["bytes"] == sum((folder / name).stat().st_size for name in names)
+
+
+def test_a_dataset_alone_loads_and_replaces_the_last_one(run, monkeypatch):
+    merge(run, ["parquet_dataset"], 0)
+    assert len(list((run.root / "embeddings").iterdir())) == 1
+    monkeypatch.setattr(parquet_dataset, "ROWS_A_FILE", 20)
+    merge(run, ["parquet_dataset", "npy"], 0)
+    (run.root / "embeddings" / ".snakemake_timestamp").touch()  # as Snakemake does
+    assert list(featuremill.load(run.root).index) == list(expected())
+    assert featuremill.load_matrix(run.root, "composition")[1].shape == (36, 20)
+    assert __main__.main(["report", str(run.root)]) == 0
+    assert "All 36 records, by the two directions" in (run.root / "report.html").read_text()
+    merge(run, ["npy"], 0)
+    assert not (run.root / "embeddings").exists()
+    assert {path.stat().st_mode & 0o777 for path in run.root.iterdir() if path.is_file()} == {0o644}
+
+
+def test_a_dataset_on_a_full_disk_is_an_error_and_not_half_a_result(run, monkeypatch):
+    class Full(parquet.Writer):
+        def write(self, block):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(parquet, "Writer", Full)
+    with pytest.raises(OSError, match="No space left"):
+        merge(run, ["parquet_dataset"], 0)
+    assert not [path for path in run.root.iterdir() if "embeddings" in path.name]
+    assert not (run.root / "manifest.json").exists()
+
+
+def rewrite(run, values, row_of):
+    """Write every part anew, with the rows that `row_of` makes of a digest, and its receipt."""
+    plan = json.loads(run.plan.read_text())
+    for shard in plan["shards"]:
+        path = run.part(plan["recipe"], shard["shard"])
+        path.unlink()
+        written = Journal(path, part_schema(values), 1)
+        for digest in read_shard(run.shard(shard["shard"]))["sha256"].to_pylist():
+            row = {"sha256": digest, "status": "ok", "reason": None, **row_of(digest)}
+            written.commit(pa.RecordBatch.from_pylist([row], schema=part_schema(values)))
+        receipt = read_sealed(run.receipt(plan["recipe"], shard["shard"]))
+        receipt["part"] = written.finish()
+        write_sealed(run.receipt(plan["recipe"], shard["shard"]), receipt)
+
+
+def test_every_output_keeps_the_number_type_of_the_values(run):
+    """A workload that delivers float16 gets float16 everywhere, the numbers unchanged."""
+    pair = pa.list_(pa.float16(), 2)
+    values = pa.schema({"pooled": pair, "residues": pa.list_(pair)})
+
+    def vector(digest):
+        return (np.frombuffer(digest[:2], np.uint8).astype(np.float16) / 7).tolist()
+
+    rewrite(run, values, lambda d: {"pooled": vector(d), "residues": [vector(d)] * 3})
+    merge(run, ["parquet", "parquet_dataset", "npy", "per_protein_h5", "per_residue_h5"], 0)
+    array = np.load(run.root / "embeddings.npy")
+    assert array.dtype == np.float16
+    for path in (run.root / "embeddings.parquet", run.root / "embeddings"):
+        table = pq.read_table(path)
+        assert table.schema.field("pooled").type == pair
+        assert table["pooled"].to_pylist() == array.tolist()
+    proteins, residues = (h5py.File(run.root / f"per-{what}.h5") for what in ("protein", "residue"))
+    with proteins, residues:
+        for id, digest in zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True):
+            of_protein, of_residues = proteins[dataset_name(id)], residues[dataset_name(id)]
+            assert (of_protein.dtype, of_residues.dtype) == ("f2", "f2")
+            assert of_protein[:].tolist() == vector(bytes.fromhex(digest))
+            assert of_residues[:].tolist() == [vector(bytes.fromhex(digest))] * 3
+    assert featuremill.load_matrix(run.root, "pooled")[1].dtype == np.float16
+
+
+@pytest.mark.parametrize(
+    ("number", "said"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (None, "no x")]
+)
+def test_an_ok_row_without_a_number_is_never_delivered(run, number, said):
+    """Whatever the receipt says: this one is right about the bytes."""
+    values = pa.schema({"x": pa.list_(pa.float32(), 1)})
+    wrong = hashlib.sha256(b"GGG").digest()
+    vector = None if number is None else [number]
+    rewrite(run, values, lambda digest: {"x": vector if digest == wrong else [1.0]})
+    with pytest.raises(IntegrityError, match=said):
+        merge(run, ["parquet", "npy"], 0)
+    assert not list(run.root.glob(".*"))
+    assert not (run.root / "embeddings.parquet").exists()
+
+
+def test_a_row_of_another_record_is_never_delivered(run, monkeypatch):
+    """Rows are looked up by their place, and every one is compared with its record."""
+    right = Part.row_numbers
+    monkeypatch.setattr(Part, "row_numbers", lambda part: right(part)[::-1].copy())
+    with pytest.raises(IntegrityError, match="not that of its record"):
+        merge(run, ["parquet"], 0)
+
+
+def test_parts_with_other_columns_are_refused(run):
+    plan = json.loads(run.plan.read_text())
+    rewrite(run, pa.schema({"x": pa.list_(pa.float32(), 1)}), lambda digest: {"x": [1.0]})
+    one = plan["shards"][0]["shard"]
+    path, receipt = run.part(plan["recipe"], one), run.receipt(plan["recipe"], one)
+    table = pa.ipc.open_stream(path.read_bytes()).read_all()
+    with pa.ipc.new_stream(
+        str(path), table.rename_columns([*table.column_names[:3], "y"]).schema
+    ) as s:
+        s.write_table(table.rename_columns([*table.column_names[:3], "y"]))
+    write_sealed(receipt, read_sealed(receipt) | {"part": digest_of_file(path)})
+    with pytest.raises(IntegrityError, match="its columns are not those of the other parts"):
+        merge(run, ["parquet"], 0)
+
+
+def test_a_disk_that_is_too_small_is_foretold(run, monkeypatch, caplog):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 7_000))
+    monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
+    merge(run, ["parquet", "npy"], 0)  # three times 36 × 21 × 4 bytes
+    assert "merging needs about 9.1 kB, of which 3.0 kB are free again at its end" in caplog.text
 
 
 def one_part(run):
@@ -141,9 +302,9 @@ def test_nothing_damaged_is_delivered(run, damage):
     elif damage == "gone":
         part.unlink()
     else:
-        told = json.loads(receipt.read_text())
+        told = read_sealed(receipt)
         told["part" if damage == "lie" else "shard"] = "0" * 32
-        receipt.write_text(json.dumps(told))
+        write_sealed(receipt, told)
     with pytest.raises(IntegrityError, match="run the same command again"):
         merge(run, ALL, 0)
     assert not (run.root / "manifest.json").exists()
@@ -154,8 +315,8 @@ def test_parts_swapped_with_their_digests_are_found(run):
     plan = json.loads(run.plan.read_text())
     first, second = (shard["shard"] for shard in plan["shards"][:2])
     shutil.copy(run.part(plan["recipe"], first), run.part(plan["recipe"], second))
-    told = json.loads(run.receipt(plan["recipe"], first).read_text()) | {"shard": second}
-    run.receipt(plan["recipe"], second).write_text(json.dumps(told))
+    told = read_sealed(run.receipt(plan["recipe"], first)) | {"shard": second}
+    write_sealed(run.receipt(plan["recipe"], second), told)
     with pytest.raises(IntegrityError):
         merge(run, ALL, 0)
 
@@ -188,6 +349,11 @@ def test_a_manifest_that_lost_a_row_is_refused(run):
     pq.write_table(table.slice(0, 37), run.manifest)
     with pytest.raises(IntegrityError, match="does not belong to plan"):
         merge(run, ALL, 0)
+    run.manifest.unlink()
+    with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
+        merge(run, ALL, 0)
+    with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
+        retry(run, [])
 
 
 def test_an_output_with_nothing_to_hold_is_refused(run):
@@ -197,15 +363,22 @@ def test_an_output_with_nothing_to_hold_is_refused(run):
 
 
 def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
-    plan = verbs.plan([("good", "MKV"), ("bad", "RAISEA"), ("same", "RAISEA")], "poison")
+    records = [("good", "MKV"), ("bad with a story", "RAISEA"), ("same", "RAISEA")]
+    plan = verbs.plan([*records, ("no", "M*V")], "poison")
     verbs.extract(plan)
     said = verbs("merge", verbs.run_folder.root, "--outputs", "parquet", status=2)
-    assert "2 of 3 records failed and max_failed is 0" in said and "failed.tsv has each one" in said
+    assert "2 of 4 records failed and max_failed is 0" in said and "failed.tsv has each one" in said
+    assert "failed.fa their sequences; featuremill retry results/test" in said.replace(
+        str(verbs.folder) + "/", ""
+    )
+    sequences = (verbs.run_folder.store / "failed.fa").read_text()
+    assert sequences == ">bad with a story\nRAISEA\n>same\nRAISEA\n"
     listed = (verbs.run_folder.store / "failed.tsv").read_text()
     assert "bad\tin.fa\t3\tfailed\terror in the workload: ValueError" in listed
     assert not (verbs.run_folder.root / "embeddings.parquet").exists()
     said = verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "npy", "--max-failed", "2")
-    assert "1 of 3 records ok, 2 failed: all accounted for" in said
+    assert "1 of 4 records ok, 2 failed, 1 refused: all accounted for" in said
+    assert (verbs.run_folder.root / "failed.fa").read_text() == sequences
     assert pq.read_table(verbs.run_folder.root / "embeddings.parquet")["id"].to_pylist() == ["good"]
 
 
@@ -217,6 +390,63 @@ def test_only_failures_make_empty_results(verbs):
     assert len(featuremill.load(verbs.run_folder.root)) == 0
 
 
+def test_failed_records_that_are_no_sequences_leave_the_fasta_empty(verbs, monkeypatch, caplog):
+    plan = verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison")
+    verbs.extract(plan)
+    monkeypatch.setattr(accounts, "SEQUENCE", re.compile(b"[A-Z]*A"))
+    monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
+    with caplog.at_level("INFO"):
+        merge(verbs.run_folder, ["parquet"], 2)
+    assert "failed.fa is left empty: these records are no sequences." in caplog.text
+    assert (verbs.run_folder.root / "failed.fa").read_bytes() == b""
+
+
+def test_a_failed_row_of_another_record_is_never_listed(verbs, monkeypatch):
+    verbs.extract(verbs.plan([("bad", "RAISEA"), ("good", "MKV"), ("fine", "MKL")], "poison"))
+    monkeypatch.setattr(accounts, "order_of", lambda sha256: np.roll(order_of(sha256), 1))
+    with pytest.raises(IntegrityError, match="a row is not that of its record"):
+        merge(verbs.run_folder, ["parquet"], 1)
+
+
+def test_a_failed_record_whose_shard_is_gone_is_a_sentence(verbs):
+    plan = verbs.plan([("good", "MKV"), ("bad", "RAISEA")], "poison")
+    verbs.extract(plan)
+    verbs.run_folder.shard(plan["shards"][0]["shard"]).unlink()
+    said = verbs("merge", verbs.run_folder.root, "--max-failed", "1", status=4)
+    assert "this shard is gone, and some of its records failed" in said
+
+
 def test_the_config_knows_every_output():
     config = validate({"inputs": "x.fa", "workload": "composition", "outputs": ALL})
     assert list(config.outputs) == ALL
+
+
+@pytest.mark.parametrize(
+    ("outputs", "num_records", "named"),
+    [
+        ("parquet npy per_protein_h5", 1_000_000, []),
+        ("parquet npy per_protein_h5", 1_000_001, ["per_protein_h5"]),
+        ("parquet per_residue_h5 npy", 5_000_001, ["parquet", "per_residue_h5"]),
+        ("parquet_dataset npy", 10**8, []),
+        ("", 10**8, []),
+    ],
+)
+def test_an_output_that_is_too_small_for_the_run_is_named(monkeypatch, outputs, num_records, named):
+    monkeypatch.setenv("FEATUREMILL_OUTPUTS", outputs)
+    found = large_outputs(num_records)
+    assert [text.split()[1] for text in found] == named
+    assert all("parquet_dataset" in text and f"{num_records:,} records" in text for text in found)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_records(tmp_path, environment):
+    """A gigabyte of values in as much memory as twice a chunk of the shuffle and a few blocks."""
+    told = subprocess.run(
+        [sys.executable, "-m", "bench.merge_scale", "--records", "2000000", "--width", "128"],
+        cwd=ROOT,
+        env={**environment, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    assert float(re.search(r"([0-9.]+) GiB at most", told)[1]) < 2, told

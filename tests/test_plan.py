@@ -1,5 +1,6 @@
 """plan: nothing is lost, nothing is planned twice, and an edit costs only what is new."""
 
+import hashlib
 import json
 import random
 import time
@@ -17,8 +18,11 @@ from featuremill.devices import cpu
 from featuremill.errors import UserError
 from featuremill.plan import plan, settings_of
 from featuremill.plan import repeats as repeats_module
-from featuremill.shardfile import read_shard
-from featuremill.store import RunFolder, digest_of, recipe_of
+from featuremill.plan import spool as spool_module
+from featuremill.plan.rows import Rows
+from featuremill.plan.spool import ROWS, rows_path
+from featuremill.shardfile import SHARD, read_shard
+from featuremill.store import RunFolder, digest_of, read_sealed, recipe_of, write_sealed
 from featuremill.workload import Weights, find_workload
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -38,7 +42,7 @@ def write_fasta(path, records):
     return path
 
 
-def make_plan(folder, fasta, cost=500, replan=False):
+def make_plan(folder, fasta, cost=500, replan=False, threads=1):
     config = validate(
         {
             "inputs": [str(fasta)],
@@ -47,14 +51,14 @@ def make_plan(folder, fasta, cost=500, replan=False):
             "shards": {"cost": cost},
         }
     )
-    return plan(RunFolder(folder), config, None, replan=replan)
+    return plan(RunFolder(folder), config, None, replan=replan, threads=threads)
 
 
 def shard_names(result):
     return {shard["shard"] for shard in result["shards"]}
 
 
-def check(folder, result, records):
+def check(folder, result, records, overlap=False):
     """Assert that the manifest leads from every input record to its own payload."""
     run = RunFolder(folder)
     rows = pq.read_table(run.manifest).to_pylist()
@@ -70,8 +74,9 @@ def check(folder, result, records):
             assert row["shard"] is None and row["row"] is None
     counts = result["counts"]
     assert counts["input"] == counts["planned"] + counts["refused"] + counts["duplicate"]
-    everything = [digest for table in tables.values() for digest in table["sha256"].to_pylist()]
-    assert len(everything) == len(set(everything)), "a record stands in two shards"
+    if not overlap:
+        digests = [digest for table in tables.values() for digest in table["sha256"].to_pylist()]
+        assert len(digests) == len(set(digests)), "a record stands in two shards"
     for name, table in tables.items():
         sha256 = table["sha256"].to_pylist()
         assert sha256 == sorted(sha256)
@@ -151,6 +156,101 @@ def test_replan_forgets_the_last_plan_but_not_the_content(tmp_path):
     assert shard_names(again) == shard_names(fresh)
 
 
+def add_shard(folder, result, records):
+    """Add a shard of these records to the last plan, whether or not others hold them; return its
+    name."""
+    run = RunFolder(folder)
+    pairs = sorted((hashlib.sha256(s.encode()).digest(), s.encode()) for _, s in records)
+    name = digest_of([sha256 for sha256, _ in pairs])
+    table = pa.table(list(zip(*pairs, strict=True)), schema=SHARD)
+    with pa.ipc.new_file(str(run.shard(name)), SHARD) as writer:
+        writer.write_table(table)
+    last = read_sealed(run.store / "plan.json")
+    last["shards"].append({"shard": name})
+    write_sealed(run.store / "plan.json", last)
+    return name
+
+
+def wanted_of(result):
+    return {shard["shard"]: shard["wanted"] for shard in result["shards"]}
+
+
+def held_by(folder, shard):
+    """Return the places in the input of the records that are asked of a shard."""
+    rows = pq.read_table(RunFolder(folder).manifest)
+    return [n for n, name in enumerate(rows["shard"].to_pylist()) if name == shard]
+
+
+def test_of_two_shards_that_hold_a_record_the_later_one_is_asked(tmp_path):
+    records = [(f"p{n}", f"MKV{'A' * n}") for n in range(20)]
+    fasta = write_fasta(tmp_path / "in.fa", records)
+    first = make_plan(tmp_path, fasta, cost=10_000)
+    (whole,) = shard_names(first)
+    later = add_shard(tmp_path, first, records[5:8])
+    second = make_plan(tmp_path, fasta, cost=10_000)
+    assert wanted_of(second) == {whole: 17, later: 3}
+    assert held_by(tmp_path, later) == [5, 6, 7]
+    assert second["counts"]["unique"] == 20
+    check(tmp_path, second, records, overlap=True)
+    latest = add_shard(tmp_path, second, records[7:9])
+    third = make_plan(tmp_path, fasta, cost=10_000)
+    assert wanted_of(third) == {whole: 16, later: 2, latest: 2}
+    check(tmp_path, third, records, overlap=True)
+
+
+def test_a_shard_stays_wanted_by_records_that_a_later_one_took(tmp_path):
+    records = [(f"p{n}", f"MKV{'A' * n}") for n in range(20)]
+    fasta = write_fasta(tmp_path / "in.fa", records)
+    first = make_plan(tmp_path, fasta, cost=10_000)
+    (whole,) = shard_names(first)
+    most = add_shard(tmp_path, first, records[1:])
+    second = make_plan(tmp_path, fasta, cost=10_000)
+    assert wanted_of(second) == {whole: 1, most: 19}, "asked for one row, wanted by all of them"
+    rest = add_shard(tmp_path, second, records[:1])
+    third = make_plan(tmp_path, fasta, cost=10_000)
+    assert wanted_of(third) == {most: 19, rest: 1}, "asked for nothing, so dropped"
+    check(tmp_path, third, records)
+
+
+def test_a_later_shard_that_goes_gives_its_records_back(tmp_path):
+    records = [(f"p{n}", f"MKV{'A' * n}") for n in range(20)]
+    fasta = write_fasta(tmp_path / "in.fa", records)
+    first = make_plan(tmp_path, fasta, cost=10_000)
+    (whole,) = shard_names(first)
+    gone = [(f"gone{n}", "W" * (50 + n)) for n in range(10)]
+    later = add_shard(tmp_path, first, records[:3] + gone)
+    second = make_plan(tmp_path, fasta, cost=10_000)
+    assert later not in shard_names(second), "most of it is not wanted"
+    assert wanted_of(second) == {whole: 20}
+    check(tmp_path, second, records)
+
+
+def outcome(folder):
+    """Return everything that a plan leaves behind, as bytes."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "in.fa"
+    }
+
+
+def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 150)
+    records = random_proteins(1000)
+    records += [("bad", "M*K"), ("j", "MJKV"), ("other", "MZ1K"), *records[10:20]]
+    records += [(f"copy{n}", sequence) for n, (_, sequence) in enumerate(records[:40])]
+    edited = [*records[300:], *random_proteins(500, seed=1)]
+    found = []
+    for threads in (1, 3):
+        folder = tmp_path / str(threads)
+        for each in (records, edited):
+            fasta = write_fasta(tmp_path / "in.fa", each)
+            result = make_plan(folder, fasta, cost=4000, threads=threads)
+        found.append(outcome(folder))
+    assert len(result["shards"]) > 10 and result["counts"]["refused"] == 2
+    assert found[0] == found[1]
+
+
 def test_a_lost_shard_file_is_written_again(tmp_path):
     records = random_proteins(300)
     first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
@@ -188,16 +288,25 @@ def test_one_id_with_two_sequences_names_both_lines_and_keeps_the_last_plan(tmp_
 
 def test_repeated_ids_are_found_in_several_passes(tmp_path, monkeypatch):
     monkeypatch.setattr(repeats_module, "KEYS_A_PASS", 37)
-    records = [*random_proteins(300), *random_proteins(300)]
+    monkeypatch.setattr(repeats_module, "KEYS_A_BLOCK", 5)
+    monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 70)
+    records = [*random_proteins(300), *random_proteins(300), *random_proteins(50)]
     result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
-    assert result["counts"]["duplicate"] == 300
+    assert result["counts"]["duplicate"] == 350
+    status = pq.read_table(tmp_path / "manifest.parquet")["status"].to_pylist()
+    assert status == ["planned"] * 300 + ["duplicate"] * 350
 
 
 def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     keys = np.array([(7, 0), (7, 1), (7, 2)], repeats_module.ID_KEY)
     keys.tofile(tmp_path / "ids.bin")
-    rows = pa.table({"id": ["a", "b", "a"], "sha256": [b"1", b"2", b"1"]})
-    assert repeats_module.repeated_rows(rows, tmp_path / "ids.bin").tolist() == [2]
+    columns = {"id": ["a", "b", "a"], "sha256": [b"1" * 32, b"2" * 32, b"1" * 32]}
+    absent = {field.name: pa.nulls(3, field.type) for field in ROWS}
+    table = pa.table(absent | columns).cast(ROWS)
+    with pa.ipc.new_stream(str(rows_path(tmp_path)), ROWS) as writer:
+        writer.write_table(table)
+    rows = Rows([tmp_path])
+    assert repeats_module.repeated_rows(rows, [tmp_path / "ids.bin"]).tolist() == [2]
 
 
 def test_an_input_that_changes_meanwhile_is_refused(verbs):

@@ -4,6 +4,7 @@ refused."""
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -123,6 +124,32 @@ def test_only_what_is_new_is_computed(workflow):
     assert workflow.counts() == {"input": 202, "ok": 202, "failed": 0, "refused": 0, "duplicate": 0}
 
 
+def test_what_is_gone_is_made_again(workflow):
+    """Snakemake itself sees nothing to do while the results stand."""
+    workflow()
+    assert len(workflow.news()) == 200
+    before = workflow.data()
+    workflow.run_folder.plan.unlink()
+    assert "200 of 200 records ok" in workflow()
+    assert workflow.news() == [] and workflow.data() == before
+    shutil.rmtree(workflow.run_folder.store)
+    workflow()
+    assert len(workflow.news()) == 200 and workflow.data() == before
+
+
+def test_an_input_that_is_mended_before_a_retry_is_read(tmp_path, environment):
+    records = random_records(30)
+    workflow = Workflow(tmp_path, environment, [*records, ("bad", "RAISEK")])
+    workflow(status=1)
+    workflow.news()
+    workflow.write([*records, ("bad", "MKV")])
+    retry = [sys.executable, "-m", "featuremill", "retry", "results/test"]
+    subprocess.run(retry, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    workflow()
+    assert workflow.news() == ["MKV"]
+    assert workflow.counts()["ok"] == 31
+
+
 def test_an_option_changed_and_changed_back_costs_one_computation(workflow):
     workflow()
     workflow.news()
@@ -166,7 +193,7 @@ def wait_for(condition, seconds=60):
 
 
 MOMENTS = {
-    "plan": lambda run: any((run.store / "spool").glob("rows*")),
+    "plan": lambda run: any((run.store / "spool").rglob("rows*")),
     "extract": lambda run: any(
         "commit" in log.read_text() for log in run.store.glob("journals/*/*.log")
     ),
@@ -178,7 +205,7 @@ MOMENTS = {
 def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, environment, moment):
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    options = {"record_seconds": 0.002, "batch_seconds": 0.05}
+    options = {"cost_seconds": 0.003, "batch_seconds": 0.05}  # while they are spooled
     records = random_records(400)
     whole = Workflow(tmp_path / "whole", environment, records, **options)
     whole()
@@ -189,6 +216,7 @@ def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, envi
     process.communicate()
     assert list((killed.folder / ".snakemake" / "locks").iterdir()), "the lock was left behind"
     assert not (killed.run_folder.root / "manifest.json").exists()
+    assert killed.run_folder.plan.exists() == (moment != "plan")
     time.sleep(0.5)  # jobs get SIGTERM from the kernel and leave
     assert not orphans(killed.folder)
     said = killed()

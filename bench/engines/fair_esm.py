@@ -64,7 +64,9 @@ class FairEsm:
     def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
         layer = self._model.num_layers
         return {
-            name: as_float32(torch.load(folder / f"{name}.pt")[KEYS[output]][layer])
+            name: as_float32(
+                torch.load(folder / f"{name}.pt", weights_only=True)[KEYS[output]][layer]
+            )
             for name, _ in proteins
         }
 

@@ -23,6 +23,9 @@ VERBS = {
     "extract": "compute one shard",
     "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
+    "status": "say what is done, what runs where, what failed and why, and what to type next",
+    "retry": "make failed records run again",
+    "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
@@ -37,21 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
-    parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
     for number in machine.INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, _leave)
-    if os.environ.get(machine.DIE_WITH_PARENT):
-        machine.die_with_parent(os.getppid(), signal.SIGTERM)
-    log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
+    if starter := os.environ.get(machine.DIE_WITH_PARENT):
+        machine.die_with_starter(starter, signal.SIGTERM)
+    parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
+        log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
         return error.exit_status
     except OSError as error:
-        verb_log.error("%s", _sentence(error))
+        verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
         verb_log.debug("the whole story", exc_info=True)
         return 1
     return int(status or 0)
@@ -62,10 +65,10 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _sentence(error: OSError) -> str:
+def _sentence(error: OSError, folder: Path | None) -> str:
     """Say what the operating system refused: a full disk, a read-only folder, a lost mount."""
-    where = f"{error.filename}: " if error.filename else ""
-    what = error.strerror or str(error)
+    where = f"{place}: " if (place := error.filename or folder) else ""
+    what = os.strerror(error.errno) if error.errno else str(error)
     return f"{where}{what}; nothing is lost: mend that and run the same command again."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -14,14 +15,21 @@ from featuremill import config_problems
 from featuremill.errors import UserError
 from featuremill.workload import BUILT_IN, find_workload
 
-OutputName = Literal["parquet", "per_protein_h5", "per_residue_h5", "npy"]
+OutputName = Literal["parquet", "parquet_dataset", "per_protein_h5", "per_residue_h5", "npy"]
 NEEDS: dict[str, str] = {
     "per_protein_h5": "pooled",
     "npy": "pooled",
     "per_residue_h5": "per_residue",
 }
-"""What an output cannot do without; parquet takes whatever there is."""
+"""What an output cannot do without; parquet and parquet_dataset take whatever there is."""
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
+
+MAX_VALUES = 10_000
+"""Values in a config file, aliases unfolded; an honest one has dozens."""
+UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Control characters, and what no UTF-8 can hold."""
+MAX_NAME = 100
+"""Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
 Model = TypeVar("Model", bound=BaseModel)
 Lines = Mapping[tuple[str, ...], int]
@@ -61,16 +69,32 @@ class Run(Section):
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
     not fit one: jobs side by side, each on a GPU of its own, are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
-    """Files that merge writes to `results/<run>/`."""
+    """Files that merge writes to `results/<run>/`: `embeddings.parquet`, `embeddings.npy`,
+    `per-protein.h5`, `per-residue.h5`, and with `parquet_dataset` the folder `embeddings/` of
+    files with a million rows each, which is what fits from some million records on."""
     max_failed: int = Field(default=0, ge=0, strict=True)
     """Merge stops with an error when more records than this failed."""
+    keep: Literal["all", "parts", "results"] = "all"
+    """What is left on disk when everything is done: `parts` removes what an edit of the input does
+    not need, `results` also what the results were made of, so that the next change computes it all
+    again. `featuremill clean` does the same at any time."""
 
     @field_validator("run")
     @classmethod
     def _plain_name(cls, run: str) -> str:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
             raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
+        if len(run) > MAX_NAME:
+            raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
         return run
+
+    @field_validator("inputs")
+    @classmethod
+    def _file_names(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not value.strip():
+                raise ValueError("one of the names is empty; name a file, or take it out")
+        return values
 
     @field_validator("inputs", "outputs", mode="before")
     @classmethod
@@ -96,6 +120,7 @@ def validate(raw: Mapping[str, Any], source: str = "config", lines: Lines | None
 
     `source` and `lines` say in the messages where `raw` came from.
     """
+    _refuse_impossible(raw, source, lines or {})
     run = _checked(Run, raw, (), _sections, source, lines or {})
     workload = run.workload
     try:
@@ -106,6 +131,25 @@ def validate(raw: Mapping[str, Any], source: str = "config", lines: Lines | None
         model, run.options, ("options",), lambda: _others(workload), source, lines or {}
     )
     return run.model_copy(update={"options": options.model_dump(mode="json")})
+
+
+def _refuse_impossible(raw: Mapping[str, Any], source: str, lines: Lines) -> None:
+    """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
+    for path in ((), ("options",), ("shards",)):
+        section = raw.get(path[0]) if path else raw
+        for key, value in section.items() if isinstance(section, Mapping) else ():
+            for single in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(single, int) and single.bit_length() > 63:
+                    problem = "this number is larger than anything it could mean"
+                elif isinstance(single, str) and UNSPEAKABLE.search(single):
+                    problem = f"{single[:60]!r} holds a line break or another control character"
+                else:
+                    continue
+                where = (*path, str(key))
+                raise UserError(
+                    f"{_place(source, lines, where)}: {config_problems.name_of(where)}: "
+                    f"{problem}; give another one."
+                )
 
 
 def read(path: Path) -> Run:
@@ -121,15 +165,8 @@ def read(path: Path) -> Run:
         raise UserError(
             f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
         ) from None
-    try:
-        raw = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date such as 2026-13-45
-        raise UserError(config_problems.not_yaml(str(path), error)) from None
-    if not isinstance(raw, dict):
-        raise UserError(
-            f"{path}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
-        )
-    run = validate(raw, str(path), _lines(str(path), text))
+    raw, lines = _load(str(path), text)
+    run = validate(raw, str(path), lines)
     check_outputs(run, str(path))
     return run
 
@@ -182,15 +219,52 @@ def _place(source: str, lines: Lines, key: tuple[str, ...]) -> str:
     return f"{source}:{line}" if line else source
 
 
-def _lines(source: str, text: str) -> Lines:
-    """Return the line of every key in the YAML `text`; refuse a key that stands there twice."""
-    document = yaml.compose(text, yaml.SafeLoader)
-    assert document is not None, "the caller found a mapping in it"
+def _load(source: str, text: str) -> tuple[dict[str, Any], Lines]:
+    """Return the mapping that the YAML `text` holds, and the lines of its keys."""
+    try:
+        document = yaml.compose(text, yaml.SafeLoader)
+        if document is not None and _size(document, {}) > MAX_VALUES:
+            raise UserError(
+                f"{source}: its aliases (*) unfold into more than {MAX_VALUES:,} values, or into "
+                "themselves; write out what they stand for."
+            )
+        raw = yaml.safe_load(text)
+    except RecursionError:
+        raise UserError(
+            f"{source}: its brackets or indents are nested too deeply; a config needs three levels."
+        ) from None
+    except UserError:
+        raise
+    except Exception as error:  # what stands behind a tag such as !!bool may raise anything
+        raise UserError(config_problems.not_yaml(source, error)) from None
+    if document is None or not isinstance(raw, dict):
+        raise UserError(
+            f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
+        )
+    return raw, _lines(source, document)
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return how many values `node` stands for once its aliases are unfolded."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # for whoever comes back here before it is known
+        inside: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inside = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inside = node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in inside)
+    return known[id(node)]
+
+
+def _lines(source: str, document: yaml.Node) -> Lines:
+    """Return the line of every key in the YAML `document`; refuse a key that is there twice."""
     lines: dict[tuple[str, ...], int] = {}
     for key, line in _keys(document, ()):
         if key in lines:
             raise UserError(
-                f"{source}:{line}: {'.'.join(key)} stands here and in line {lines[key]}; keep one."
+                f"{source}:{line}: {config_problems.name_of(key)} stands here and in line "
+                f"{lines[key]}; keep one."
             )
         lines[key] = line
     return lines
@@ -200,7 +274,7 @@ def _keys(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     """Yield every key of the YAML mapping `node`, nested ones too, with its line."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
-            yield (*path, key.value), key.start_mark.line + 1
+            yield (*path, str(key.value)), key.start_mark.line + 1
             yield from _keys(value, (*path, key.value))
 
 

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
+import reprlib
 from collections.abc import Mapping
 from datetime import date
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
+
+from featuremill.text import one_line, plain
+
+MAX_PROBLEMS = 20
+"""Wrong keys that are told one by one."""
+_brief = reprlib.Repr()
+"""`repr` that ends: aliases can unfold a value into more than fits any memory."""
+_brief.maxlevel = 3
+_brief.maxdict = _brief.maxlist = _brief.maxtuple = _brief.maxset = 20
+_brief.maxstring = _brief.maxother = 80
 
 Schema = dict[str, Any]
 """A JSON schema, or a part of one."""
@@ -77,8 +90,14 @@ def explain(
         else:
             quotes = "; put it in quotes" if values == KINDS["string"] else ""
             text = f"give {values}, not {_shown(given)}{quotes}."
-        found.setdefault((*path, *key), f"{'.'.join((*path, *key))}: {text.rstrip()}")
-    return found
+        found.setdefault((*path, *key), f"{name_of((*path, *key))}: {text.rstrip()}")
+    return dict(itertools.islice(found.items(), MAX_PROBLEMS))
+
+
+def name_of(key: tuple[str, ...]) -> str:
+    """Return what to call a key; it may be anything that YAML allows."""
+    name = one_line(plain(".".join(key)))
+    return name if len(name) <= 80 else f"{name[:77]}..."
 
 
 def description_of(schema: Schema) -> str:
@@ -91,7 +110,11 @@ def not_yaml(source: str, error: Exception) -> str:
     mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
     line = f":{mark.line + 1}" if mark else ""
     what = problem or " ".join(str(error).split())
+    if not isinstance(error, yaml.YAMLError | ValueError):
+        what = "a tag, such as !!int, stands before a value that does not fit it"
     advice = "look there, and one line above, at colons, quotes and indentation"
+    if "constructor for the tag" in what:
+        advice = "leave the tag out, as only plain values are read"
     if "\\t" in what:
         advice = "indent with spaces, not tabs"
     return f"{source}{line}: this is not valid YAML ({what}); {advice}."
@@ -130,7 +153,11 @@ def _hint(name: str, parent: Schema, elsewhere: Mapping[str, str]) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = str(value) if isinstance(value, date) else repr(value)
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "a number of that size"
+    text = str(value) if isinstance(value, date) else _brief.repr(value)
     if isinstance(value, str) and re.fullmatch(r"\d+(\.\d+)?([eE]\+?\d+)?", value):
-        return f"the text {text} (as a number, write {int(float(value))})"
+        number = float(value)
+        if number < 2**53:
+            return f"the text {text} (as a number, write {int(number)})"
     return text if len(text) <= 60 else f"{text[:57]}..."

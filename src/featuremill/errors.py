@@ -1,5 +1,9 @@
 """The ways a command can end badly, each with its own exit status."""
 
+from __future__ import annotations
+
+from featuremill.text import plain
+
 
 class WorkloadError(Exception):
     """A workload failed outside a record, which is a bug in it. The log has the traceback."""
@@ -11,6 +15,9 @@ class UserError(Exception):
     """Bad config or bad input. One sentence: where, what, and what to do."""
 
     exit_status = 2
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(plain(sentence))
 
 
 class DeviceError(Exception):

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import fcntl
-import json
 import logging
 import os
 import platform
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal, receipts
+from featuremill import journal, receipts, working
 from featuremill.errors import UserError
 from featuremill.lease import Request
-from featuremill.store import RunFolder, read_json, sync, write_json
+from featuremill.locking import locked
+from featuremill.machine import num_cores
+from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
 
 log = logging.getLogger("featuremill.extract")
@@ -34,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument("shard", help="name of the shard, as in plan.json")
     parser.add_argument("--recipe", help="refuse to run when plan.json says another one")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="host threads")
+    parser.add_argument("--threads", type=int, default=num_cores(), help="host threads")
     parser.add_argument(
         "--stall-seconds",
         type=float,
-        default=float(os.environ.get("FEATUREMILL_STALL_SECONDS", "600")),
+        default=os.environ.get("FEATUREMILL_STALL_SECONDS") or "600",  # argparse converts texts
         help="end a batch that takes longer than this and 20 times its predicted time",
     )
 
@@ -50,22 +48,19 @@ def run(arguments: argparse.Namespace) -> None:
     extraction = Extraction(
         folder, plan, arguments.shard, arguments.threads, arguments.stall_seconds
     )
-    receipt = extraction.receipt()
-    write_json(folder.receipt(plan["recipe"], arguments.shard), receipt)
+    extraction.finish()
 
 
 def _read_plan(folder: RunFolder, shard: str, recipe: str | None) -> dict[str, Any]:
-    if not folder.plan.exists():
-        raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
-    plan: dict[str, Any] = json.loads(folder.plan.read_text("utf-8"))
+    plan = read_plan(folder)
     if recipe not in (None, plan["recipe"]):
         raise UserError(f"{folder.plan}: its recipe is {plan['recipe']}, not {recipe}; plan again.")
     if shard not in {entry["shard"] for entry in plan["shards"]}:
         raise UserError(f"{folder.plan}: there is no shard {shard} in this plan; plan again.")
     if not folder.shard(shard).exists():
+        folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
         raise UserError(
-            f"{folder.shard(shard)}: this shard is gone; "
-            f"delete {folder.plan} and run the same command again to plan anew."
+            f"{folder.shard(shard)}: this shard is gone; run the same command again: it plans anew."
         )
     return plan
 
@@ -84,6 +79,7 @@ class Extraction:
         self.plan = plan
         self.shard = shard
         self.part = folder.part(plan["recipe"], shard)
+        self.declared_receipt = folder.receipt(plan["recipe"], shard)
         self.kept_receipt = self.part.with_suffix(".json")
         self.journal = folder.journal(plan["recipe"], shard)
         self._job = Job(
@@ -100,33 +96,34 @@ class Extraction:
             supervisor_pid=os.getpid(),
         )
 
-    def receipt(self) -> dict[str, Any]:
-        """Return the receipt of the finished part, computing what of it is missing."""
+    def finish(self) -> None:
+        """Compute what is missing of the part, and write its receipt."""
         self.journal.parent.mkdir(parents=True, exist_ok=True)
         self.part.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked() as lock:
-            kept = self._verified()
-            if kept is None:
-                return self._extract(lock)
-            log.info("shard %s: the part is there already", self.shard[:8])
-            return kept
+        with locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock:
+            self._clear()
+            receipt = self._verified()
+            if receipt is None:
+                receipt = self._extract(lock)
+            else:
+                journal.remove(self.journal)  # a kill can come between the part and this
+                log.info("shard %s: the part is there already", self.shard[:8])
+            write_sealed(self.declared_receipt, receipt)
 
-    @contextmanager
-    def _locked(self) -> Iterator[int]:
-        """Hold the journal's lock; yield its descriptor, which the workers inherit."""
-        with self.journal.with_suffix(".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("shard %s: another job is at it; waiting", self.shard[:8])
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock.fileno()
+    def _clear(self) -> None:
+        """Remove the halves of receipts that killed jobs left."""
+        for receipt in (self.declared_receipt, self.kept_receipt):
+            for half in receipt.parent.glob(f".{receipt.name}.*"):
+                half.unlink()
+
+    def _say_waiting(self) -> None:
+        log.info("shard %s: another job is at it; waiting", self.shard[:8])
 
     def _verified(self) -> dict[str, Any] | None:
         """Return the receipt kept beside the part when the part's bytes agree with it."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
-        kept = read_json(self.kept_receipt)
+        kept = read_sealed(self.kept_receipt)
         if kept is not None and journal.digest_of_file(self.part) == kept.get("part"):
             return kept
         log.warning("%s: its bytes are not those that were written; computing it again", self.part)
@@ -138,7 +135,8 @@ class Extraction:
         plan = self.plan
         wanted = Request.from_environment(num_gpus=plan.get("gpus", 1))
         supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock)
-        summary = supervisor.run()
+        with working.told(lock):
+            summary = supervisor.run()
         receipt = {
             "version": receipts.VERSION,
             "shard": self.shard,
@@ -154,7 +152,7 @@ class Extraction:
             "total": round(time.monotonic() - began, 3),
         }
         # The receipt before the part: a part that has its name always has its digest beside it.
-        write_json(self.kept_receipt, receipt)
+        write_sealed(self.kept_receipt, receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
         journal.remove(self.journal)

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from featuremill import config, inputs, store
+from featuremill import SNAKEFILE, config, inputs, store
 from featuremill.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.residues import NUCLEOTIDES
@@ -258,4 +258,5 @@ def _names(paths: Sequence[Path]) -> str:
 
 
 def _command(output: Path) -> str:
-    return f"snakemake --cores all --configfile {shlex.quote(str(output))}"
+    elsewhere = "" if Path("Snakefile").exists() else f" --snakefile {shlex.quote(SNAKEFILE)}"
+    return f"snakemake{elsewhere} --cores all --configfile {shlex.quote(str(output))}"

@@ -68,7 +68,7 @@ def read_log(path: Path) -> LogState | None:
         magic, _, budget = lines[0].decode("ascii").rpartition(" ")
         if magic != MAGIC:
             return None
-        batch_cost = int(budget)
+        batch_cost = _natural(budget)
     except (IndexError, ValueError):
         return None
     for line in lines[1:]:
@@ -77,7 +77,7 @@ def read_log(path: Path) -> LogState | None:
             if not line:
                 continue
             if word == "commit":
-                commits.append((int(rest[0]), rest[1]))
+                commits.append((_natural(rest[0]), rest[1]))
                 if in_flight:  # what is condemned is committed without a beginning
                     in_flight.popleft()
             elif word == "begin":
@@ -95,7 +95,13 @@ def read_log(path: Path) -> LogState | None:
 
 
 def _rows(text: str) -> tuple[int, ...]:
-    return tuple(int(row) for row in text.split(","))
+    return tuple(_natural(row, least=0) for row in text.split(","))
+
+
+def _natural(text: str, least: int = 1) -> int:
+    if not text.isdecimal() or not least <= (number := int(text)) < 2**63:
+        raise ValueError(text)
+    return number
 
 
 class Journal:

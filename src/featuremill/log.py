@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from pathlib import Path
+
+from featuremill.text import plain
 
 
 def set_up(quiet: bool, log_file: Path | None) -> None:
@@ -21,8 +24,8 @@ def set_up(quiet: bool, log_file: Path | None) -> None:
     root.addHandler(screen)
     if log_file:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(log_file, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+        handler = _LogFile(log_file, encoding="utf-8")
+        handler.setFormatter(_Dated())
         root.addHandler(handler)
 
 
@@ -32,8 +35,38 @@ def logs_to_file() -> bool:
     return any(isinstance(handler, logging.FileHandler) for handler in handlers)
 
 
+class _LogFile(logging.FileHandler):
+    """A log file whose disk may be full: that is one sentence on the screen, and no end of work."""
+
+    _has_failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._has_failed:
+            self._has_failed = True
+            print(f"{self.baseFilename}: {error.strerror}; this log has gaps.", file=sys.stderr)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is tried again here
+            super().close()
+
+
 class _Short(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         verb = record.name.removeprefix("featuremill.").partition(".")[0]
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return f"{verb:>8} │ {mark}{record.getMessage()}"
+        return _lines(f"{verb:>8} │ {mark}", record.getMessage())
+
+
+class _Dated(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        start = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: "
+        story = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return _lines(start, record.getMessage()) + plain(story)
+
+
+def _lines(start: str, message: str) -> str:
+    """Return each line of `message` behind `start`, so that none can pass for another event."""
+    return "\n".join(f"{start}{line}" for line in plain(message).split("\n"))

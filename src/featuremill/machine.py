@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from featuremill import __version__
 from featuremill.devices import Device
@@ -18,7 +19,7 @@ INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 DIE_WITH_PARENT = "FEATUREMILL_DIE_WITH_PARENT"
-"""Set by the workflow: a verb then ends when the Snakemake that started it dies."""
+"""Set by the workflow to its own name: a verb then ends when that Snakemake dies."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 
@@ -31,6 +32,45 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
         sys.exit(128 + signal_number)
+
+
+def name_of_process() -> str:
+    """Return what tells this process from others: its pid, and the namespace that counts it."""
+    return f"{os.getpid()}@{_pid_namespace()}"
+
+
+def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
+    """Ask the kernel for `signal_number` when the parent dies; leave now if the process of the name
+    `starter`, from which this one came, has died already.
+
+    While Python starts, the parent can die: then whoever adopts orphans is the parent.
+    """
+    die_with_parent(os.getppid(), signal_number)
+    pid, _, namespace = starter.partition("@")
+    if namespace and namespace == _pid_namespace() and not _comes_from(int(pid)):
+        sys.exit(128 + signal_number)
+
+
+def _comes_from(ancestor: int) -> bool:
+    pid = os.getpid()
+    while pid > 1 and pid != ancestor:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        except OSError:  # it has ended this moment
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid == ancestor
+
+
+def _pid_namespace() -> str:
+    link = Path("/proc/self/ns/pid")
+    return str(link.readlink()) if link.is_symlink() else ""
+
+
+def num_cores() -> int:
+    """Return how many of the machine's cores this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def with_processors(devices: Sequence[Device]) -> list[Device]:

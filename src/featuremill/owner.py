@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
@@ -16,8 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
+from featuremill import working
 from featuremill.errors import UserError
-from featuremill.store import read_json
+from featuremill.locking import claimed, is_still_there
+from featuremill.store import RunFolder, read_json
 
 
 class Owner(NamedTuple):
@@ -32,6 +33,10 @@ class Owner(NamedTuple):
     command: str
     """What was typed."""
 
+    def is_of_this_machine(self) -> bool:
+        """Tell whether the owner was on this machine."""
+        return self.host == platform.node()
+
     def is_of_this_start(self) -> bool:
         """Tell whether the owner was on this machine since it was started."""
         return (self.host, self.boot) == (platform.node(), _boot_id())
@@ -39,8 +44,14 @@ class Owner(NamedTuple):
 
 def path_of(run_folder: Path) -> Path:
     """Return the owner's file of the run in `run_folder` (results/<run>)."""
-    working = run_folder.parent.parent
-    return working / ".snakemake" / f"featuremill.{run_folder.name}.owner"
+    run = whole_path(run_folder)
+    return run.parent.parent / ".snakemake" / f"featuremill.{run.name}.owner"
+
+
+def whole_path(run_folder: Path) -> Path:
+    """Return the absolute path of a run's folder, without '..'; links stay, as Snakemake sees them
+    too."""
+    return Path(os.path.normpath(run_folder.absolute()))
 
 
 def read(run_folder: Path) -> Owner | None:
@@ -50,23 +61,30 @@ def read(run_folder: Path) -> Owner | None:
 
 
 def claim(run_folder: Path) -> TextIO | None:
-    """Take the run's lock; closing the file gives it back. None where the file system has no locks.
+    """Take the run's lock; closing the file gives it back. None where the file system has no locks
+    and the user said to go on without.
 
     Raises:
         BlockingIOError: when another process has it.
+        UserError: when the file system has no locks.
     """
     path = path_of(run_folder)
     path.parent.mkdir(exist_ok=True)
-    file = path.open("a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    while True:
+        file = path.open("a+")
+        is_ours: bool | None = False
+        try:
+            is_ours = claimed(file, path)
+        finally:
+            if not is_ours:
+                file.close()
+        if is_ours is False:
+            raise BlockingIOError
+        if not is_ours:
+            return None
+        if is_still_there(file, path):
+            return file
         file.close()
-        raise
-    except OSError:  # a file system without locks
-        file.close()
-        return None
-    return file
 
 
 def sign(file: TextIO, command: str) -> None:
@@ -76,19 +94,6 @@ def sign(file: TextIO, command: str) -> None:
     file.truncate(0)
     file.write(json.dumps(me._asdict()))
     file.flush()
-
-
-def is_running(run_folder: Path) -> bool:
-    """Tell whether a Snakemake is computing the run now."""
-    if not path_of(run_folder).exists():
-        return False
-    try:
-        file = claim(run_folder)
-    except BlockingIOError:
-        return True
-    if file:
-        file.close()
-    return False
 
 
 @contextlib.contextmanager
@@ -111,6 +116,19 @@ def alone(run_folder: Path) -> Iterator[None]:
     finally:
         if file:
             file.close()
+
+
+def refuse_jobs(folder: RunFolder) -> None:
+    """Refuse while a job computes a shard of the run: one of a cluster may outlive its Snakemake.
+
+    Raises:
+        UserError: when there is one.
+    """
+    for path in folder.store.glob("journals/*/*.lock"):
+        if working.is_held(path):
+            raise UserError(
+                f"{folder.root}: a job is computing shard {path.stem[:8]}; wait for it, or stop it."
+            )
 
 
 def _boot_id() -> str:

@@ -1,4 +1,4 @@
-"""Reading parts: find each wanted row of a shard's part by the shard's own row number.
+"""Parts: whether one is what its receipt says, and where in it the rows of its shard are.
 
 A part's rows stand in the order of batches, a shard's in the order of sha256; so the n-th row of
 the shard is the n-th of the part's sha256 column, sorted.
@@ -6,92 +6,138 @@ the shard is the n-th of the part's sha256 column, sorted.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featuremill.errors import IntegrityError
-from featuremill.journal import digest_of_file
-from featuremill.shardfile import digests
-from featuremill.store import RunFolder, read_json
+from featuremill.journal import COLUMNS, digest_of_file
+from featuremill.receipts import has_counts
+from featuremill.shardfile import Digests, digests
+from featuremill.store import RunFolder, read_sealed
+
+NUM_CORE_COLUMNS = len(COLUMNS)
 
 
 class Part(NamedTuple):
-    """One part, memory-mapped, with its receipt."""
+    """A part whose bytes and rows were checked."""
 
+    path: Path
     receipt: dict[str, Any]
-    batches: list[pa.RecordBatch]
-    first_rows: npt.NDArray[np.int64]
-    """Row number of each batch's first row."""
-    order: npt.NDArray[np.int64]
-    """order[n] is the row of the part that is the shard's n-th."""
+    values: pa.Schema
+    num_failed: int
 
-    def take(
-        self, shard_rows: npt.NDArray[np.int64]
-    ) -> list[tuple[npt.NDArray[np.int64], pa.RecordBatch]]:
-        """Return (positions in `shard_rows`, their rows), a pair for each batch that has any."""
-        rows = self.order[shard_rows]
-        which = np.searchsorted(self.first_rows, rows, side="right") - 1
-        by_batch = np.argsort(which, kind="stable")
-        edges = np.flatnonzero(np.diff(which[by_batch])) + 1
-        taken = []
-        for positions in np.split(by_batch, edges):
-            number = int(which[positions[0]])
-            inside = rows[positions] - self.first_rows[number]
-            taken.append((positions, self.batches[number].take(pa.array(inside))))
-        return taken
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Read the part's batches one after the other; only one is in memory."""
+        with pa.OSFile(str(self.path)) as source:
+            yield from pa.ipc.open_stream(source)
 
-    def statuses(self) -> dict[int, str]:
-        """Return the shard rows that failed, each with its reason."""
-        rank = np.empty(len(self.order), np.int64)
-        rank[self.order] = np.arange(len(self.order))
-        failed: dict[int, str] = {}
-        for batch, first in zip(self.batches, self.first_rows, strict=True):
-            for row, reason in enumerate(batch.column("reason").to_pylist()):
-                if reason is not None:
-                    failed[int(rank[first + row])] = reason
-        return failed
+    def row_numbers(self) -> npt.NDArray[np.int64]:
+        """Return, for each row of the shard, its row in the part."""
+        return order_of(self.columns()[0])
+
+    def columns(self) -> tuple[Digests, pa.Array]:
+        """Return each row's sha256, and why it failed or null, without reading the values."""
+        return _columns(self.path)
 
 
-def open_part(folder: RunFolder, recipe: str, shard: str, num_records: int) -> Part:
+def open_part(
+    folder: RunFolder, recipe: str, shard: str, num_records: int, only_look: bool = False
+) -> Part | None:
     """Return the part of `shard`, its bytes and its rows checked.
+
+    With `only_look` it may be at work meanwhile: the receipt beside the part counts as much as the
+    declared one, a part that is not there is None, and nothing is set aside.
 
     Raises:
         IntegrityError: when the receipt or the bytes are not right; the part is then set aside and
             the receipt removed, so that the next run computes it again.
     """
     path, receipt_path = folder.part(recipe, shard), folder.receipt(recipe, shard)
-    receipt = read_json(receipt_path) or {}
-    problem = _problem(path, receipt, recipe, shard)
-    if problem:
-        raise _set_aside(path, receipt_path, problem)
+    if only_look and not path.exists():
+        return None
+    places = [receipt_path, path.with_suffix(".json")] if only_look else [receipt_path]
+    receipts = [receipt for receipt in map(read_sealed, places) if _is_of(receipt, recipe, shard)]
+    if not (receipts or only_look):
+        if not receipt_path.exists():
+            raise IntegrityError(
+                f"{path}: this part is not computed yet; run snakemake to the end, or take what "
+                "there is with --partial."
+            )
+        receipt_path.unlink()  # the part may be good, and has its own beside it
+        raise IntegrityError(
+            f"{receipt_path}: this receipt is not whole, or for another part; run the same command "
+            "again to have it written anew."
+        )
+    try:
+        return _checked(path, receipts, num_records)
+    except IntegrityError:
+        if not only_look:
+            if path.exists():
+                path.replace(path.with_suffix(".bad"))
+            receipt_path.unlink(missing_ok=True)
+        raise
+
+
+def _is_of(receipt: dict[str, Any] | None, recipe: str, shard: str) -> bool:
+    return receipt is not None and (receipt.get("recipe"), receipt.get("shard")) == (recipe, shard)
+
+
+def _checked(path: Path, receipts: Sequence[dict[str, Any] | None], num_records: int) -> Part:
+    """Return the part at `path` with the one of `receipts` that is about these bytes."""
+    if not path.exists():
+        raise _damaged(path, "it is gone")
+    digest = digest_of_file(path)
+    receipt = next((found for found in receipts if found and found.get("part") == digest), None)
+    if receipt is None:
+        raise _damaged(path, "its bytes are not those that were written")
+    sha256, reasons = _columns(path)
+    if len(sha256) != num_records or len(np.unique(sha256)) != num_records:
+        raise _damaged(path, f"it holds {len(sha256)} rows for {num_records} records")
+    num_failed = len(reasons) - reasons.null_count
+    if not has_counts(receipt, len(sha256), num_failed):
+        raise _damaged(path, "its receipt counts other records")
+    with pa.OSFile(str(path)) as source:
+        values = pa.schema(list(pa.ipc.open_stream(source).schema)[NUM_CORE_COLUMNS:])
+    return Part(path, receipt, values, num_failed)
+
+
+def _damaged(path: Path, problem: str) -> IntegrityError:
+    return IntegrityError(f"{path}: {problem}; run the same command again to compute it anew.")
+
+
+def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """Return which rows of its shard failed, in their order, by the part `path`; and each one's
+    reason.
+
+    Raises:
+        pa.ArrowInvalid: when its bytes are no part.
+    """
+    sha256, reasons = _columns(path)
+    failed = np.array(pc.indices_nonzero(reasons.is_valid()).to_pylist(), np.int64)
+    rows = np.searchsorted(np.sort(sha256), sha256[failed])
+    order = np.argsort(rows)
+    return rows[order], reasons.take(pa.array(failed[order])).to_pylist()
+
+
+def order_of(sha256: Digests) -> npt.NDArray[np.int64]:
+    """Return the order that sorts distinct digests."""
+    # Numbers sort several times faster than bytes, and eight of these decide nearly always.
+    beginnings = np.ascontiguousarray(sha256).view(">u8")[::4].astype(np.uint64)
+    order = np.argsort(beginnings)
+    in_order = beginnings[order]
+    return np.argsort(sha256) if (in_order[1:] == in_order[:-1]).any() else order
+
+
+def _columns(path: Path) -> tuple[Digests, pa.Array]:
     with pa.memory_map(str(path)) as source:
         batches = list(pa.ipc.open_stream(source))
-    sha256 = digests(pa.chunked_array([b.column("sha256") for b in batches], pa.binary(32)))
-    order = np.argsort(sha256)
-    counts = [batch.num_rows for batch in batches]
-    if len(sha256) != num_records or len(np.unique(sha256)) != num_records:
-        raise _set_aside(
-            path, receipt_path, f"it holds {len(sha256)} rows for {num_records} records"
-        )
-    return Part(receipt, batches, np.cumsum([0, *counts[:-1]]), order)
-
-
-def _problem(path: Path, receipt: dict[str, Any], recipe: str, shard: str) -> str:
-    if (receipt.get("recipe"), receipt.get("shard")) != (recipe, shard):
-        return "its receipt is for another part"
-    if not path.exists():
-        return "it is gone"
-    if digest_of_file(path) != receipt.get("part"):
-        return "its bytes are not those that were written"
-    return ""
-
-
-def _set_aside(path: Path, receipt_path: Path, problem: str) -> IntegrityError:
-    if path.exists():
-        path.replace(path.with_suffix(".bad"))
-    receipt_path.unlink(missing_ok=True)
-    return IntegrityError(f"{path}: {problem}; run the same command again to compute it anew.")
+        sha256 = pa.chunked_array([batch.column("sha256") for batch in batches], pa.binary(32))
+        reasons = pa.chunked_array([batch.column("reason") for batch in batches], pa.string())
+        # Copies, so that no page of the part stays mapped.
+        return digests(sha256), pa.concat_arrays([pa.array([], pa.string()), *reasons.chunks])

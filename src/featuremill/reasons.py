@@ -20,6 +20,7 @@ class Kind(NamedTuple):
 
 
 KINDS = (
+    Kind("pending", r"^not computed yet$", "Nothing: the run's own command computes it."),
     Kind(
         "nan",
         r"not finite|\bnan\b|\binf",
@@ -80,6 +81,7 @@ KINDS = (
         r"\bid\b|identifier|\bname\b",
         "Give the record an id of its own in the input.",
     ),
+    Kind("pending", r"^not computed yet$", "Nothing: the run's own command computes it."),
 )
 OTHER = Kind(
     "other",

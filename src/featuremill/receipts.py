@@ -1,7 +1,8 @@
-"""Receipts, for those who read them: which devices computed a part."""
+"""Receipts, for those who read them: which devices computed a part, and what is in it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 VERSION = 2
@@ -23,3 +24,9 @@ def device_name(receipt: dict[str, Any]) -> str:
     names = [device["name"] for device in devices_of(receipt)]
     counts = {name: names.count(name) for name in names}
     return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())
+
+
+def has_counts(receipt: Mapping[str, Any], num_rows: int, num_failed: int) -> bool:
+    """Tell whether the receipt counts what its part holds: so many rows, so many of them failed."""
+    counts = (receipt.get("rows"), receipt.get("ok"), receipt.get("failed"))
+    return counts == (num_rows, num_rows - num_failed, num_failed)

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from featuremill import store
 from featuremill.errors import UserError
-from featuremill.outputs import FILES
+from featuremill.outputs import FILES, files_of
 from featuremill.outputs.vectors import matrix
 
 
@@ -23,9 +23,9 @@ def load(run: str | Path) -> pd.DataFrame:
     or, per residue, lists of one list of numbers a residue.
 
     Raises:
-        UserError: when the run has no embeddings.parquet.
+        UserError: when the run has neither embeddings.parquet nor embeddings/.
     """
-    table = pq.read_table(_file(run, "parquet"))
+    table = pq.read_table(_table(run))
     frame: pd.DataFrame = table.select(["id", "length", "sha256"]).to_pandas().set_index("id")
     for name in table.column_names[3:]:
         column = table[name]
@@ -40,13 +40,14 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """Return (ids, vectors) of `run`, vectors of shape (records, width) in the order of the ids.
 
     The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read
-    from embeddings.parquet. `column` says which one where there are several pooled values.
+    from embeddings.parquet or embeddings/. `column` says which one where there are several pooled
+    values.
 
     Raises:
         UserError: when the run has no such file or column.
     """
-    path = _file(run, "parquet")
-    fields = list(pq.read_schema(path))[3:]
+    path = _table(run)
+    fields = list(pq.read_schema(files_of(path)[0]))[3:]
     widths = {f.name: f.type.list_size for f in fields if hasattr(f.type, "list_size")}
     names = list(widths)
     if column is None and len(names) > 1:
@@ -63,6 +64,12 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
         start = sum(widths[name] for name in names[: names.index(column)])
         return ids, vectors[:, start : start + widths[column]]
     return ids, matrix(pq.read_table(path, columns=[column])[column])
+
+
+def _table(run: str | Path) -> Path:
+    """Return the run's table: one file, or a folder of files to be read in the order of names."""
+    has_dataset = FILES["parquet_dataset"] in _outputs(run)
+    return _file(run, "parquet_dataset" if has_dataset else "parquet")
 
 
 def _file(run: str | Path, output: str) -> Path:

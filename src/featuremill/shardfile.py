@@ -17,9 +17,22 @@ Digests = npt.NDArray[np.bytes_]
 
 
 def read_shard(path: Path) -> pa.Table:
-    """Return the shard's table, memory-mapped."""
-    with pa.memory_map(str(path)) as source:
-        return pa.ipc.open_file(source).read_all()
+    """Return the shard's table, memory-mapped.
+
+    Raises:
+        pa.ArrowInvalid: when its bytes are no shard.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:
+            table = pa.ipc.open_file(source).read_all()
+    except OSError as error:
+        if error.errno:
+            raise
+        raise pa.ArrowInvalid(str(error)) from None  # Arrow's own word for damaged metadata
+    if not table.schema.equals(SHARD):
+        raise pa.ArrowInvalid(f"{path}: its columns are not those of a shard")
+    table.validate(full=True)  # offsets that point outside would crash whoever follows them
+    return table
 
 
 def write_shard(folder: RunFolder, table: pa.Table) -> str:
@@ -43,7 +56,7 @@ def read_verified(path: Path) -> pa.Table:
             hashlib.sha256(payload.as_py()).digest() == digest
             for payload, digest in zip(table["payload"], sha256, strict=True)
         )
-    except (pa.ArrowInvalid, OSError):
+    except pa.ArrowInvalid:
         right = False
     if not right:
         path.replace(path.with_suffix(".bad"))

@@ -19,8 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill.errors import IntegrityError, UserError
+
 DIGEST_LENGTH = 32
 """Hex digits of a shard's or recipe's name: 128 bits."""
+
+
+SEAL = "seal"
+"""Key of a JSON file's own digest: a damaged byte must not pass for another number or name."""
 
 
 class RunFolder(NamedTuple):
@@ -108,7 +114,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object in `path`; None when it is not there or not whole."""
     try:
         value = json.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -116,7 +122,57 @@ def read_json(path: Path) -> dict[str, Any] | None:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` to `path` atomically, readable by people."""
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        temporary.write_text(as_text(value), "utf-8")
+
+
+def as_text(value: Any) -> str:
+    """Return `value` as JSON that people can read."""
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
+    """Write the JSON object `value` to `path` atomically, with a digest of itself."""
+    write_json(path, sealed(value))
+
+
+def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON object `value` with a digest of itself."""
+    return {**value, SEAL: _seal_of(value)}
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """Return what `write_sealed` wrote; None when it is not there, or not what was written.
+
+    An object without a seal counts as whole: older ones have none.
+    """
+    value = read_json(path)
+    if value is None:
+        return None
+    seal = value.pop(SEAL, None)
+    return value if seal in (None, _seal_of(value)) else None
+
+
+def read_plan(folder: RunFolder) -> dict[str, Any]:
+    """Return what the plan of `folder` says.
+
+    Raises:
+        UserError: when there is none.
+        IntegrityError: when it is not what was written.
+    """
+    if not folder.plan.exists():
+        raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
+    plan = read_sealed(folder.plan)
+    if plan is None:
+        raise IntegrityError(
+            f"{folder.plan}: its content is not what was written; delete it and run the same "
+            "command again: what is computed is kept."
+        )
+    return plan
+
+
+def _seal_of(value: Mapping[str, Any]) -> str:
+    canonical = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+    return digest_of([canonical.encode()])
 
 
 def _umask() -> int:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from featuremill import journal, machine
+from featuremill import journal, machine, working
 from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.lease import Lease, Request, lease
@@ -32,6 +32,9 @@ from featuremill.progress import Progress
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
 """Deaths without one batch committed in between: then it is not the records."""
+LAST_MOMENT_SECONDS = 1.0
+"""Who stops a whole job by SIGKILL (a scheduler, the kernel for want of memory) may take its worker
+first: by then this process is dead as well, and has blamed nobody."""
 LAST_WORDS_SECONDS = 5.0
 """How long a dead worker's own children may keep its standard error open."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -100,9 +103,11 @@ class Supervisor:
         while True:
             commits = self._num_commits()
             avoid = self._given_up(manner)
+            working.say(self._lock, devices=[])
             waiting_since = time.monotonic()
             with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
+                working.say(self._lock, devices=[device.name for device in held.devices])
                 try:
                     summary = self._run_worker(held)
                 except _WorkerDiedError as death:
@@ -230,6 +235,8 @@ class Supervisor:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:
             raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)
+        if -status == signal.SIGKILL:
+            time.sleep(LAST_MOMENT_SECONDS)
         raise _WorkerDiedError(_manner_of_death(status))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -18,6 +17,7 @@ from typing import Any
 
 from featuremill import store
 from featuremill.errors import UserError
+from featuremill.locking import locked
 from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.sources import Source, is_path, name_of
@@ -27,6 +27,7 @@ __all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "run"]
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
 VERSION = 1
+_ANOTHER_FOLDER = "name another folder with --cache or FEATUREMILL_CACHE"
 
 _log = logging.getLogger(__name__)
 
@@ -43,22 +44,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Convert the model if that has not been done, and write the JSON."""
     entry = convert(arguments.model, arguments.cache)
-    store.write_json(arguments.output, entry)
+    store.write_sealed(arguments.output, entry)
     _log.info("%s → %s (%.1f MB)", entry["name"], entry["path"], entry["bytes"] / 1e6)
 
 
 def read(path: Path) -> Weights:
     """Return the weights that the JSON `path` names, after a look whether they are still there."""
     heal = f"delete {path} and run again"
-    try:
-        entry = json.loads(path.read_text())
-        found = weights_of(entry)
-        size = entry["bytes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: this cannot be read ({error}); {heal}.") from None
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
+    entry = store.read_sealed(path)
+    if entry is None or not _is_whole(entry):
+        raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
+    found, size = weights_of(entry), entry["bytes"]
     if not found.path.is_file() or found.path.stat().st_size != size:
         raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
     return found
+
+
+def _is_whole(entry: dict[str, Any]) -> bool:
+    """Tell whether `entry` says all that `Weights` promises."""
+    facts = entry.get("metadata")
+    return (
+        all(isinstance(entry.get(key), str) for key in ("name", "path", "sha256"))
+        and isinstance(facts, dict)
+        and all(isinstance(value, str) for value in facts.values())
+        and all(facts.get(key, "").isdecimal() for key in ("num_layers", "embed_dim"))
+        and "bytes" in entry
+    )
 
 
 def weights_of(entry: dict[str, Any]) -> Weights:
@@ -148,16 +161,15 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the lock `path`; it falls with its holder, so nothing needs to be cleaned up."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w")
+        path.open("a").close()
     except OSError as error:
         raise UserError(
             f"{path.parent}: converted weights cannot be kept here ({error.strerror}); "
-            "name another folder with --cache or FEATUREMILL_CACHE."
+            f"{_ANOTHER_FOLDER}."
         ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("waiting for another process that converts the same model")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with locked(path, _say_waiting, _ANOTHER_FOLDER):
         yield
+
+
+def _say_waiting() -> None:
+    _log.info("waiting for another process that converts the same model")

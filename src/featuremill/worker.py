@@ -112,7 +112,7 @@ class Worker:
     def run(self) -> None:
         """Compute every row that the journal does not hold yet, and finish the journal."""
         for row, reason in self.job.condemned.items():
-            if not self.shard.is_done(int(row)):
+            if int(row) < len(self.costs) and not self.shard.is_done(int(row)):
                 self.shard.commit_failed(int(row), reason)
         if self._plan():
             self._load()
@@ -124,7 +124,8 @@ class Worker:
     def _plan(self) -> bool:
         """Queue what is left to do; False for nothing."""
         skip = {row for row in range(len(self.costs)) if self.shard.is_done(row)}
-        solo = [row for row in self.job.solo if row not in skip]
+        # A damaged log may name rows that there are not.
+        solo = [row for row in self.job.solo if row < len(self.costs) and row not in skip]
         skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
         # The cheapest first: it tells how fast this device is before a dear one could seem to hang.

@@ -6,20 +6,22 @@ function here with a test that runs the real thing.
 
 from __future__ import annotations
 
+import _thread
 import os
-import shlex
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from snakemake.exceptions import WorkflowError
+from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
+from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import machine, owner, store
+from featuremill import clean, machine, store
 from featuremill.config import Run, check_outputs, validate, without_effect
-from featuremill.errors import UserError
+from featuremill.errors import IntegrityError, UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.weights import is_path, name_of
@@ -51,10 +53,7 @@ LOOKING = (
     "--delete",
 )
 """Snakemake's options that run no job of ours."""
-LOCKS = Path(".snakemake/locks")
 _started = time.time()
-_claimed: list[TextIO] = []
-"""The main process's lock on the run, held for as long as it lives."""
 
 
 def validated(config: Mapping[str, Any]) -> Run:
@@ -62,11 +61,25 @@ def validated(config: Mapping[str, Any]) -> Run:
     try:
         run = validate(config)
         check_outputs(run)
+        _refuse_wildcards(run)
     except UserError as error:
         raise WorkflowError(str(error)) from None
     for sentence in without_effect(run):
         logger.warning(sentence)
+    # Not a parameter of the rule: other outputs are no reason to plan again.
+    os.environ["FEATUREMILL_OUTPUTS"] = " ".join(run.outputs)
     return run
+
+
+def _refuse_wildcards(run: Run) -> None:
+    """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
+    for key, values in {"inputs": run.inputs, "options": run.options.values()}.items():
+        for value in values:
+            if isinstance(value, str) and WILDCARD_REGEX.search(value):
+                raise UserError(
+                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
+                    "replace; rename the file, or name it through a link without braces."
+                )
 
 
 def weights_json(run: Run) -> list[str]:
@@ -82,6 +95,14 @@ def checkpoint_files(run: Run) -> list[str]:
     return [model] if is_path(model) else []
 
 
+def read_plan(path: str) -> dict[str, Any]:
+    """Return what plan.json says, or stop Snakemake with one sentence."""
+    try:
+        return store.read_plan(store.RunFolder(Path(path).parent))
+    except (UserError, IntegrityError) as error:
+        raise WorkflowError(str(error)) from None
+
+
 def prepare_jobs(workflow: Any) -> None:
     """Set what jobs inherit: the `featuremill` of this Python, the profile's settings of GPUs, and
     that they end with Snakemake.
@@ -89,7 +110,7 @@ def prepare_jobs(workflow: Any) -> None:
     The path is for environments that are not active; a job whose Snakemake was killed must not go
     on beside the next one.
     """
-    os.environ[machine.DIE_WITH_PARENT] = "1"
+    os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
@@ -99,6 +120,20 @@ def prepare_jobs(workflow: Any) -> None:
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if here not in folders:
         os.environ["PATH"] = os.pathsep.join([here, *folders])
+
+
+def answer_sigterm() -> None:
+    """Let Snakemake end on SIGTERM at any moment.
+
+    Its handler takes locks that the thread which it interrupts may hold; then it waits for itself
+    for good (9.27). From a thread of its own it waits for the other. `start_new_thread` takes none.
+    """
+    answer = JobScheduler.exit_gracefully
+
+    def answer_on_a_thread(scheduler: JobScheduler, *arguments: Any) -> None:
+        _thread.start_new_thread(answer, (scheduler, *arguments))
+
+    JobScheduler.exit_gracefully = answer_on_a_thread
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
@@ -139,35 +174,6 @@ def extract_threads(workflow: Any, num_slots: int) -> int:
     return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
 
 
-def claim_run(workflow: Any, results: str) -> None:
-    """Make this main process the run's owner, or refuse; mend what a killed owner left.
-
-    The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
-    owner died; if that was on this machine since it was started, the Snakemake locks that the owner
-    left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
-    file system may not share locks between machines: then Snakemake's own lock decides.
-    """
-    if not workflow.is_main_process or not executes(workflow):
-        return
-    try:
-        file = owner.claim(Path(results))
-    except BlockingIOError:
-        raise WorkflowError(
-            f"{results}: another snakemake is computing this run; wait for it, or stop it."
-        ) from None
-    if file is None:
-        return
-    _claimed.append(file)
-    last = owner.read(Path(results))
-    was_here = last is not None and last.is_of_this_start()
-    stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
-    if was_here:
-        for lock in stale:
-            lock.unlink()
-    if was_here or not stale:
-        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
-
-
 def executes(workflow: Any) -> bool:
     """Tell whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
     return not workflow.output_settings.dryrun and not only_looks()
@@ -178,11 +184,6 @@ def only_looks() -> bool:
     return any(argument.startswith(LOOKING) for argument in sys.argv[1:])
 
 
-def _concerns(lock: Path, results: str) -> bool:
-    lines = lock.read_text().splitlines()
-    return any(line.startswith(f"{results}/") for line in lines)
-
-
 def closing_words(results: str) -> str:
     """Return what to say when a run ended well: how much there is, where, and what to try next."""
     path = Path(results) / "manifest.json"
@@ -190,13 +191,30 @@ def closing_words(results: str) -> str:
     if manifest is None or path.stat().st_mtime < _started:
         return ""  # only a part of the workflow was asked for
     counts = manifest["counts"]
+    is_demo = manifest["run"] == Run.model_fields["run"].default
     files = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
     load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
         f"\n{counts['ok']:,} of {counts['input']:,} records have their features:\n{files}\n"
-        f"Look at them:  {_command('python')} {load}\n"
-        f"Your own data: {_command('featuremill')} init my.fa"
+        f"Look at them:  {_command('python')} {load}"
+        + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
+
+
+def tidied(workflow: Any, results: str, keep: str) -> str:
+    """Remove what the config's `keep` gives up; return a line that says so, or why not.
+
+    Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
+    more would miss its parts.
+    """
+    made = {str(file) for job in workflow.dag.jobs for file in job.output}
+    if keep == "all" or not {f"{results}/manifest.json", f"{results}/report.html"} <= made:
+        return ""
+    try:
+        said = clean.after_run(Path(results), keep)
+    except (UserError, OSError) as error:
+        return f"keep: {keep}: nothing more was removed: {error}\n"
+    return f"{said}\n" if said else ""
 
 
 def _command(name: str) -> str:

@@ -4,10 +4,10 @@
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
 
-import json
-
+from featuremill import workflow_start
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
+from featuremill.outputs import FILES, FOLDERS
 
 run = support.validated(config)
 results = f"results/{run.run}"
@@ -16,13 +16,19 @@ weights_files = support.weights_json(run)
 
 calm_output(workflow)
 support.prepare_jobs(workflow)
-support.claim_run(workflow, results)
+support.answer_sigterm()
+workflow_start.prepare(workflow, run, results)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
 
 
 def receipts(wildcards):
     """Return the receipts that the plan asks for, once there is a plan."""
-    with checkpoints.plan.get(**wildcards).output.plan.open() as handle:
-        plan = json.load(handle)
+    plan = support.read_plan(checkpoints.plan.get(**wildcards).output.plan)
     shards = (shard["shard"] for shard in plan["shards"])
     return [f"{results}/receipts/{plan['recipe']}/{shard}.json" for shard in shards]
+
+
+def result(name):
+    """Return where the output `name` goes, as Snakemake wants it told."""
+    path = f"{results}/{FILES[name]}"
+    return directory(path) if name in FOLDERS else path

@@ -1,9 +1,7 @@
 # merge: gather the parts into results in input order, and account for every record.
 #
 #   in    plan.json, manifest.parquet, a receipt for each shard of the plan
-#   out   the files of config `outputs`, failed.tsv, manifest.json (provenance and counts)
-
-from featuremill.outputs import FILES
+#   out   the files of config `outputs`, failed.tsv, failed.fa, manifest.json (provenance and counts)
 
 
 rule merge:
@@ -14,11 +12,13 @@ rule merge:
     output:
         manifest=f"{results}/manifest.json",
         failed=f"{results}/failed.tsv",
-        files=[f"{results}/{FILES[name]}" for name in run.outputs],
+        sequences=f"{results}/failed.fa",
+        files=[result(name) for name in run.outputs],
     log:
         f"{logs}/merge.log",
     conda:
         "../../envs/base.yaml"
+    threads: 4
     resources:
         mem_mb=4000,
     params:
@@ -27,4 +27,4 @@ rule merge:
         max_failed=run.max_failed,
     shell:
         "exec featuremill merge {params.folder:q} --outputs {params.outputs}"
-        " --max-failed {params.max_failed} --log {log:q}"
+        " --max-failed {params.max_failed} --threads {threads} --log {log:q}"

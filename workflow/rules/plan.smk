@@ -4,6 +4,8 @@
 #   out   plan.json (recipe, shards, counts), manifest.parquet (one row an input record)
 #   also  store/shards/<shard>.arrow, undeclared: named by content, never deleted by a rule
 
+import json
+
 
 checkpoint plan:
     input:
@@ -16,12 +18,13 @@ checkpoint plan:
         f"{logs}/plan.log",
     conda:
         "../../envs/base.yaml"
+    threads: 4
     resources:
         mem_mb=4000,
     params:
         folder=subpath(output.plan, parent=True),
-        config=json.dumps(run.model_dump(mode="json", exclude={"outputs", "max_failed"})),
+        config=json.dumps(run.model_dump(mode="json", exclude={"outputs", "max_failed", "keep"})),
         weights=[f"--weights={path}" for path in weights_files],
     shell:
         "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
-        " {params.weights:q} --log {log:q}"
+        " {params.weights:q} --threads {threads} --log {log:q}"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from featuremill import __version__
 from featuremill.errors import UserError
 from featuremill.lease import folder
+from featuremill.machine import num_cores
 
 NAMED_PACKAGES = ("torch", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -53,7 +54,7 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         lock_folder=lock_folder,
         lock_trouble=lock_trouble,
         num_nvidia_cards=num_nvidia_cards(pci),
-        num_processors=num_processors(),
+        num_processors=num_cores(),
         memory_free_mb=memory_free_mb(),
         versions=versions(),
     )
@@ -83,12 +84,6 @@ def num_nvidia_cards(pci: Path) -> int:
         except OSError:
             continue
     return count
-
-
-def num_processors() -> int:
-    """Return how many processors this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def memory_free_mb() -> int:

@@ -37,8 +37,9 @@ def read(path: Path) -> Iterator[Record]:
     """Stream the records of a FASTA file."""
     name = str(path)
     with source.open_text(path, errors="surrogateescape") as text:
-        lines = _Lines(path, text)
+        lines, meter = _Lines(path, text), source.meter_of(text)
         for header, letters in _Reader(lines):
+            meter.num_open = 0
             note = ""
             if not header.isascii():
                 header, note = as_unicode(header)

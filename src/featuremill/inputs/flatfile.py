@@ -22,13 +22,18 @@ from featuremill.inputs.fasta import as_unicode
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record
 
+MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
+"""What an entry may take: that of the human chromosome 1 has some 400 MB."""
+
 
 def read(path: Path) -> Iterator[Record]:
     """Stream the proteins of a GenBank, GenPept or EMBL file."""
     format = "embl" if ".embl" in path.name.lower() else "genbank"
     number = 0
-    with source.open_text(path, errors="surrogateescape") as text:
+    with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
+        meter = source.meter_of(text)
         for entry in _entries(path, text, format):
+            meter.num_open = 0
             for raw_id, raw_description, letters in _proteins(entry):
                 number += 1
                 id, note = as_unicode(raw_id)

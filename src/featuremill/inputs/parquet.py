@@ -34,6 +34,11 @@ def read(path: Path) -> Iterator[Record]:
             for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
                 yield from _records(path, batch.select(wanted), row)
                 row += batch.num_rows
+    except MemoryError as error:
+        raise UserError(
+            f"{path}: this Parquet file unpacks to more than there is memory ({error}); look what "
+            "it holds."
+        ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = str(error).split("\n")[0].rstrip(".")
         raise UserError(

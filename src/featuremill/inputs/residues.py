@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from featuremill.errors import UserError
 from featuremill.inputs.source import has_nul
+from featuremill.text import CONTROL
 from featuremill.workload import Record
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
@@ -18,6 +19,7 @@ UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQR
 WHITESPACE = b" \t\n\r\x0b\x0c"
 
 NO_ID = "no id"
+UNPRINTABLE = "control character in the id"
 EMPTY = "empty sequence"
 STOP = "stop codon (*) inside the sequence"
 STRANGER = "not an amino acid"
@@ -54,13 +56,15 @@ def protein(
     payload, reason, mended = clean(letters)
     if "\0" in letters or "\0" in id or "\0" in description:
         raise has_nul(source, line)
-    if reason.startswith(f"{STRANGER}: '>'"):
+    if reason and ">" in letters:
         raise UserError(
             f"{source}:{line}: there is a '>' inside this record's sequence, so two records have "
             "run into one; put a line break before it."
         )
     if not id:
         payload, reason = b"", NO_ID
+    elif not id.isprintable() and (control := CONTROL.search(id)):
+        payload, reason = b"", f"{UNPRINTABLE}: U+{ord(control.group()):04X}"
     notes = "; ".join(filter(None, (note, mended))) if note or mended else ""
     return Record(id, description, payload, source, line, reason, notes)
 

@@ -13,8 +13,12 @@ from typing import Any
 from xopen import xopen
 
 from featuremill.errors import UserError
+from featuremill.text import CONTROL, one_line
 
 BUFFER_SIZE = 2**18
+MAX_RECORD_BYTES = 100_000_000
+"""What one record may take, unpacked: the longest known protein has 36,000 residues, but a small
+compressed file can unpack to more than any memory holds."""
 UTF8_MARK = b"\xef\xbb\xbf"
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""
@@ -42,11 +46,15 @@ class DamagedError(Exception):
         self.remedy = remedy
 
 
-class _Bytes(io.RawIOBase):
-    """A byte stream whose every failure to read becomes `DamagedError`."""
+class Meter(io.RawIOBase):
+    """A byte stream whose every failure to read becomes `DamagedError`; so does a record without
+    an end."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, max_bytes: int) -> None:
+        self.num_open = 0
+        """Bytes read since the reader last set this to 0, on having finished a record."""
         self._stream = stream
+        self._max_bytes = max_bytes
 
     def readable(self) -> bool:
         return True
@@ -65,6 +73,13 @@ class _Bytes(io.RawIOBase):
             raise _corrupt(error) from None
         except Exception as error:  # each decompressor has an exception class of its own
             raise _corrupt(error) from None
+        self.num_open += len(data)
+        if self.num_open > self._max_bytes:
+            megabytes = self._max_bytes // 10**6
+            raise DamagedError(
+                f"goes on for more than {megabytes:,} MB without the end of a record",
+                "look what it holds (if it is compressed, what it unpacks to)",
+            )
         buffer[: len(data)] = data
         return len(data)
 
@@ -86,6 +101,10 @@ def check(path: Path) -> None:
     except UnicodeEncodeError:
         shown = str(path).encode("utf-8", "backslashreplace").decode()
         raise UserError(f"{shown}: this file's name is not in UTF-8; rename it.") from None
+    if CONTROL.search(str(path)):
+        raise UserError(
+            f"{one_line(str(path))}: this file's name holds control characters; rename it."
+        )
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -123,21 +142,32 @@ def compression_of(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def open_text(path: Path, errors: str) -> Iterator[io.TextIOWrapper]:
+def open_text(
+    path: Path, errors: str, max_bytes: int = MAX_RECORD_BYTES
+) -> Iterator[io.TextIOWrapper]:
     """Yield `path` decompressed, as text; CR, LF and CRLF all end a line. `errors` as in `open`.
+
+    A reader tells `meter_of` the text when it has finished a record; more than `max_bytes` without
+    that is a `DamagedError`.
 
     Raises UserError where the first bytes show that this is no text in UTF-8.
     """
     check(path)
     compression = compression_of(path)
     stream = xopen(path, "rb", threads=0, format=compression) if compression else path.open("rb")
-    with io.BufferedReader(_Bytes(stream), BUFFER_SIZE) as buffered:
+    with io.BufferedReader(Meter(stream, max_bytes), BUFFER_SIZE) as buffered:
         head = buffered.peek(BUFFER_SIZE)
         _check_head(path, head)
         if head.startswith(UTF8_MARK):
             buffered.read(len(UTF8_MARK))
         with io.TextIOWrapper(buffered, encoding="utf-8", errors=errors) as text:
             yield text
+
+
+def meter_of(text: io.TextIOWrapper) -> Meter:
+    """Return what counts the bytes of a text that `open_text` opened."""
+    meter: Meter = text.buffer.raw  # type: ignore[attr-defined]
+    return meter
 
 
 def _check_head(path: Path, head: bytes) -> None:

@@ -18,13 +18,16 @@ from featuremill.inputs.residues import protein
 from featuremill.workload import Record
 
 CHUNK_ROWS = 10_000
+MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
+"""What that many rows may take."""
 
 
 def read(path: Path) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
     separator, names = _header(path)
     places = columns.find(path, names)
-    with source.open_text(path, errors="strict") as text:
+    with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
+        meter = source.meter_of(text)
         try:
             chunks = pd.read_csv(
                 text,
@@ -38,6 +41,7 @@ def read(path: Path) -> Iterator[Record]:
                 chunksize=CHUNK_ROWS,
             )
             for chunk in chunks:
+                meter.num_open = 0
                 yield from _records(path, chunk, places)
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None

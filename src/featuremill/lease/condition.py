@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import pynvml
 
 from featuremill.devices import Device
-from featuremill.lease.folder import open_lock
+from featuremill.errors import UserError
+from featuremill.lease.folder import open_lock, read_note
+from featuremill.text import plain
 
 IDLE_MB = 1024
 """What may be in use on an idle device: a display, a driver that counts its own."""
@@ -117,13 +119,16 @@ class Failures:
 
     def read(self) -> list[tuple[float, str]]:
         """Return when (seconds since 1970) and how work failed quickly, the recent ones only."""
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            found = [(float(when), str(how)) for when, how in json.loads(self._path.read_bytes())]
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
+            found = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
             return [item for item in found if 0 <= time.time() - item[0] < COOL_SECONDS]
         return []
 
     def _write(self, failures: list[tuple[float, str]]) -> None:
-        descriptor = open_lock(self._path)
+        try:
+            descriptor = open_lock(self._path)
+        except UserError:  # a note for others: no reason to lose what was just computed
+            return
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(failures).encode(), 0)
         os.close(descriptor)

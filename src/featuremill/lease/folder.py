@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
+import pwd
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
 from featuremill.errors import UserError
 
@@ -20,6 +24,8 @@ NOT_LOCAL = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
+MAX_NOTE_BYTES = 2**16
+"""What is read of a note at most; anybody may have written to it."""
 MAKING_SECONDS = 1.0
 """How long another user may take between making something and opening it to all."""
 
@@ -59,8 +65,8 @@ def _check(folder: Path) -> None:
     while not _is_open_to_all(folder):
         if time.monotonic() > deadline:
             raise UserError(
-                f"{folder}: GPU leases need a folder that all users may write to; "
-                f"chmod 1777 it, or name another in {VARIABLE}."
+                f"{folder}: GPU leases need a folder, and no link to one, that all users may write "
+                f"to; let its owner{_owner(folder)} chmod 1777 it, or name another in {VARIABLE}."
             )
         time.sleep(0.01)
     kind = file_system(folder, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
@@ -82,14 +88,29 @@ def file_system(folder: Path, mountinfo: str) -> str:
     return "unknown"
 
 
+def _owner(path: Path) -> str:
+    """Return who owns `path` itself, in brackets; nothing when that cannot be told."""
+    try:
+        uid = path.lstat().st_uid
+        return f" ({pwd.getpwuid(uid).pw_name})"
+    except OSError:
+        return ""
+    except KeyError:
+        return f" (user {uid})"
+
+
 def open_lock(path: Path) -> int:
     """Open a lock file that all users share, making it if need be; return its descriptor.
 
     With fs.protected_regular, O_CREAT on another user's file in a sticky folder is refused: so an
     existing file is opened without it. Children do not inherit the descriptor.
+
+    Raises:
+        UserError: when it is anything but a file of its own: through a link of either kind, what
+            is written here could end up in another file of the user's.
     """
     deadline = time.monotonic() + MAKING_SECONDS
-    common = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    common = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
         try:
             descriptor = os.open(path, common)
@@ -100,13 +121,48 @@ def open_lock(path: Path) -> int:
                 return descriptor
         except PermissionError:  # made a moment ago, and not open to all yet
             if time.monotonic() > deadline:
-                raise
+                raise _unusable(path, "it is closed to you") from None
             time.sleep(0.001)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise
+            raise _unusable(path, "it is not a plain file") from None
         else:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if not _is_plain(descriptor):
                 os.close(descriptor)
-                raise UserError(f"{path}: it is not a plain file; remove it.")
+                raise _unusable(path, "it is not a plain file")
             return descriptor
+
+
+def _is_plain(descriptor: int) -> bool:
+    about = os.fstat(descriptor)
+    return stat.S_ISREG(about.st_mode) and about.st_nlink <= 1
+
+
+def _unusable(path: Path, problem: str) -> UserError:
+    return UserError(
+        f"{path}: this lock file cannot be used, as {problem}; let its owner{_owner(path)} remove "
+        f"it, or name another folder in {VARIABLE}."
+    )
+
+
+def read_note(path: Path) -> Any:
+    """Return the JSON that somebody noted in the file `path`; None for anything else.
+
+    Looks through no link and waits for no pipe.
+    """
+    try:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags)
+    except OSError:
+        return None
+    try:
+        content = os.read(descriptor, MAX_NOTE_BYTES) if _is_plain(descriptor) else b""
+        return json.loads(content)
+    except (OSError, ValueError, RecursionError):  # being written, or spoiled by someone
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:

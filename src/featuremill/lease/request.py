@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
@@ -17,6 +18,8 @@ VARIABLES = {
     "wait_seconds": "FEATUREMILL_WAIT",
 }
 """The variable that gives each field its default. The command line beats it."""
+
+MAX_NUMBER = 1e9
 
 
 class Request(NamedTuple):
@@ -68,6 +71,9 @@ class Request(NamedTuple):
 
 def _number(field: str, text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
-        raise UserError(f"{VARIABLES[field]}: {text!r} is not a number.") from None
+        number = math.nan
+    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
+        raise UserError(f"{VARIABLES[field]}: {text[:40]!r} is not a number.")
+    return number

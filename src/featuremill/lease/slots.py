@@ -17,15 +17,20 @@ import fcntl
 import json
 import os
 import pwd
+import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.lease.folder import open_lock, try_lock
+from featuremill.lease.folder import open_lock, read_note, try_lock
+from featuremill.text import plain
 
 SUFFIX = ".slot"
+NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)
+MAX_COMMAND = 200
+"""Letters of a command that are noted and shown."""
 LEASED = "FEATUREMILL_LEASED"
 """Set below a lease: the slots that it holds, `<device>@<slot>of<slots>`, with commas."""
 
@@ -57,7 +62,7 @@ def _command() -> str:
     words = sys.orig_argv[1:]
     if "--" in words:
         words = words[words.index("--") + 1 :]
-    return " ".join(" ".join(words).split())[:200]
+    return " ".join(" ".join(words).split())[:MAX_COMMAND]
 
 
 class Holder(NamedTuple):
@@ -143,17 +148,23 @@ def holders(folder: Path, device: str | None = None) -> tuple[Holder, ...]:
     return tuple(
         _holder(path)
         for path in sorted(folder.glob(pattern))
-        if (not device or "@" not in path.name[len(device) + 1 :]) and _is_held(path)
+        if NAME.fullmatch(path.name)
+        and (not device or "@" not in path.name[len(device) + 1 :])
+        and _is_held(path)
     )
 
 
 def _holder(path: Path) -> Holder:
-    note: dict[str, Any] = {}
-    with contextlib.suppress(ValueError, OSError):  # being written, or spoiled by someone
-        note = json.loads(path.read_text("utf-8"))
-    name = path.name.removesuffix(SUFFIX)
-    pid, since = int(note.get("pid", 0)), float(note.get("since", 0.0))
-    return Holder(name, pid, str(note.get("user", "?")), since, str(note.get("command", "?")))
+    found = read_note(path)
+    note: dict[str, Any] = found if isinstance(found, dict) else {}
+    pid, since = note.get("pid"), note.get("since")
+    return Holder(
+        name=path.name.removesuffix(SUFFIX),
+        pid=pid if isinstance(pid, int) and 0 < pid < 2**31 else 0,
+        user=plain(str(note.get("user", "?")))[:40],
+        since=float(since) if isinstance(since, int | float) and 0 <= since < 2**32 else 0.0,
+        command=plain(str(note.get("command", "?")).replace("\n", " "))[:MAX_COMMAND],
+    )
 
 
 def processes_with(path: Path) -> Iterator[int]:

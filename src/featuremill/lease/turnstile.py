@@ -17,11 +17,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from featuremill.lease.folder import open_lock
+from featuremill.errors import UserError
+from featuremill.lease.folder import VARIABLE, open_lock
 
 FLOCK = "hhqqi0q"
 """The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""
 NUMBER_BYTES = 20
+MAX_NUMBER = 2**62
+"""The kernel's offsets end at 2**63; an honest queue never gets near."""
+MAX_TRIES = 10_000
 
 
 class TurnstileTimeoutError(Exception):
@@ -50,6 +54,7 @@ class _Place:
     """A place in the queue."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = open_lock(path)
         self._number = self._draw()
         self._waiter: threading.Thread | None = None
@@ -57,9 +62,15 @@ class _Place:
     def _draw(self) -> int:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # for microseconds
         last = os.pread(self._descriptor, NUMBER_BYTES, 0)
-        number = int(last) + 1 if last.isdigit() else 1
+        number = int(last) + 1 if last.isdigit() and int(last) < MAX_NUMBER else 1
+        tries = 0
         while not self._lock(number):  # only where someone spoiled the file
-            number += 1
+            number, tries = number + 1, tries + 1
+            if tries > MAX_TRIES:
+                raise UserError(
+                    "somebody keeps all places in the queue for GPUs; see who has "
+                    f"{self._path} open, or name another folder in {VARIABLE}."
+                )
         os.pwrite(self._descriptor, str(number).encode(), 0)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         return number

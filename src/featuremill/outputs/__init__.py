@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -9,9 +10,11 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from featuremill.errors import UserError
+from featuremill.store import sha256_of
 
 MODULES = {
     "parquet": "parquet",
+    "parquet_dataset": "parquet_dataset",
     "npy": "npy",
     "per_protein_h5": "per_protein_h5",
     "per_residue_h5": "per_residue_h5",
@@ -19,12 +22,51 @@ MODULES = {
 """Name in the config's `outputs` → module here."""
 FILES = {
     "parquet": "embeddings.parquet",
+    "parquet_dataset": "embeddings",
     "npy": "embeddings.npy",
     "per_protein_h5": "per-protein.h5",
     "per_residue_h5": "per-residue.h5",
 }
+FOLDERS = frozenset({"parquet_dataset"})
+"""Outputs that are a folder of files."""
+FAILED = ("failed.tsv", "failed.fa")
+"""What every merge writes beside its outputs: records without values, and how to try them again."""
 IDENTITY = pa.schema({"id": pa.string(), "length": pa.int64(), "sha256": pa.binary(32)})
 """What stands before the values in every block."""
+
+
+def file_name(file: str, is_partial: bool) -> str:
+    """Return the name of a result file: that of a partial one says so, before its ending."""
+    path = Path(file)
+    return f"{path.stem}.partial{path.suffix}" if is_partial else file
+
+
+def partial_results() -> list[str]:
+    """Return the names of all that is written of partial results: files, and the folders of
+    `FOLDERS`."""
+    written = ("manifest.json", *FILES.values(), *FAILED, "report.html")
+    return [file_name(file, is_partial=True) for file in written]
+
+
+def files_of(path: Path) -> list[Path]:
+    """Return the files of a table; in a folder, Snakemake has one of its own beside them."""
+    return sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+
+
+def bytes_of(path: Path) -> int:
+    """Return the size of a result, as manifest.json has it."""
+    return sum(file.stat().st_size for file in files_of(path))
+
+
+def digest_of_result(path: Path) -> str:
+    """Return the sha256 of a result, as manifest.json has it.
+
+    A folder's is that of what `sha256sum part-*` prints in it.
+    """
+    if not path.is_dir():
+        return sha256_of(path)
+    lines = [f"{sha256_of(file)}  {file.name}\n" for file in files_of(path)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 class Target(NamedTuple):

@@ -3,12 +3,17 @@ value."""
 
 from __future__ import annotations
 
+import binascii
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
 from featuremill.outputs import Target
+from featuremill.shardfile import digests
+
+HEX_DIGITS = 64
 
 
 class Writer:
@@ -35,11 +40,10 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Append a block as one row group."""
-        hexadecimal = [digest.hex() for digest in block["sha256"].to_pylist()]
         columns = [
             block["id"],
             block["length"].cast(pa.int32()),
-            pa.array(hexadecimal, pa.string()),
+            _hexadecimal(block["sha256"]),
             *(block[name] for name in self._schema.names[3:]),
         ]
         self._file.write_table(pa.table(columns, schema=self._schema))
@@ -47,3 +51,10 @@ class Writer:
     def close(self) -> None:
         """Write the footer."""
         self._file.close()
+
+
+def _hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
+    found = digests(sha256)
+    edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS
+    text = binascii.hexlify(found.tobytes())
+    return pa.StringArray.from_buffers(len(found), pa.py_buffer(edges), pa.py_buffer(text))

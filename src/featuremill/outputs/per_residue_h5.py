@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.outputs import Target, need
-from featuremill.outputs.per_protein_h5 import dataset_name, open_file
+from featuremill.outputs.hdf5 import DatasetFile
 from featuremill.outputs.vectors import matrices
 
 
@@ -18,15 +18,13 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         self._columns = need(target.per_residue(), "per_residue_h5", "per_residue: true")
-        self._file = open_file(target, self._columns)
+        self._file = DatasetFile(target, self._columns)
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
         columns = [matrices(block[name]) for name in self._columns]
         for id, *layers in zip(block["id"].to_pylist(), *columns, strict=True):
-            values = layers[0] if len(layers) == 1 else np.stack(layers)
-            dataset = self._file.create_dataset(dataset_name(id), data=values)
-            dataset.attrs["original_id"] = id
+            self._file.add(id, layers[0] if len(layers) == 1 else np.stack(layers))
 
     def close(self) -> None:
         """Close the file."""

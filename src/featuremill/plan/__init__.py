@@ -8,12 +8,11 @@ the input costs only the records that are new.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import logging
 import shutil
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +23,25 @@ from featuremill.config import Run, read, validate
 from featuremill.devices import Device, cpu, cuda_devices
 from featuremill.errors import UserError, WorkloadError
 from featuremill.journal import COLUMNS
+from featuremill.locking import locked
+from featuremill.machine import num_cores
 from featuremill.outputs import IDENTITY
 from featuremill.plan.announce import announce
+from featuremill.plan.buckets import spool_old_shards
+from featuremill.plan.hands import Hands
 from featuremill.plan.manifest import write_manifest
+from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.repeats import repeated_rows
-from featuremill.plan.shards import Cutter, Shard, open_old_shard
-from featuremill.plan.spool import Spool, Tally
-from featuremill.store import RunFolder, read_json, recipe_of, sha256_of, write_json
+from featuremill.plan.rows import Rows
+from featuremill.plan.shards import Cutter, Shard
+from featuremill.plan.spool import Tally, ids_path
+from featuremill.store import RunFolder, read_sealed, recipe_of, sha256_of, write_sealed
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
 RESERVED = {*IDENTITY.names, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
+
 log = logging.getLogger("featuremill.plan")
 
 
@@ -47,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--config-json", help="the same as JSON text")
     parser.add_argument("--weights", type=Path, help="weights/<name>.json, if the workload has any")
     parser.add_argument("--replan", action="store_true", help="cut every shard anew")
+    parser.add_argument("--threads", type=int, help="processes that share the work (all cores)")
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -54,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.config:
         config = read(arguments.config)
     else:
-        config = validate(json.loads(arguments.config_json))
+        config = validate(_parsed(arguments.config_json))
     workload = find_workload(config.workload)
     model = workload.weights(workload.Options.model_validate(config.options))
     if model and not arguments.weights:
@@ -64,7 +71,25 @@ def run(arguments: argparse.Namespace) -> None:
             f"then featuremill plan … --weights {path}."
         )
     found = weights_verb.read(arguments.weights) if arguments.weights else None
-    plan(RunFolder(arguments.run_folder), config, found, arguments.weights, arguments.replan)
+    plan(
+        RunFolder(arguments.run_folder),
+        config,
+        found,
+        arguments.weights,
+        arguments.replan,
+        arguments.threads,
+    )
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Return the mapping in the JSON `text`."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--config-json: this is no JSON ({error}); mend it.") from None
+    if not isinstance(value, dict):
+        raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
+    return value
 
 
 def plan(
@@ -73,53 +98,48 @@ def plan(
     weights: Weights | None,
     weights_path: Path | None = None,
     replan: bool = False,
+    threads: int | None = None,
 ) -> dict[str, Any]:
     """Plan `config` into `folder` and return what `plan.json` says.
+
+    As many `threads` (all cores, if there is no number) share the work on a large input; what comes
+    out does not depend on them.
 
     Raises:
         UserError: for inputs that cannot be read, options that cannot be met, and ids that stand
             for two different payloads. Nothing of an earlier plan is lost then.
     """
     workload = find_workload(config.workload)
-    options = workload.Options.model_validate(config.options)
     device = planning_device(config.device)
-    settings = settings_of(config.workload, workload, options, device, weights)
-    options = workload.Options.model_validate(
-        settings["options"] | options.model_dump(mode="json", include=options.EXECUTION)
-    )
-    values = workload.schema(options, weights)
-    if taken := RESERVED & set(values.names):
-        raise WorkloadError(
-            f"workload {config.workload}: the name {taken.pop()!r} is the core's own."
-        )
+    options, settings = _settled(config, workload, device, weights)
+    values = _values(config.workload, workload, options, weights)
     folder.store.mkdir(parents=True, exist_ok=True)
-    with (folder.store / "plan.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    say = partial(log.info, "another job is at this run; waiting")
+    with locked(folder.store / "plan.lock", say):
         spool_folder = folder.store / "spool"
         shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
         try:
-            last = {} if replan else read_json(folder.store / "plan.json") or {}
-            about_records = _plan_records(folder, config, workload, options, last)
+            last = {} if replan else read_sealed(folder.store / "plan.json") or {}
+            with Hands(threads or num_cores()) as hands:
+                about_records = _plan_records(folder, config, workload, options, last, hands)
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result = {
-            "version": PLAN_VERSION,
-            "run": config.run,
-            "workload": config.workload,
-            "workload_version": workload.VERSION,
-            "cost_unit": workload.COST_UNIT,
-            "recipe": recipe_of(settings),
-            "settings": settings,
-            "execution": options.model_dump(mode="json", include=options.EXECUTION),
-            "device": config.device,
-            "gpus": config.gpus,
+            **_about_run(config, workload, options, settings),
             "weights": str(weights_path) if weights_path else None,
             **about_records,
         }
-        write_json(folder.store / "plan.json", result)
-        write_json(folder.plan, result)
+        write_sealed(folder.store / "plan.json", result)
+        write_sealed(folder.plan, result)
     announce(folder, result, values, device)
     return result
+
+
+def _values(name: str, workload: Workload, options: Any, weights: Weights | None) -> pa.Schema:
+    values = workload.schema(options, weights)
+    if taken := RESERVED & set(values.names):
+        raise WorkloadError(f"workload {name}: the name {taken.pop()!r} is the core's own.")
+    return values
 
 
 def planning_device(choice: str) -> Device:
@@ -149,32 +169,53 @@ def settings_of(
     }
 
 
+def _settled(
+    config: Run, workload: Workload, device: Device, weights: Weights | None
+) -> tuple[Any, dict[str, Any]]:
+    """Return the options with every "auto" settled, and the settings they come to."""
+    options = workload.Options.model_validate(config.options)
+    settings = settings_of(config.workload, workload, options, device, weights)
+    execution = options.model_dump(mode="json", include=options.EXECUTION)
+    return workload.Options.model_validate(settings["options"] | execution), settings
+
+
+def _about_run(
+    config: Run, workload: Workload, options: Any, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what `plan.json` says whatever the records are."""
+    return {
+        "version": PLAN_VERSION,
+        "run": config.run,
+        "workload": config.workload,
+        "workload_version": workload.VERSION,
+        "cost_unit": workload.COST_UNIT,
+        "recipe": recipe_of(settings),
+        "settings": settings,
+        "execution": options.model_dump(mode="json", include=options.EXECUTION),
+        "device": config.device,
+        "gpus": config.gpus,
+    }
+
+
 def _plan_records(
-    folder: RunFolder, config: Run, workload: Workload, options: Any, last: Mapping[str, Any]
+    folder: RunFolder,
+    config: Run,
+    workload: Workload,
+    options: Any,
+    last: Mapping[str, Any],
+    hands: Hands,
 ) -> dict[str, Any]:
     """Read the records, write shards and manifest, and return what `plan.json` says of them."""
-    before = [_identity(path) for path in config.inputs]
-    with Spool(folder.store / "spool", lambda payload: workload.cost(payload, options)) as spool:
-        records = workload.records([Path(path) for path in config.inputs], options)
-        spool.add_all(records, _progress())
-    tally = spool.tally
-    inputs = _describe_inputs(config, tally)
-    for path, identity in zip(config.inputs, before, strict=True):
-        if _identity(path) != identity:
-            raise UserError(f"{path}: it changed while it was read; run the same command again.")
-    if tally.records == tally.refused:
-        raise UserError(_nothing_left(config, tally))
-    with pa.memory_map(str(spool.rows_path)) as source:
-        rows = pa.ipc.open_stream(source).read_all()
-    repeats = repeated_rows(rows, spool.ids_path)
-    old = [
-        found
-        for shard in last.get("shards", [])
-        if (found := open_old_shard(shard["shard"], folder.shard(shard["shard"])))
-    ]
-    cutter = Cutter(folder, spool, old, config.shards.cost)
-    cutter.cut()
-    write_manifest(folder.manifest, rows, cutter.locations, repeats, cutter.shards)
+    scratch = folder.store / "spool"
+    scratch.mkdir()
+    (spools, tally), inputs = _read(scratch, config, workload, options, hands)
+    rows = Rows(spools)
+    repeats = repeated_rows(rows, [ids_path(spool) for spool in spools])
+    names = [shard["shard"] for shard in last.get("shards", [])]
+    old = spool_old_shards(folder, names, scratch / "old")
+    cutter = Cutter(folder, spools, tally.records, old, hands)
+    cutter.cut(config.shards.cost)
+    write_manifest(folder.manifest, rows, cutter.locations, cutter.numbers, repeats, cutter.shards)
     return {
         "inputs": inputs,
         "counts": {
@@ -192,6 +233,22 @@ def _plan_records(
     }
 
 
+def _read(
+    scratch: Path, config: Run, workload: Workload, options: Any, hands: Hands
+) -> tuple[Spooled, list[dict[str, Any]]]:
+    """Spool the records; return that, and what `plan.json` says of each input."""
+    before = [_identity(path) for path in config.inputs]
+    records = workload.records([Path(path) for path in config.inputs], options)
+    spooled = read_records(records, config.workload, options, scratch, hands)
+    inputs = _describe_inputs(config, spooled.tally)
+    for path, identity in zip(config.inputs, before, strict=True):
+        if _identity(path) != identity:
+            raise UserError(f"{path}: it changed while it was read; run the same command again.")
+    if spooled.tally.records == spooled.tally.refused:
+        raise UserError(_nothing_left(config, spooled.tally))
+    return spooled, inputs
+
+
 def _identity(path: str) -> tuple[int, int, int] | None:
     """Return what changes when a file is written to; None for none, which reading will tell."""
     if not Path(path).exists():
@@ -204,9 +261,9 @@ def _nothing_left(config: Run, tally: Tally) -> str:
     inputs = ", ".join(config.inputs)
     if not tally.records:
         return f"{inputs}: there is no record in the input; check the path in `inputs`."
-    (reason, count), *_ = tally.refusals.most_common()
+    count, reason = min((-count, reason) for reason, count in tally.refusals.items())
     return (
-        f"{inputs}: all {tally.records:,} records were refused, {count:,} because: {reason}; "
+        f"{inputs}: all {tally.records:,} records were refused, {-count:,} because: {reason}; "
         "check that the input is what the workload expects."
     )
 
@@ -229,16 +286,3 @@ def _describe_shard(shard: Shard) -> dict[str, Any]:
         "cost": shard.cost,
         "bytes": shard.bytes,
     }
-
-
-def _progress(every_seconds: float = 5.0) -> Any:
-    """Return a tick that logs how far reading is, at most once in `every_seconds`."""
-    last = time.monotonic()
-
-    def tick(tally: Tally) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every_seconds:
-            last = time.monotonic()
-            log.info("%s records read", f"{tally.records:,}")
-
-    return tick

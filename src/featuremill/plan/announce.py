@@ -12,6 +12,18 @@ from featuremill.devices import Device
 from featuremill.sizes import counted, expected_bytes, human_bytes
 from featuremill.store import RunFolder
 
+ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
+ONE_BY_ONE = (
+    "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
+    "parquet_dataset is the output for so many."
+)
+LARGE = {
+    "parquet": (5_000_000, ONE_FILE),
+    "per_protein_h5": (1_000_000, ONE_BY_ONE),
+    "per_residue_h5": (1_000_000, ONE_BY_ONE),
+}
+"""From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
+not read."""
 log = logging.getLogger("featuremill.plan")
 
 
@@ -61,4 +73,13 @@ def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
         lines.append(
             f"{len(shards)} shards for {num_gpus} GPUs: {idle} will idle; lower shards.cost."
         )
-    return lines
+    return [*lines, *large_outputs(plan["counts"]["planned"])]
+
+
+def large_outputs(num_records: int) -> list[str]:
+    """Return a sentence for each output that is no good for so many records."""
+    return [
+        f"outputs: {output} for {num_records:,} records: {LARGE[output][1]}"
+        for output in os.environ.get("FEATUREMILL_OUTPUTS", "").split()
+        if output in LARGE and num_records > LARGE[output][0]
+    ]

@@ -9,7 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from featuremill.plan.shards import NOWHERE, Shard
+from featuremill.plan.buckets import NOWHERE
+from featuremill.plan.rows import Rows
+from featuremill.plan.shards import Shard
 from featuremill.store import replacing
 
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
@@ -38,35 +40,43 @@ MANIFEST = pa.schema(
 
 def write_manifest(
     path: Path,
-    rows: pa.Table,
+    rows: Rows,
     locations: npt.NDArray[np.void],
+    numbers: npt.NDArray[np.int64],
     repeats: npt.NDArray[np.int64],
     shards: list[Shard],
 ) -> None:
-    """Join the spooled `rows` with where each one went, and write them block by block."""
+    """Join the spooled `rows` with where each one went, and write them block by block.
+
+    `numbers` are the indices in `shards` of what `locations` call their shard.
+    """
     names = pa.array([shard.name for shard in shards], pa.string())
+    start = 0
     with (
         replacing(path) as temporary,
         pa.parquet.ParquetWriter(temporary, MANIFEST, compression="zstd") as writer,
     ):
-        for start in range(0, rows.num_rows, ROWS_A_GROUP):
-            block = rows.slice(start, ROWS_A_GROUP)
-            where = locations[start : start + block.num_rows]
-            low, high = np.searchsorted(repeats, [start, start + block.num_rows])
-            is_repeat = np.zeros(block.num_rows, bool)
-            is_repeat[repeats[low:high] - start] = True
-            writer.write_table(_block(block, start, where, is_repeat, names))
+        for block in rows.blocks(ROWS_A_GROUP):
+            end = start + block.num_rows
+            where = locations[start:end]
+            is_refused = where["shard"] == NOWHERE
+            low, high = np.searchsorted(repeats, [start, end])
+            status = np.where(is_refused, REFUSED, PLANNED)
+            status[repeats[low:high] - start] = DUPLICATE
+            shard = pa.DictionaryArray.from_arrays(
+                pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
+            )
+            writer.write_table(_block(block, start, status, shard, where["row"]))
+            start = end
 
 
 def _block(
     block: pa.Table,
     start: int,
-    where: npt.NDArray[np.void],
-    is_repeat: npt.NDArray[np.bool_],
-    names: pa.Array,
+    status: npt.NDArray[np.int64],
+    shard: pa.DictionaryArray,
+    row: npt.NDArray[np.int32],
 ) -> pa.Table:
-    status = np.where(where["shard"] == NOWHERE, REFUSED, np.where(is_repeat, DUPLICATE, PLANNED))
-    absent = status != PLANNED
     columns = {
         "ordinal": pa.array(np.arange(start, start + block.num_rows)),
         **{name: block[name] for name in ("id", "description", "line", "sha256", "length")},
@@ -75,7 +85,7 @@ def _block(
         "status": pa.DictionaryArray.from_arrays(status.astype(np.int32), STATUSES),
         "reason": block["reason"],
         "note": block["note"],
-        "shard": pa.DictionaryArray.from_arrays(pa.array(where["shard"], mask=absent), names),
-        "row": pa.array(where["row"], mask=absent),
+        "shard": shard,
+        "row": pa.array(row, mask=status != PLANNED),
     }
     return pa.table([columns[name] for name in MANIFEST.names], schema=MANIFEST)

@@ -2,29 +2,37 @@
 
 A shard is an immutable Arrow file of (sha256, payload), sorted by sha256 and named by the digest of
 its sha256 column. A shard of the last plan is kept while at least half of its payload bytes are
-still wanted; its other rows are then just never asked for. Records that no kept shard holds are
-cut, in hash order, into new shards of nearly equal cost.
+still wanted, whether or not other shards hold the same records. Of those that are kept, the last
+one that holds a record is asked for it, and one that is asked for nothing is dropped; the other
+rows of a kept shard are just never asked for. Records that no kept shard holds are cut, in hash
+order, into new shards of nearly equal cost.
+
+Buckets are worked on side by side, and so are groups of new shards.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute
 
-from featuremill.plan.spool import NUM_BUCKETS, Spool
-from featuremill.shardfile import SHARD, Digests, digests, read_shard, write_shard
-from featuremill.store import RunFolder, digest_of
+from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
+from featuremill.plan.hands import Hands
+from featuremill.shardfile import write_shard
+from featuremill.store import RunFolder
 
-NOWHERE = -1
+Result = TypeVar("Result")
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
-"""Where a record is: index into the list of shards, and row there; shard NOWHERE when refused."""
+"""Where a record is: its shard's number, old shards first and new ones after them, and its row
+there; shard NOWHERE when it is refused."""
+NUM_GROUPS = 32
+"""Groups of new shards that are written side by side."""
 
 
 class Shard(NamedTuple):
@@ -37,141 +45,192 @@ class Shard(NamedTuple):
     bytes: int
 
 
-class Bucket(NamedTuple):
-    """The distinct records of one bucket, sorted by sha256, and who asked for them."""
+class Work(NamedTuple):
+    """What every task needs."""
 
-    table: pa.Table
-    sha256: Digests
-    cost: npt.NDArray[np.int64]
-    ordinals: npt.NDArray[np.int64]
-    """Every row's ordinal, grouped by distinct record."""
-    owner: npt.NDArray[np.int64]
-    """For each of `ordinals`, the index of its distinct record."""
-
-
-class OldShard:
-    """A shard of the last plan, its sha256 column memory-mapped."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self.name = name
-        table = read_shard(path)
-        self.sha256 = digests(table["sha256"])
-        self.payload_bytes = payload_lengths(table)
-        first_bytes = self.sha256.view(np.uint8)[::32]
-        self.edges = np.searchsorted(first_bytes, np.arange(NUM_BUCKETS + 1))
-        self.file_bytes = path.stat().st_size
+    folder: RunFolder
+    spools: list[Path]
+    buckets: list[int]
+    """Those that hold anything."""
+    old_keys: Path
+    locations: Path
+    kept: npt.NDArray[np.bool_]
+    """Which of the old shards stay; all of them until that is decided."""
 
 
-def open_old_shard(name: str, path: Path) -> OldShard | None:
-    """Return the shard `name` of the last plan; None when it is gone or not what its name says."""
-    try:
-        old = OldShard(name, path)
-    except (FileNotFoundError, pa.ArrowInvalid):
-        return None
-    return old if digest_of([old.sha256.tobytes()]) == name else None
+class Piece(NamedTuple):
+    """A part of a new shard: records of a bucket without a home, from `start` to `end`."""
+
+    bucket: int
+    start: int
+    end: int
 
 
-def payload_lengths(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the length of each payload in bytes."""
-    lengths: npt.NDArray[np.int64] = pa.compute.binary_length(table["payload"]).to_numpy()
-    return lengths
+class Placed(NamedTuple):
+    """What placing a bucket's records in old shards came to; lists have an entry a shard."""
 
-
-def read_bucket(path: Path) -> Bucket:
-    """Read, sort and deduplicate one bucket file."""
-    with pa.memory_map(str(path)) as source:
-        table = pa.ipc.open_stream(source).read_all().combine_chunks()
-    found = digests(table["sha256"])
-    order = np.argsort(found, kind="stable")
-    found = found[order]
-    is_first = np.ones(len(found), bool)
-    is_first[1:] = found[1:] != found[:-1]
-    distinct = table.take(pa.array(order[is_first]))
-    return Bucket(
-        table=distinct,
-        sha256=found[is_first],
-        cost=distinct["cost"].to_numpy(),
-        ordinals=table["ordinal"].to_numpy()[order],
-        owner=np.cumsum(is_first) - 1,
-    )
+    unique: int
+    used: Integers
+    used_cost: Integers
+    homeless_cost: int
 
 
 class Cutter:
     """Assigns every spooled record to a shard; `locations[ordinal]` says where it went."""
 
     def __init__(
-        self, folder: RunFolder, spool: Spool, old: Sequence[OldShard], shard_cost: int
+        self,
+        folder: RunFolder,
+        spools: list[Path],
+        num_records: int,
+        old: Sequence[OldShard],
+        hands: Hands,
     ) -> None:
-        self.folder = folder
-        self.spool = spool
         self.shards: list[Shard] = []
+        self.numbers: Integers
+        """The index in `shards` of what a location calls its shard."""
         self.unique = 0
-        self.locations = _file_backed(spool.folder / "locations.bin", spool.tally.records)
+        scratch = spools[0].parent
+        self.locations = _file_backed(scratch / "locations.bin", num_records)
         self.locations["shard"] = NOWHERE
+        self._work = Work(
+            folder,
+            spools,
+            buckets_of(spools),
+            scratch / "old",
+            scratch / "locations.bin",
+            np.ones(len(old), bool),
+        )
         self._old = old
-        self._shard_cost = shard_cost
+        self._hands = hands
 
-    def cut(self) -> None:
+    def cut(self, shard_cost: int) -> None:
         """Decide which old shards stay, place their records, and cut the rest."""
-        kept, new_cost = self._decide()
-        statistics = np.zeros((len(kept), 2), np.int64)  # wanted records, wanted cost
-        num_new = max(1, round(new_cost / self._shard_cost)) if new_cost else 0
-        pending = _Pending(self, len(kept), new_cost / num_new if num_new else 0.0)
-        for bucket, shard, row in self._matched(kept):
-            self.unique += len(bucket.sha256)
-            is_kept = shard >= 0
-            np.add.at(statistics[:, 0], shard[is_kept], 1)
-            np.add.at(statistics[:, 1], shard[is_kept], bucket.cost[is_kept])
-            has_home = is_kept[bucket.owner]
-            self.locations["shard"][bucket.ordinals[has_home]] = shard[bucket.owner[has_home]]
-            self.locations["row"][bucket.ordinals[has_home]] = row[bucket.owner[has_home]]
-            pending.add(bucket, ~is_kept)
-        pending.flush()
-        self.shards = [
-            Shard(o.name, len(o.sha256), int(wanted), int(cost), o.file_bytes)
-            for o, (wanted, cost) in zip(kept, statistics, strict=True)
-        ] + pending.shards
-
-    def _decide(self) -> tuple[list[OldShard], int]:
-        """Return the old shards to keep and the cost of the records that none of them holds."""
-        wanted_bytes = np.zeros(len(self._old), np.int64)
-        cost_in = np.zeros(len(self._old), np.int64)
-        total_cost = 0
-        for bucket, shard, row in self._matched(self._old):
-            total_cost += int(bucket.cost.sum())
-            for index in np.unique(shard[shard >= 0]):
-                here = shard == index
-                wanted_bytes[index] += self._old[index].payload_bytes[row[here]].sum()
-                cost_in[index] += bucket.cost[here].sum()
-        keep = [
-            2 * wanted >= old.payload_bytes.sum() and wanted > 0
-            for old, wanted in zip(self._old, wanted_bytes, strict=True)
+        work = self._work
+        if self._old:
+            wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(self._old), np.int64))
+            size = np.array([shard.payload_bytes for shard in self._old])
+            work.kept[:] = (2 * wanted >= size) & (wanted > 0)
+        homeless_cost = 0
+        used, used_cost = np.zeros((2, len(self._old)), np.int64)
+        for placed in self._for_each_bucket(_place):
+            self.unique += placed.unique
+            used += placed.used
+            used_cost += placed.used_cost
+            homeless_cost += placed.homeless_cost
+        new = list(_cuts(work, homeless_cost, shard_cost))
+        size_of_group = -(-len(new) // NUM_GROUPS)
+        groups = [
+            (work, len(self._old) + first, new[first : first + size_of_group])
+            for first in range(0, len(new), size_of_group or 1)
         ]
-        kept = [old for old, stays in zip(self._old, keep, strict=True) if stays]
-        return kept, total_cost - int(cost_in[keep].sum())
+        written = list(itertools.chain.from_iterable(self._hands.map(_write_shards, groups)))
+        stays = np.append(used > 0, np.ones(len(new), bool))
+        self.numbers = np.where(stays, np.cumsum(stays) - 1, NOWHERE)
+        self.shards = [
+            Shard(old.name, old.records, int(num), int(cost), old.file_bytes)
+            for old, num, cost in zip(self._old, used, used_cost, strict=True)
+            if num
+        ] + written
 
-    def _matched(
-        self, shards: Sequence[OldShard]
-    ) -> Iterator[tuple[Bucket, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield each bucket with, for each distinct record, its index in `shards` (or -1) and
-        row."""
-        for number in range(NUM_BUCKETS):
-            path = self.spool.bucket_path(number)
-            if not path.exists():
-                continue
-            bucket = read_bucket(path)
-            shard = np.full(len(bucket.sha256), NOWHERE, np.int64)
-            row = np.zeros(len(bucket.sha256), np.int64)
-            for index, old in enumerate(shards):
-                start, end = old.edges[number], old.edges[number + 1]
-                if start == end:
-                    continue
-                at = np.searchsorted(old.sha256[start:end], bucket.sha256)
-                at[at == end - start] = 0
-                found = (old.sha256[start:end][at] == bucket.sha256) & (shard == NOWHERE)
-                shard[found] = index
-                row[found] = start + at[found]
-            yield bucket, shard, row
+    def _for_each_bucket(self, function: Callable[[Work, int], Result]) -> Iterator[Result]:
+        return self._hands.map(function, [(self._work, number) for number in self._work.buckets])
+
+
+def _wanted_bytes(work: Work, number: int) -> Integers:
+    """Return how many payload bytes of each old shard records of the bucket want."""
+    bucket = Bucket(work.spools, number)
+    _, keys = holders(bucket, work.old_keys, number, work.kept)
+    wanted = np.zeros(len(work.kept), np.int64)
+    np.add.at(wanted, keys["shard"], keys["bytes"])
+    return wanted
+
+
+def _homes(work: Work, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
+    """Return where old shards have each distinct record of the bucket."""
+    homes = np.full(len(bucket.sha256), NOWHERE, LOCATION)
+    position, keys = holders(bucket, work.old_keys, number, work.kept)
+    for name in LOCATION.names or ():
+        homes[name][position] = keys[name]  # of several, the last one stands
+    return homes
+
+
+def _place(work: Work, number: int) -> Placed:
+    """Place the records that old shards hold; leave the cost of each of the others in a file."""
+    bucket = Bucket(work.spools, number)
+    homes = _homes(work, bucket, number)
+    has_home = homes["shard"] != NOWHERE
+    used, used_cost = np.zeros((2, len(work.kept)), np.int64)
+    np.add.at(used, homes["shard"][has_home], 1)
+    np.add.at(used_cost, homes["shard"][has_home], bucket.cost[has_home])
+    is_placed = has_home[bucket.owner]
+    locations = np.memmap(work.locations, LOCATION, "r+")
+    locations[bucket.ordinals[is_placed]] = homes[bucket.owner[is_placed]]
+    costs = bucket.cost[~has_home]
+    np.save(_costs_path(work, number), costs)
+    return Placed(len(bucket.sha256), used, used_cost, int(costs.sum()))
+
+
+def _costs_path(work: Work, number: int) -> Path:
+    return work.old_keys.parent / f"costs-{number:03d}.npy"
+
+
+def _cuts(work: Work, cost: int, shard_cost: int) -> Iterator[list[Piece]]:
+    """Yield the pieces of each new shard: the homeless records, in hash order, at nearly equal
+    cost.
+    """
+    if not cost:
+        return
+    cost_a_shard = cost / max(1, round(cost / shard_cost))
+    num_done = cost_before = 0
+    pieces: list[Piece] = []
+    for number in work.buckets:
+        running = cost_before + np.cumsum(np.load(_costs_path(work, number)))
+        start = 0
+        while start < len(running):
+            # The k-th border is at k times the mean, so that rounding never piles up in the last
+            # one.
+            border = cost_a_shard * (num_done + 1) - 0.5
+            end = min(max(int(np.searchsorted(running, border)), start) + 1, len(running))
+            pieces.append(Piece(number, start, end))
+            start = end
+            if running[end - 1] >= border:
+                yield pieces
+                pieces = []
+                num_done += 1
+        cost_before = running[-1] if len(running) else cost_before
+    if pieces:
+        yield pieces
+
+
+def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> list[Shard]:
+    """Write new shards, of which the first has the number `first`, and place their records."""
+    shards = []
+    locations = np.memmap(work.locations, LOCATION, "r+")
+    bucket, number = None, NOWHERE
+    for index, pieces in enumerate(cuts, first):
+        tables = []
+        rows = cost = 0
+        for piece in pieces:
+            if bucket is None or piece.bucket != number:
+                number = piece.bucket
+                bucket = Bucket(work.spools, number)
+                homeless = np.flatnonzero(_homes(work, bucket, number)["shard"] == NOWHERE)
+            taken = homeless[piece.start : piece.end]
+            tables.append(bucket.take(taken))
+            cost += int(bucket.cost[taken].sum())
+            ordinals, rank = bucket.askers(taken)
+            locations["shard"][ordinals] = index
+            locations["row"][ordinals] = rows + rank
+            rows += len(taken)
+        shards.append(_write_shard(work.folder, pa.concat_tables(tables).combine_chunks(), cost))
+    return shards
+
+
+def _write_shard(folder: RunFolder, table: pa.Table, cost: int) -> Shard:
+    name = write_shard(folder, table)
+    size = folder.shard(name).stat().st_size
+    return Shard(name, table.num_rows, table.num_rows, cost, size)
 
 
 def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
@@ -183,51 +242,3 @@ def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
     with path.open("wb") as handle:
         os.posix_fallocate(handle.fileno(), 0, size * LOCATION.itemsize)
     return np.memmap(path, LOCATION, "r+", shape=(size,))
-
-
-class _Pending:
-    """Records without a shard, gathered in hash order and written out at nearly equal cost."""
-
-    def __init__(self, cutter: Cutter, first_index: int, cost_a_shard: float) -> None:
-        self.shards: list[Shard] = []
-        self._cutter = cutter
-        self._first_index = first_index
-        self._cost_a_shard = cost_a_shard
-        self._tables: list[pa.Table] = []
-        self._rows = 0
-        self._cost = 0
-        self._cost_before = 0
-
-    def add(self, bucket: Bucket, homeless: npt.NDArray[np.bool_]) -> None:
-        positions = np.flatnonzero(homeless)
-        while len(positions):
-            # The k-th border is at k times the mean, so that rounding never piles up in the last
-            # one.
-            border = self._cost_a_shard * (len(self.shards) + 1)
-            running = self._cost_before + self._cost + np.cumsum(bucket.cost[positions])
-            count = int(np.searchsorted(running, border - 0.5)) + 1
-            taken, positions = positions[:count], positions[count:]
-            self._take(bucket, taken)
-            if running[min(count, len(running)) - 1] >= border - 0.5:
-                self.flush()
-
-    def _take(self, bucket: Bucket, positions: npt.NDArray[np.int64]) -> None:
-        rank = np.full(len(bucket.sha256), NOWHERE, np.int64)
-        rank[positions] = self._rows + np.arange(len(positions))
-        row = rank[bucket.owner]
-        ordinals = bucket.ordinals[row >= 0]
-        self._cutter.locations["shard"][ordinals] = self._first_index + len(self.shards)
-        self._cutter.locations["row"][ordinals] = row[row >= 0]
-        self._tables.append(bucket.table.select(SHARD.names).take(pa.array(positions)))
-        self._rows += len(positions)
-        self._cost += int(bucket.cost[positions].sum())
-
-    def flush(self) -> None:
-        if not self._rows:
-            return
-        table = pa.concat_tables(self._tables).combine_chunks()
-        name = write_shard(self._cutter.folder, table)
-        size = self._cutter.folder.shard(name).stat().st_size
-        self.shards.append(Shard(name, self._rows, self._rows, self._cost, size))
-        self._cost_before += self._cost
-        self._tables, self._rows, self._cost = [], 0, 0

@@ -1,8 +1,9 @@
-"""First pass of planning: read each record once and spool it to disk, in bounded memory.
+"""First pass of planning: what is read once goes to disk, chunk by chunk, in bounded memory.
 
 Three things are written: `rows.arrows` (what the manifest needs, in input order), 256 bucket files
 by the first byte of the payload's sha256 (what is sorted and cut into shards), and `ids.bin` (a
-hash of each id, to find the repeated ones).
+hash of each id, to find the repeated ones). With several processes each writes its own, in a folder
+of its own; chunk n belongs to process n modulo their number.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
-from featuremill.workload import Record
+from featuremill.workload import Record, find_workload
 
 NUM_BUCKETS = 256
 CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 64 * 2**20
-"""A chunk is spooled when it holds this many records or payload bytes, whichever comes first."""
+"""A chunk is spooled when it holds this many records or letters, whichever comes first."""
 
 ROWS = pa.schema(
     {
@@ -63,87 +64,133 @@ class Tally:
     notes: Counter[str] = field(default_factory=Counter)
     by_source: Counter[str] = field(default_factory=Counter)
 
+    def add(self, other: Tally) -> None:
+        """Count in what another process counted."""
+        self.longest = max(self.longest, other.longest)
+        for each in fields(self):
+            if each.name != "longest":
+                total = getattr(self, each.name) + getattr(other, each.name)
+                setattr(self, each.name, total)
 
-class Spool:
-    """The spool files in `folder` and the tally of what went in; a context manager while
-    written."""
+
+class Chunk(NamedTuple):
+    """Some records that follow one another, by column."""
+
+    first: int
+    """Ordinal of the first of them."""
+    ids: tuple[str, ...]
+    descriptions: tuple[str, ...]
+    payloads: tuple[bytes, ...]
+    sources: tuple[str, ...]
+    lines: tuple[int, ...]
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def chunks_of(records: Iterable[Record]) -> Iterator[Chunk]:
+    """Yield the records in chunks, none of them empty."""
+    first = 0
+    chunk: list[Record] = []
+    size = 0
+    for record in records:
+        chunk.append(record)
+        size += len(record.payload) + len(record.id) + len(record.description)
+        if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
+            yield Chunk(first, *zip(*chunk, strict=True))
+            first += len(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield Chunk(first, *zip(*chunk, strict=True))
+
+
+def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) -> Tally:
+    """Write `chunks` into the new `folder`; return what was counted.
+
+    `options` are those of `workload`, as JSON.
+    """
+    found = find_workload(workload)
+    settled = found.Options.model_validate_json(options)
+    with Spool(folder, lambda payload: found.cost(payload, settled)) as files:
+        for chunk in chunks:
+            files.add(chunk)
+    return files.tally
+
+
+def rows_path(folder: Path) -> Path:
+    """Return the rows that are spooled in `folder`."""
+    return folder / "rows.arrows"
+
+
+def ids_path(folder: Path) -> Path:
+    """Return the hashes of ids that are spooled in `folder`."""
+    return folder / "ids.bin"
+
+
+def bucket_path(folder: Path, number: int) -> Path:
+    """Return a bucket that is spooled in `folder`; it is not there when nothing fell into it."""
+    return folder / f"bucket-{number:03d}.arrows"
+
+
+class Spool(ExitStack):
+    """The files that one process spools into; a context manager."""
 
     def __init__(self, folder: Path, cost: Callable[[bytes], int]) -> None:
-        self.folder = folder
+        super().__init__()
         self.tally = Tally()
+        self._folder = folder
         self._cost = cost
-        self._stack = ExitStack()
         folder.mkdir(parents=True)
-        self._rows = self._open_stream(self.rows_path, ROWS)
+        self._rows = self._open_stream(rows_path(folder), ROWS)
         self._buckets: dict[int, pa.RecordBatchStreamWriter] = {}
-        self._ids = self._stack.enter_context(self.ids_path.open("wb"))
-
-    rows_path = property(lambda self: self.folder / "rows.arrows")
-    ids_path = property(lambda self: self.folder / "ids.bin")
-
-    def bucket_path(self, number: int) -> Path:
-        return self.folder / f"bucket-{number:03d}.arrows"
+        self._ids = self.enter_context(ids_path(folder).open("wb"))
 
     def _open_stream(self, path: Path, schema: pa.Schema) -> pa.RecordBatchStreamWriter:
-        return self._stack.enter_context(pa.ipc.new_stream(str(path), schema))
+        return self.enter_context(pa.ipc.new_stream(str(path), schema))
 
-    def __enter__(self) -> Spool:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stack.close()
-
-    def add_all(self, records: Iterable[Record], tick: Callable[[Tally], None]) -> None:
-        """Spool every record; call `tick` with the tally after each chunk."""
-        for chunk in _chunks(records):
-            self._add(chunk)
-            tick(self.tally)
-
-    def _add(self, chunk: list[Record]) -> None:
-        first = self.tally.records
-        accepted = [n for n, record in enumerate(chunk) if not record.reason]
+    def add(self, chunk: Chunk) -> None:
+        """Spool the records of a chunk, and count them."""
         digests = [
-            None if record.reason else hashlib.sha256(record.payload).digest() for record in chunk
+            None if reason else hashlib.sha256(payload).digest()
+            for payload, reason in zip(chunk.payloads, chunk.reasons, strict=True)
         ]
-        costs = [0 if record.reason else self._cost(record.payload) for record in chunk]
-        columns: list[list[object]] = [
-            [record.id for record in chunk],
-            [record.description for record in chunk],
-            [record.source for record in chunk],
-            [record.line for record in chunk],
-            list(digests),
-            [len(record.payload) for record in chunk],
-            list(costs),
-            [record.reason or None for record in chunk],
-            [record.note or None for record in chunk],
+        costs = np.array(
+            [
+                0 if reason else self._cost(payload)
+                for payload, reason in zip(chunk.payloads, chunk.reasons, strict=True)
+            ],
+            np.int64,
+        )
+        lengths = np.fromiter(map(len, chunk.payloads), np.int64, len(chunk.payloads))
+        columns = [
+            chunk.ids,
+            chunk.descriptions,
+            chunk.sources,
+            chunk.lines,
+            digests,
+            lengths,
+            costs,
+            [reason or None for reason in chunk.reasons],
+            [note or None for note in chunk.notes],
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
-        self._add_to_buckets(chunk, first, accepted, digests, costs)
-        self._count(chunk)
+        self._add_to_buckets(chunk, digests, costs)
+        self._count(chunk, lengths)
 
     def _add_to_buckets(
-        self,
-        chunk: list[Record],
-        first: int,
-        accepted: list[int],
-        digests: list[bytes | None],
-        costs: list[int],
+        self, chunk: Chunk, digests: list[bytes | None], costs: np.ndarray[tuple[int], np.dtype]
     ) -> None:
+        accepted = [n for n, reason in enumerate(chunk.reasons) if not reason]
         if not accepted:
             return
+        ordinals = chunk.first + np.array(accepted, np.int64)
         wanted = [digest for digest in digests if digest is not None]
         batch = pa.record_batch(
             [
                 pa.array(wanted, pa.binary(32)),
-                pa.array([costs[n] for n in accepted], pa.int64()),
-                pa.array([first + n for n in accepted], pa.int64()),
-                pa.array([chunk[n].payload for n in accepted], pa.large_binary()),
+                pa.array(costs[accepted]),
+                pa.array(ordinals),
+                pa.array([chunk.payloads[n] for n in accepted], pa.large_binary()),
             ],
             schema=BUCKET,
         )
@@ -154,40 +201,26 @@ class Spool:
         for number, (start, end) in enumerate(itertools.pairwise(edges)):
             if end > start:
                 if number not in self._buckets:
-                    path = self.bucket_path(number)
+                    path = bucket_path(self._folder, number)
                     self._buckets[number] = self._open_stream(path, BUCKET)
                 self._buckets[number].write_batch(batch.slice(start, end - start))
         keys = np.empty(len(accepted), ID_KEY)
-        keys["ordinal"] = [first + n for n in accepted]
-        keys["hash"] = [xxhash.xxh3_64_intdigest(chunk[n].id.encode()) for n in accepted]
+        keys["ordinal"] = ordinals
+        keys["hash"] = [xxhash.xxh3_64_intdigest(chunk.ids[n].encode()) for n in accepted]
         self._ids.write(keys.tobytes())
 
-    def _count(self, chunk: list[Record]) -> None:
+    def _count(self, chunk: Chunk, lengths: np.ndarray[tuple[int], np.dtype]) -> None:
         tally = self.tally
-        tally.records += len(chunk)
-        for record in chunk:
-            tally.by_source[record.source] += 1
-            if record.note:
-                tally.notes.update(_kind(note) for note in record.note.split("; "))
-            if record.reason:
-                tally.refused += 1
-                tally.refusals[_kind(record.reason)] += 1
-            else:
-                tally.total_length += len(record.payload)
-                tally.longest = max(tally.longest, len(record.payload))
-
-
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
-    chunk: list[Record] = []
-    size = 0
-    for record in records:
-        chunk.append(record)
-        size += len(record.payload)
-        if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
+        tally.records += len(chunk.ids)
+        tally.by_source.update(chunk.sources)
+        for note in filter(None, chunk.notes):
+            tally.notes.update(map(_kind, note.split("; ")))
+        refusals = [_kind(reason) for reason in chunk.reasons if reason]
+        tally.refused += len(refusals)
+        tally.refusals.update(refusals)
+        accepted = lengths[[not reason for reason in chunk.reasons]]
+        tally.total_length += int(accepted.sum())
+        tally.longest = max(tally.longest, int(accepted.max(initial=0)))
 
 
 def _kind(text: str) -> str:

@@ -1,7 +1,8 @@
 """report: one self-contained page that says what a run did, and the same figures one a file.
 
 Reads what merge left in `results/<run>/`: manifest.json (receipts inside), manifest.parquet,
-failed.tsv and embeddings.parquet. Writes HTML that opens without a network: no request leaves it.
+failed.tsv, and embeddings.parquet or embeddings/. Writes HTML that opens without a network: no
+request leaves it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import argparse
 import logging
 from pathlib import Path
+
+from featuremill.outputs import file_name
 
 log = logging.getLogger("featuremill.report")
 
@@ -20,6 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, help="the page to write (default: report.html in the run's folder)"
     )
     parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="of what `merge --partial` wrote: report.partial.html",
+    )
+    parser.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="also write each figure to a file of its own"
     )
 
@@ -29,9 +37,13 @@ def run(arguments: argparse.Namespace) -> None:
     # Here and not above: the command line offers this verb without paying seconds for altair.
     from featuremill.report import facts, figures, page
 
-    found = facts.read(arguments.root)
+    whole, partial = (arguments.root / file_name("manifest.json", is_it) for is_it in (False, True))
+    if arguments.partial and whole.exists() and not partial.exists():
+        log.info("nothing is partial here: the results are whole, and report.html is about them.")
+        return
+    found = facts.read(arguments.root, arguments.partial)
     drawn = figures.draw(found)
-    output = arguments.output or arguments.root / "report.html"
+    output = arguments.output or arguments.root / file_name("report.html", arguments.partial)
     page.write_report(output, found, drawn)
     if arguments.figures is not None:
         page.write_figures(arguments.figures, found, drawn)

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from featuremill.errors import UserError
+from featuremill.errors import IntegrityError, UserError
+from featuremill.outputs import FILES, file_name, files_of
 from featuremill.receipts import device_name, devices_of, is_on_gpu
 from featuremill.report import failures, projection, words
 from featuremill.report.timeline import Interval, seconds_of, wall_seconds
@@ -88,23 +89,39 @@ class Facts(NamedTuple):
         return sum(shard.tokens for shard in self.shards)
 
 
-def read(root: Path) -> Facts:
+def read(root: Path, is_partial: bool = False) -> Facts:
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
-    manifest_path = root / "manifest.json"
+    manifest_path = root / file_name("manifest.json", is_partial)
     if not manifest_path.exists():
-        raise UserError(f"{manifest_path}: there are no merged results here; run snakemake first.")
-    manifest = json.loads(manifest_path.read_text("utf-8"))
-    problems = failures.read(root / "failed.tsv")
+        first = f"featuremill merge {root} --partial" if is_partial else "snakemake"
+        raise UserError(f"{manifest_path}: there are no merged results here; run {first} first.")
+    try:
+        manifest = json.loads(manifest_path.read_text("utf-8"))
+        return _read(root, manifest, is_partial)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
+        # Damaged JSON can lack any key, and a damaged table raises what its reader likes.
+        problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise IntegrityError(
+            f"{manifest_path}: it, or a file that it names, is damaged or gone ({problem}); "
+            "delete manifest.json and run the same command again."
+        ) from error
+
+
+def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
+    problems = failures.read(root / file_name("failed.tsv", is_partial))
     rows, lengths = _lengths(RunFolder(root).manifest)
     shards = sorted((_shard(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed)
     embedding: projection.Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
     found = {"manifest.parquet": rows, "failed.tsv": problems.listed}
-    if "embeddings.parquet" in manifest["outputs"]:
-        path = root / "embeddings.parquet"
-        found["embeddings.parquet"] = pq.read_metadata(path).num_rows
-        embedding = projection.read(path)
+    for output in ("parquet_dataset", "parquet"):
+        path = root / file_name(FILES[output], is_partial)
+        if path.name in manifest["outputs"]:
+            paths = files_of(path)
+            num_rows = sum(pq.read_metadata(path).num_rows for path in paths)
+            found["embeddings.parquet"] = num_rows
+            embedding = projection.read(paths, num_rows)
     doubts = _doubts(manifest["counts"], found)
     return Facts(manifest, lengths, shards, problems, embedding, doubts)
 
@@ -113,7 +130,7 @@ def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
     """Compare what the manifest claims with what the files hold: two witnesses, not one."""
     claimed = {
         "manifest.parquet": counts["input"],
-        "failed.tsv": counts["failed"] + counts["refused"],
+        "failed.tsv": counts["failed"] + counts["refused"] + counts.get("pending", 0),
         "embeddings.parquet": counts["ok"],
     }
     return [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.reasons import kind_of
+from featuremill.text import one_line
 
 MAX_REASONS = 50
 MAX_EXAMPLES = 3
@@ -44,6 +45,8 @@ class Problems(NamedTuple):
     """Records in the file."""
     not_shown: int
     """Records whose reason is not among `groups`."""
+    file: str
+    """Its name."""
 
 
 def read(path: Path) -> Problems:
@@ -75,9 +78,10 @@ def read(path: Path) -> Problems:
         )
         for status, reason in commonest
     ]
-    return Problems(groups, listed, listed - sum(group.number for group in groups))
+    return Problems(groups, listed, listed - sum(group.number for group in groups), path.name)
 
 
 def clipped(text: str, most: int = MAX_TEXT) -> str:
     """Return `text` short enough to show, and "…" where something was cut."""
+    text = one_line(text[: 2 * most])
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -13,7 +13,7 @@ import vl_convert
 import yaml
 
 from featuremill import __version__
-from featuremill.outputs import FILES
+from featuremill.outputs import FILES, file_name
 from featuremill.receipts import devices_of, is_on_gpu
 from featuremill.report import words
 from featuremill.report.chart import Figure
@@ -27,6 +27,7 @@ MEANINGS = {
     "failed": "were tried and have no features",
     "refused": "were not tried",
     "duplicate": "the same id with the same sequence, again",
+    "pending": "are not computed yet",
 }
 
 
@@ -37,6 +38,7 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         path,
         "page.html",
         run=manifest["run"],
+        title=_title(manifest),
         lead=_lead(facts),
         accounting=_accounting(facts),
         tiles=_tiles(facts),
@@ -54,7 +56,7 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
 
 def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> None:
     """Write accounting.html and one file a figure to `folder`."""
-    run = facts.manifest["run"]
+    run = _title(facts.manifest)
     _write(
         folder / "accounting.html",
         "figure.html",
@@ -92,6 +94,10 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
+def _title(manifest: dict[str, Any]) -> str:
+    return f"{manifest['run']} (partial)" if manifest.get("partial") else str(manifest["run"])
+
+
 def _lead(facts: Facts) -> str:
     manifest, settings = facts.manifest, facts.manifest["settings"]
     model = settings["options"].get("model")
@@ -99,6 +105,12 @@ def _lead(facts: Facts) -> str:
     names = [Path(file["path"]).name for file in manifest["inputs"]]
     files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)
     finished = words.moment(words.parsed(manifest["finished"]))
+    if manifest.get("partial"):
+        return (
+            f"Partial results, as of {finished}: "
+            f"{words.records(manifest['counts']['pending'])} of "
+            f"{words.count(manifest['counts']['input'])} not computed yet. {what}, of {files}."
+        )
     return f"{what}, of {files}. Finished {finished}."
 
 
@@ -107,14 +119,18 @@ def _accounting(facts: Facts) -> dict[str, Any]:
     terms = [
         {"name": name, "number": counts[name], "meaning": meaning}
         for name, meaning in MEANINGS.items()
+        if name in counts
     ]
-    missing = counts["input"] - sum(counts[name] for name in MEANINGS)
-    complete = not missing and not facts.doubts
+    missing = counts["input"] - sum(term["number"] for term in terms)
+    pending = counts.get("pending", 0)
+    complete = not missing and not facts.doubts and not pending
     verdict = (
         f"{words.records(abs(missing))} not accounted for"
         if missing
         else "The files of this run contradict each other"
         if facts.doubts
+        else f"Partial: {words.records(pending)} not computed yet, the others accounted for"
+        if pending
         else "The one record is accounted for"
         if counts["input"] == 1
         else f"All {words.records(counts['input'])} are accounted for"
@@ -212,7 +228,11 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "options": settings["options"],
         "device": kinds.pop() if len(kinds) == 1 else "auto",
         "gpus": num_together,
-        "outputs": [name for name, file in FILES.items() if file in manifest["outputs"]],
+        "outputs": [
+            name
+            for name, file in FILES.items()
+            if file_name(file, manifest.get("partial", False)) in manifest["outputs"]
+        ],
         "max_failed": manifest["counts"]["failed"],
     }
     name = f"{manifest['run']}.yaml"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +17,8 @@ from featuremill.report.failures import clipped
 MAX_POINTS = 5_000
 MAX_READ = 100_000_000
 """Values that are read to take the sample from; a larger file gives some of its row groups."""
+MAX_FILES = 50
+"""Files of a dataset that are read."""
 BATCH_ROWS = 2_048
 
 
@@ -32,20 +36,27 @@ class Projection(NamedTuple):
     explained: tuple[float, float]
     """Share of the sample's variance along each axis."""
     total: int
-    """Rows in the file."""
+    """Rows in the file, or the files."""
 
 
-def read(path: Path) -> Projection | str:
-    """Return the map of embeddings.parquet, or the sentence that says why there is none."""
-    with pq.ParquetFile(path, buffer_size=2**20) as file:  # or a row group is read as a whole
-        columns = [field.name for field in file.schema_arrow if _is_vector(field.type)]
+def read(paths: Sequence[Path], total: int) -> Projection | str:
+    """Return the map of a run's Parquet files, or the sentence that says why there is none.
+
+    Of many files, some that stand at even distances are read; `total` is the rows of all.
+    """
+    with ExitStack() as stack:
+        files = [
+            # With a buffer, or a row group is read as a whole.
+            stack.enter_context(pq.ParquetFile(path, buffer_size=2**20))
+            for path in paths[:: -(-len(paths) // MAX_FILES)]
+        ]
+        columns = [field.name for field in files[0].schema_arrow if _is_vector(field.type)]
         if not columns:
             return "This workload delivers no vectors of a fixed width, so there is nothing to map."
-        total = file.metadata.num_rows
         if total < 3:
             return f"A map needs at least three records; this run has {total}."
         column, *others = columns
-        ids, lengths, values = _sample(file, column)
+        ids, lengths, values = _sample(files, column)
     if values.shape[1] < 2:
         return f"The values of {column} have one dimension, so there is nothing to map."
     xy, explained = principal_plane(values)
@@ -56,17 +67,18 @@ def _is_vector(type: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(type) and pa.types.is_floating(type.value_type))
 
 
-def _sample(file: Any, column: str) -> tuple[list[str], list[int], np.ndarray]:
+def _sample(files: Sequence[Any], column: str) -> tuple[list[str], list[int], np.ndarray]:
     """Take evenly spaced rows: the same each time, and from every region of an ordered file."""
-    sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-    width = file.schema_arrow.field(column).type.list_size
+    places = [(file, group) for file in files for group in range(file.num_row_groups)]
+    sizes = [file.metadata.row_group(group).num_rows for file, group in places]
+    width = files[0].schema_arrow.field(column).type.list_size
     enough = max(1, min(len(sizes), MAX_READ // (max(sizes) * width)))
     groups = [int(i) for i in np.linspace(0, len(sizes) - 1, enough).round()]
     readable = sum(sizes[group] for group in groups)
     wanted = np.linspace(0, readable - 1, min(MAX_POINTS, readable)).round().astype(np.int64)
     ids, lengths, values = list[str](), list[int](), list[np.ndarray]()
     first = 0
-    for batch in file.iter_batches(BATCH_ROWS, groups, columns=["id", "length", column]):
+    for batch in _batches([places[group] for group in groups], ["id", "length", column]):
         begin, end = np.searchsorted(wanted, [first, first + batch.num_rows])
         first += batch.num_rows
         chosen = batch.take(pa.array(wanted[begin:end] - (first - batch.num_rows)))
@@ -77,6 +89,11 @@ def _sample(file: Any, column: str) -> tuple[list[str], list[int], np.ndarray]:
         flat = chosen.column(column).flatten().to_numpy(zero_copy_only=False)
         values.append(flat.astype(np.float32).reshape(chosen.num_rows, -1))
     return ids, lengths, np.concatenate(values)
+
+
+def _batches(places: Sequence[tuple[Any, int]], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    for file, group in places:
+        yield from file.iter_batches(BATCH_ROWS, [group], columns=columns)
 
 
 def principal_plane(values: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

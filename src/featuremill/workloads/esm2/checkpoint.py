@@ -143,10 +143,12 @@ def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
     num_layers = 0
     while any(key.startswith(f"{names.layer}{num_layers}.") for key in tensors):
         num_layers += 1
+    if tensors[names.embedding].dim() != 2:
+        raise ValueError(f"its tensor {names.embedding} is no table")
     width = tensors[names.embedding].shape[-1]
     found = {"num_layers": num_layers, "embed_dim": width}
     for fact, value in found.items():
-        if int(facts.get(fact, value)) != value:
+        if _number(facts, fact, value) != value:
             raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
     inv_freq, num_heads = _rotary(tensors, facts, num_layers, width)
     checkpoint = Checkpoint(
@@ -154,6 +156,15 @@ def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
     )
     _check_tensors(checkpoint)
     return checkpoint
+
+
+def _number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
+    """Return the count that the settings give as `name`; they may be of anybody's making."""
+    given = facts.get(name)
+    text = str(otherwise if given is None or str(given) == "0" else given)
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"its settings say {name} {text[:40]!r}, which counts nothing")
+    return int(text)
 
 
 def _refuse_elders(opened: Opened) -> None:
@@ -176,7 +187,7 @@ def _rotary(
     stored = [tensor for key, tensor in tensors.items() if key.endswith("inv_freq")]
     if any(not torch.equal(tensor, stored[0]) for tensor in stored):
         raise ValueError("its layers differ in their rotary frequencies")
-    heads = int(facts.get("attention_heads", 0)) or HEADS_OF_SHAPE.get((num_layers, width), 0)
+    heads = _number(facts, "attention_heads", HEADS_OF_SHAPE.get((num_layers, width), 0))
     if stored:
         heads_stored, rest = divmod(width, 2 * len(stored[0]))
         heads = heads or heads_stored

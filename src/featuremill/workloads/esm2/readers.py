@@ -42,7 +42,10 @@ class Opened(NamedTuple):
 def open_checkpoint(path: Path) -> Opened:
     """Return what `path` holds, memory-mapped where its format allows that."""
     opened = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
-    if not opened.tensors or not all(isinstance(t, Tensor) for t in opened.tensors.values()):
+    if not opened.tensors or not all(
+        isinstance(key, str) and isinstance(tensor, Tensor)
+        for key, tensor in opened.tensors.items()
+    ):
         raise refusal(path, "it holds no dictionary of tensors")
     facts = _config_beside(path) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
@@ -89,8 +92,11 @@ def _config_beside(path: Path) -> dict[str, Any]:
         return {}
     try:
         facts = json.loads(config.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{config}: this config of a model cannot be read: {error}.") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"{config}: this config of a model cannot be read ({error}); download it again, or "
+            "take it away if it does not belong to the weights beside it."
+        ) from None
     return facts if isinstance(facts, dict) and facts.get("model_type") == "esm" else {}
 
 

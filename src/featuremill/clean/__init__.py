@@ -1,0 +1,112 @@
+"""clean: say what of a run can go and how many bytes that frees, and remove it.
+
+Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
+those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from featuremill import owner
+from featuremill.clean.categories import KEEP, Category, removable
+from featuremill.clean.removal import Usage, remove, usage_of
+from featuremill.clean.whole import check_whole
+from featuremill.errors import UserError
+from featuremill.locking import claimed
+from featuremill.sizes import counted, human_bytes
+from featuremill.store import RunFolder, read_sealed
+
+log = logging.getLogger("featuremill.clean")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill clean`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument(
+        "--keep",
+        choices=KEEP,
+        default="parts",
+        help="all: only litter goes; parts: what an edit of the input still needs stays; results: "
+        "only the finished results stay; nothing: start over (default: parts)",
+    )
+    parser.add_argument("--yes", action="store_true", help="remove it; without this, only list it")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill clean`."""
+    folder = RunFolder(arguments.run_folder)
+    check_run(folder)
+    with owner.alone(folder.root), undisturbed(folder):
+        found = _found(folder, arguments.keep)
+        usage = usage_of(found)
+        for category, used in zip(found, usage.each, strict=True):
+            log.info("%s: %s", category.what, _told(used))
+        if not usage.all.files:
+            log.info("with --keep %s there is nothing to remove", arguments.keep)
+        elif arguments.yes:
+            log.info("removed: %s", _told(remove(found)))
+        else:
+            log.info("in all: %s; give --yes to remove it", _told(usage.all))
+
+
+def after_run(run_folder: Path, keep: str) -> str:
+    """Remove what the config's `keep` gives up, and return the line that says so.
+
+    For the main Snakemake process, which has the run's lock, when everything is done.
+
+    Raises:
+        UserError: when the results are not whole, or something is at the run.
+    """
+    folder = RunFolder(run_folder)
+    with undisturbed(folder):
+        check_whole(folder)
+        removed = remove(removable(folder, keep))
+    return f"keep: {keep}: removed {_told(removed)}." if removed.files else ""
+
+
+def _found(folder: RunFolder, keep: str) -> list[Category]:
+    if keep == "results":
+        check_whole(folder)
+    return [category for category in removable(folder, keep) if category.paths]
+
+
+def _told(used: Usage) -> str:
+    return f"{counted(used.files, 'file')}, {human_bytes(used.bytes)}"
+
+
+def check_run(folder: RunFolder) -> None:
+    """Refuse a folder that is not a run's.
+
+    Raises:
+        UserError: when neither a plan with its manifest nor a store of ours is there.
+    """
+    plan = read_sealed(folder.plan) or {}
+    is_planned = {"recipe", "shards"} <= set(plan) and folder.manifest.exists()
+    if is_planned or (folder.store / "plan.lock").exists():
+        return
+    raise UserError(f"{folder.root}: there is no run here; name a folder such as results/demo.")
+
+
+@contextlib.contextmanager
+def undisturbed(folder: RunFolder) -> Iterator[None]:
+    """Keep plan and merge away from the run meanwhile; refuse while any verb is at it.
+
+    Raises:
+        UserError: when one is.
+    """
+    with ExitStack() as stack:
+        for verb in ("plan", "merge") if folder.store.is_dir() else ():
+            # Made where there is none: a first merge may begin at any moment.
+            path = folder.store / f"{verb}.lock"
+            if claimed(stack.enter_context(path.open("a")), path) is False:
+                raise UserError(
+                    f"{folder.root}: a featuremill {verb} is at this run; wait for it, or stop it."
+                )
+        owner.refuse_jobs(folder)
+        yield

@@ -1,0 +1,89 @@
+"""One at a time at a file: kernel locks that fall with their holder, so none is ever left behind.
+
+Some shared file systems have none (NFS without lockd, Lustre without flock). Nothing is computed
+there until the user says that nobody else is at it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from featuremill.errors import UserError
+
+WITHOUT_LOCKS = "FEATUREMILL_WITHOUT_LOCKS"
+"""Set to 1 by who knows that nothing else computes the run: then it goes on without locks."""
+ADVICE = "move the run to one that has them"
+PATIENCE_SECONDS = 0.5
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+"""What file systems answer that have no locks."""
+
+
+@contextmanager
+def locked(
+    path: Path, waiting: Callable[[], object] = lambda: None, advice: str = ADVICE
+) -> Iterator[int]:
+    """Hold the lock `path` for the block; yield its descriptor, which children may inherit.
+
+    `waiting` is called once when somebody else holds it; `advice` says what to do without locks.
+
+    Raises:
+        UserError: when the file system has no locks.
+    """
+    while True:
+        with path.open("a") as file:  # what the holder says of itself stands in it
+            if try_lock(file, path, advice) is False:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if is_still_there(file, path):
+                yield file.fileno()
+                return
+
+
+def is_still_there(file: IO[Any], path: Path) -> bool:
+    """Tell whether the open file is the one at `path`: whoever waited for the lock of a file that
+    was removed meanwhile has a lock that the next one does not meet.
+    """
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
+
+
+def claimed(file: IO[Any], path: Path) -> bool | None:
+    """Take the lock of the open file as `try_lock` does, but try for a moment.
+
+    A look whether somebody holds a lock shares it for an instant: no reason to be refused.
+    """
+    until = time.monotonic() + PATIENCE_SECONDS
+    while (is_ours := try_lock(file, path)) is False and time.monotonic() < until:
+        time.sleep(0.02)
+    return is_ours
+
+
+def try_lock(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
+    """Take the lock of the open file; False when somebody else holds it, None when there are no
+    locks and the user said to go on without.
+
+    Raises:
+        UserError: when the file system of `path` has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        if os.environ.get(WITHOUT_LOCKS) == "1":
+            return None
+        raise UserError(
+            f"the file system of {path} has no locks ({error.strerror}); {advice}, or set "
+            f"{WITHOUT_LOCKS}=1 when nothing else computes this run."
+        ) from None
+    return True

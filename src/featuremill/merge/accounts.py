@@ -1,0 +1,148 @@
+"""Count every input record, and list those without values: failed.tsv and, to try again,
+failed.fa."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.errors import IntegrityError
+from featuremill.merge.gather import Gatherer
+from featuremill.merge.shuffle import Shuffle
+from featuremill.parts import Part, order_of
+from featuremill.shardfile import digests, read_verified
+from featuremill.store import RunFolder, replacing
+from featuremill.text import one_line
+
+FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
+LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
+"""What the lists need of the manifest."""
+NOT_YET = "not computed yet"
+"""Why a pending record has no values."""
+SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
+log = logging.getLogger("featuremill.merge")
+
+
+def account(
+    gatherer: Gatherer, folder: RunFolder, shards: Sequence[str], table: Path, fasta: Path
+) -> dict[str, int]:
+    """Write `table` and `fasta` and return how many records are ok, failed, and so on.
+
+    "ok" is what is left of the planned records: the writers see whether there are as many.
+
+    Raises:
+        IntegrityError: when the shard of a failed record is gone or not what it was.
+    """
+    survey = gatherer.survey
+    is_pending = np.array([part is None for part in gatherer.parts])
+    pending = int(survey.rows_of_shard[is_pending].sum())
+    columns = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
+    with (
+        closing(Shuffle(gatherer.folder / "failed.bin", columns, survey.edges)) as failures,
+        replacing(table) as new_table,
+        replacing(fasta) as new_fasta,
+        new_table.open("w", encoding="utf-8", newline="") as rows,
+        new_fasta.open("wb") as records,
+    ):
+        for number, part in enumerate(gatherer.parts):
+            if part and part.num_failed:
+                places = gatherer.places_in(number)
+                _add_failures(failures, part, places, folder, shards[number])
+        failures.finish()
+        failed = failures.num_rows
+        lists = _Lists(rows, records, fasta.name)
+        if failed or pending or survey.counts["refused"]:
+            for number, block in enumerate(gatherer.blocks(LISTED_COLUMNS)):
+                shard = gatherer.shard_numbers(block)
+                late = np.flatnonzero(np.append(is_pending, False)[shard])  # shard -1: none
+                lists.add(block, failures.read(number), int(survey.edges[number]), late)
+    return {
+        "ok": survey.counts["planned"] - failed - pending,
+        "failed": failed,
+        "refused": survey.counts["refused"],
+        "duplicate": survey.counts["duplicate"],
+        "pending": pending,
+    }
+
+
+def _add_failures(
+    found: Shuffle, part: Part, places: npt.NDArray[np.void], folder: RunFolder, shard: str
+) -> None:
+    path = folder.shard(shard)
+    if not path.exists():
+        raise IntegrityError(
+            f"{path}: this shard is gone, and some of its records failed; "
+            f"delete {folder.plan} and run the same command again to plan anew."
+        )
+    sha256, reasons = part.columns()
+    rows = order_of(sha256)[places["row"]]
+    is_failed = np.asarray(reasons.is_valid())[rows]
+    rows = rows[is_failed]
+    records = read_verified(path).take(pa.array(places["row"][is_failed])).combine_chunks()
+    if not np.array_equal(digests(records["sha256"]), sha256[rows]):
+        raise IntegrityError(f"{part.path}: a row is not that of its record; please report this.")
+    for batch in records.to_batches():  # one, or none where no failed record is wanted
+        columns = [reasons.take(pa.array(rows)), batch.column("payload")]
+        found.add(
+            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=found.columns)
+        )
+
+
+class _Lists:
+    """The open failed.tsv and failed.fa."""
+
+    def __init__(self, rows: TextIO, records: BinaryIO, name: str) -> None:
+        self._table = csv.writer(rows, delimiter="\t", lineterminator="\n")
+        self._table.writerow(FAILED_COLUMNS)
+        self._records = records
+        self._name = name
+        self._takes_fasta = True
+
+    def add(
+        self,
+        block: pa.Table,
+        failed: pa.RecordBatch,
+        first: int,
+        pending: npt.NDArray[np.int64],
+    ) -> None:
+        """List a block's refused, failed and pending records; `first` is its first ordinal."""
+        where = failed.column("ordinal").to_numpy() - first
+        told = dict(zip(where.tolist(), failed.column("reason").to_pylist(), strict=True))
+        told |= dict.fromkeys(pending.tolist(), NOT_YET)
+        is_refused = np.asarray(pc.equal(block["status"].cast(pa.string()), "refused"))
+        listed = np.union1d(np.flatnonzero(is_refused), np.array(list(told), np.int64))
+        if not len(listed):
+            return
+        rows = block.take(pa.array(listed)).select(["id", "source", "line", "reason"])
+        for position, id, source, line, reason in zip(
+            listed.tolist(), *(column.to_pylist() for column in rows.columns), strict=True
+        ):
+            why = told.get(position)
+            status = "refused" if why is None else "pending" if why is NOT_YET else "failed"
+            texts = [one_line(text or "") for text in (id, source, why or reason)]
+            self._table.writerow([*texts[:2], line, status, texts[2]])
+        self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())
+
+    def _add_fasta(self, rows: pa.Table, payloads: list[bytes]) -> None:
+        ids, descriptions = rows["id"].to_pylist(), rows["description"].to_pylist()
+        for id, description, payload in zip(ids, descriptions, payloads, strict=True):
+            if not self._takes_fasta:
+                return
+            if not SEQUENCE.fullmatch(payload):
+                log.info("%s is left empty: these records are no sequences.", self._name)
+                self._takes_fasta = False
+                self._records.seek(0)
+                self._records.truncate()
+                return
+            header = " ".join(f"{id} {description or ''}".split())
+            self._records.write(f">{header}\n".encode() + payload + b"\n")

@@ -1,0 +1,248 @@
+"""Join the manifest with the parts: every input record's values, in input order, block by block.
+
+The manifest is read from its beginning to its end, and so is each part: what belongs to a block of
+the manifest comes together in a `Shuffle`. In memory are a chunk of it and a few blocks, however
+many records there are; what grows with them stands in files in `folder`.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from featuremill.compute import not_finite
+from featuremill.errors import IntegrityError
+from featuremill.merge.parallel import in_order
+from featuremill.merge.shuffle import Shuffle
+from featuremill.outputs import IDENTITY
+from featuremill.parts import Part
+from featuremill.shardfile import digests
+from featuremill.sizes import expected_bytes
+
+BLOCK_BYTES = 128 * 2**20
+"""Values of one block."""
+ROW_BYTES = 256
+"""What a record's id, digest, place and reason take, about; its letters come to that."""
+BLOCKS_AT_ONCE = 2
+"""Blocks that are gathered ahead of the writers: more would take more memory, not less time."""
+READ_ROWS = 100_000
+"""Rows of the manifest that are read together."""
+NUM_SHUFFLED = 2
+"""Columns of a shuffled row before its values: ordinal and sha256."""
+PLACE = np.dtype([("row", "<i4"), ("ordinal", "<i8")])
+"""Of a planned record: its row in its shard, and its place in the input."""
+
+
+class Survey(NamedTuple):
+    """What one reading of the manifest tells."""
+
+    counts: Counter[str]
+    """Records by the manifest's status: planned, refused, duplicate."""
+    rows_of_shard: npt.NDArray[np.int64]
+    """Planned records of each shard; equal sequences count each time."""
+    total_length: int
+    """Letters of the planned records."""
+    edges: npt.NDArray[np.int64]
+    """Block n has the ordinals from edges[n] up to edges[n + 1]."""
+
+
+class Gatherer:
+    """The manifest and the parts of one run; `parts[n]` belongs to the plan's n-th shard.
+
+    A part that is None is pending: its records have no values yet. `folder` is for files that are
+    of no use afterwards.
+    """
+
+    def __init__(
+        self,
+        manifest: Path,
+        shards: Sequence[str],
+        parts: Sequence[Part | None],
+        folder: Path,
+        num_threads: int,
+    ) -> None:
+        self.parts = parts
+        self.num_threads = num_threads
+        self.folder = folder
+        found = [part for part in parts if part]
+        self.values = found[0].values if found else pa.schema([])
+        for part in found:
+            if not part.values.equals(self.values):
+                raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
+        self._manifest = manifest
+        self._shards = pa.array(shards, pa.string())
+        self.survey = self._look()
+        self._starts = np.concatenate(([0], np.cumsum(self.survey.rows_of_shard)))
+        self._places = folder / "places.bin"
+        self._place_all()
+
+    @property
+    def num_bytes(self) -> int:
+        """Return how many bytes the values take, about, if none failed."""
+        num_rows = int(self.survey.rows_of_shard.sum())
+        return expected_bytes(self.values, num_rows, self.survey.total_length)
+
+    def blocks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Yield these columns of the manifest's rows, block by block."""
+        held: list[pa.RecordBatch] = []
+        first, number = 0, 1
+        for batch in self._read(columns):
+            while first + batch.num_rows >= self.survey.edges[number]:
+                here = int(self.survey.edges[number]) - first
+                yield pa.Table.from_batches([*held, batch.slice(0, here)])
+                held, batch = [], batch.slice(here)
+                first, number = first + here, number + 1
+                if number == len(self.survey.edges):
+                    return
+            held.append(batch)
+            first += batch.num_rows
+
+    def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the index into the plan's shards of each row; -1 where the manifest has none."""
+        names = rows["shard"]
+        chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
+        return np.concatenate([np.empty(0, np.int64), *map(self._numbers, chunks)])
+
+    def _numbers(self, names: pa.DictionaryArray) -> npt.NDArray[np.int64]:
+        known = pc.index_in(names.dictionary, value_set=self._shards)
+        if known.take(names.indices.drop_null()).null_count:
+            raise IntegrityError(f"{self._manifest}: it names a shard that plan.json does not.")
+        numbers = known.take(names.indices).fill_null(-1)
+        return np.asarray(numbers).astype(np.int64)
+
+    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with pa.parquet.ParquetFile(self._manifest, buffer_size=2**20) as file:
+            yield from file.iter_batches(READ_ROWS, columns=list(columns))
+
+    def _look(self) -> Survey:
+        """Count the manifest's rows and cut them into blocks of about `BLOCK_BYTES` of values."""
+        counts: Counter[str] = Counter()
+        rows_of_shard = np.zeros(len(self._shards), np.int64)
+        fixed = ROW_BYTES + expected_bytes(self.values, 1, 0)
+        a_residue = 1 + expected_bytes(self.values, 0, 1)  # its letter counts too
+        edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
+        for batch in self._read(["status", "shard", "length"]):
+            for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
+                counts[pair["values"]] += pair["counts"]
+            shard = self.shard_numbers(batch)
+            rows_of_shard += np.bincount(shard[shard >= 0], minlength=len(rows_of_shard))
+            length = batch.column("length").to_numpy()
+            total_length += int(length[shard >= 0].sum())
+            size = np.cumsum(fixed + a_residue * length) + held
+            block = np.concatenate(([held], size)) // BLOCK_BYTES
+            edges.append(first + 1 + np.flatnonzero(block[1:] > block[:-1]))
+            first, held = first + batch.num_rows, int(size[-1]) % BLOCK_BYTES
+        edges.append(np.array([first], np.int64))
+        return Survey(counts, rows_of_shard, total_length, np.unique(np.concatenate(edges)))
+
+    def _place_all(self) -> None:
+        """Write down where each shard's records stand in the input, shard by shard."""
+        num_places = int(self._starts[-1])
+        with self._places.open("w+b") as file:
+            # The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
+            os.posix_fallocate(file.fileno(), 0, max(1, num_places) * PLACE.itemsize)
+            mapped = mmap.mmap(file.fileno(), 0)
+        places = np.frombuffer(mapped, PLACE)
+        filled = self._starts[:-1].copy()
+        first = 0
+        for batch in self._read(["shard", "row"]):
+            shard = self.shard_numbers(batch)
+            planned = np.flatnonzero(shard >= 0)
+            planned = planned[np.argsort(shard[planned], kind="stable")]
+            shard = shard[planned]
+            numbers = np.bincount(shard, minlength=len(filled))
+            before = np.concatenate(([0], np.cumsum(numbers)[:-1]))
+            where = (filled - before)[shard] + np.arange(len(shard))
+            row = batch.column("row").fill_null(-1).to_numpy()
+            places["row"][where] = row[planned]
+            places["ordinal"][where] = first + planned
+            filled += numbers
+            first += batch.num_rows
+            mapped.madvise(mmap.MADV_DONTNEED)  # the file keeps it; the process's memory need not
+        del places
+        mapped.close()
+
+    def places_in(self, number: int) -> npt.NDArray[np.void]:
+        """Return the `PLACE` of each planned record of the plan's shard `number`."""
+        start, count = int(self._starts[number]), int(self.survey.rows_of_shard[number])
+        return np.fromfile(self._places, PLACE, count, offset=start * PLACE.itemsize)
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Yield id, length, sha256 and values of each block's ok rows, in order, checked.
+
+        Raises:
+            IntegrityError: when a row is not that of its record, or its values are not all there.
+        """
+        columns = pa.schema([IDENTITY.field("sha256"), *self.values])
+        shuffle = Shuffle(self.folder / "values.bin", columns, self.survey.edges)
+        try:
+            numbers = [number for number, part in enumerate(self.parts) if part]
+            for _ in in_order(
+                lambda number: self._spool(number, shuffle), numbers, self.num_threads
+            ):
+                pass
+            shuffle.finish()
+            blocks = enumerate(self.blocks(IDENTITY.names))
+            together = min(self.num_threads, BLOCKS_AT_ONCE)
+            yield from in_order(lambda found: self._join(*found, shuffle), blocks, together)
+        finally:
+            shuffle.close()
+
+    def _spool(self, number: int, shuffle: Shuffle) -> None:
+        """Read one part and hand on the rows that are wanted, each with its place in the input."""
+        part = self.parts[number]
+        assert part is not None
+        places = self.places_in(number)
+        rows = part.row_numbers()[places["row"]]
+        order = np.argsort(rows)
+        rows, ordinals = rows[order], places["ordinal"][order]
+        first = 0
+        for batch in part.batches():
+            start, end = np.searchsorted(rows, [first, first + batch.num_rows])
+            inside, here = rows[start:end] - first, ordinals[start:end]
+            first += batch.num_rows
+            is_ok = np.asarray(batch.column("reason").is_null())[inside]
+            if not is_ok.any():
+                continue
+            wanted = batch.take(pa.array(inside[is_ok]))
+            values = wanted.select(self.values.names)
+            _check_values(values, part.path)
+            columns = [wanted.column("sha256"), *values.columns]
+            shuffle.add(here[is_ok], pa.record_batch(columns, schema=shuffle.columns))
+
+    def _join(self, number: int, rows: pa.Table, shuffle: Shuffle) -> pa.Table:
+        """Return a block's identities and values, side by side."""
+        found = shuffle.read(number)
+        positions = found.column("ordinal").to_numpy() - self.survey.edges[number]
+        identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
+        own = pa.chunked_array([found.column("sha256")])
+        if (np.diff(positions) <= 0).any() or not np.array_equal(
+            digests(identity["sha256"]), digests(own)
+        ):
+            raise IntegrityError(
+                "merge: a part's row is not that of its record; please report this."
+            )
+        values = found.columns[NUM_SHUFFLED:]
+        return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
+
+
+def _check_values(values: pa.RecordBatch, path: Path) -> None:
+    for name, column in zip(values.schema.names, values.columns, strict=True):
+        if column.null_count:
+            raise IntegrityError(
+                f"{path}: {column.null_count} ok rows have no {name}; please report this."
+            )
+    if not_finite(values).any():
+        raise IntegrityError(
+            f"{path}: an ok row has a value that is not finite; please report this."
+        )

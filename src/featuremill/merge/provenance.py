@@ -1,0 +1,67 @@
+"""What results say about themselves: in manifest.json, and in each file's own attributes."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from typing import Any
+
+from featuremill import __version__
+from featuremill.parts import Part
+from featuremill.receipts import device_name, devices_of, is_on_gpu
+
+MANIFEST_VERSION = 1
+
+
+def provenance_of(plan: dict[str, Any]) -> dict[str, str]:
+    """Return what every result file's own attributes say."""
+    settings = plan["settings"]
+    return {
+        "model_name": str(settings["options"].get("model", plan["workload"])),
+        "workload": plan["workload"],
+        "workload_version": plan["workload_version"],
+        "options": json.dumps(settings["options"], sort_keys=True),
+        "weights_sha256": settings["weights_sha256"] or "",
+        "recipe": plan["recipe"],
+        "featuremill_version": __version__,
+    }
+
+
+def manifest_of(
+    plan: dict[str, Any], parts: list[Part], counts: dict[str, int], files: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what manifest.json says: where the numbers come from, and how many there are."""
+    receipts = [part.receipt for part in parts]
+    on_gpu = [r["seconds"]["total"] * len(devices_of(r)) for r in receipts if is_on_gpu(r)]
+    return {
+        "version": MANIFEST_VERSION,
+        "run": plan["run"],
+        "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "recipe": plan["recipe"],
+        "manifest_sha256": plan["manifest_sha256"],
+        "settings": plan["settings"],
+        "inputs": plan["inputs"],
+        "plan": plan["counts"],
+        "lengths": plan["lengths"],
+        "notes": plan["notes"],
+        "refusals": plan["refusals"],
+        "counts": counts,
+        "outputs": files,
+        "parts": {receipt["shard"]: receipt["part"] for receipt in receipts},
+        "gpu_seconds": round(sum(on_gpu), 3),
+        "warnings": _warnings(receipts),
+        "receipts": receipts,
+    }
+
+
+def _warnings(receipts: list[dict[str, Any]]) -> list[str]:
+    """Say what differs between parts that may change values in their last bits."""
+    found = []
+    devices = sorted({device_name(receipt) for receipt in receipts})
+    if len(devices) > 1:
+        found.append(f"parts were computed on different devices: {', '.join(devices)}.")
+    for package in ("torch", "featuremill"):
+        versions = sorted({receipt["versions"].get(package, "none") for receipt in receipts})
+        if len(versions) > 1:
+            found.append(f"parts were computed with different {package}: {', '.join(versions)}.")
+    return found

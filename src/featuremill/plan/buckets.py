@@ -1,0 +1,163 @@
+"""The buckets of spooled records, sorted, and which shards of the last plan hold them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.plan.spool import BUCKET, NUM_BUCKETS, bucket_path
+from featuremill.shardfile import SHARD, Digests, digests, read_shard
+from featuremill.store import RunFolder, digest_of
+
+NOWHERE = -1
+OLD_KEY = np.dtype([("sha256", "S32"), ("shard", "<i4"), ("row", "<i4"), ("bytes", "<i8")])
+OLD_KEYS_A_BLOCK = 500_000
+"""Keys of old shards that are held in memory until they go to their buckets."""
+
+Integers = npt.NDArray[np.int64]
+
+
+class OldShard(NamedTuple):
+    """A shard of the last plan."""
+
+    name: str
+    records: int
+    payload_bytes: int
+    file_bytes: int
+
+
+class Bucket:
+    """The distinct records of one bucket, sorted by sha256, and who asked for them."""
+
+    def __init__(self, folders: Sequence[Path], number: int) -> None:
+        paths = [bucket_path(folder, number) for folder in folders]
+        tables = [_mapped(path) for path in paths if path.exists()]
+        self._table = pa.concat_tables([BUCKET.empty_table(), *tables])
+        found = digests(self._table["sha256"])
+        order = np.argsort(found, kind="stable")
+        found = found[order]
+        is_first = np.ones(len(found), bool)
+        is_first[1:] = found[1:] != found[:-1]
+        self._rows = order[is_first]
+        self.sha256: Digests = found[is_first]
+        self.cost: Integers = self._table["cost"].to_numpy()[self._rows]
+        self.ordinals: Integers = self._table["ordinal"].to_numpy()[order]
+        """Every row's ordinal, grouped by distinct record."""
+        self.owner: Integers = np.cumsum(is_first) - 1
+        """For each of `ordinals`, the index of its distinct record."""
+
+    @cached_property
+    def _records(self) -> pa.Table:
+        return self._table.select(SHARD.names).combine_chunks()
+
+    def take(self, positions: Integers) -> pa.Table:
+        """Return the distinct records at these positions, as a shard holds them."""
+        return self._records.take(pa.array(self._rows[positions]))
+
+    def askers(self, positions: Integers) -> tuple[Integers, Integers]:
+        """Return the ordinals of the rows that ask for the distinct records at these positions,
+        which ascend, and for each the index in `positions` of the record it asks for.
+        """
+        start = np.searchsorted(self.owner, positions[0])
+        end = np.searchsorted(self.owner, positions[-1], "right")
+        owner = self.owner[start:end]
+        rank = np.searchsorted(positions, owner)
+        is_asked = positions[rank] == owner
+        return self.ordinals[start:end][is_asked], rank[is_asked]
+
+
+def buckets_of(folders: Sequence[Path]) -> list[int]:
+    """Return the numbers of the buckets that hold anything, ascending."""
+    return [
+        number
+        for number in range(NUM_BUCKETS)
+        if any(bucket_path(folder, number).exists() for folder in folders)
+    ]
+
+
+def _mapped(path: Path) -> pa.Table:
+    with pa.memory_map(str(path)) as source:
+        return pa.ipc.open_stream(source).read_all()
+
+
+def spool_old_shards(folder: RunFolder, names: Iterable[str], to: Path) -> list[OldShard]:
+    """Write the keys of shards of the last plan to their buckets in `to`, in their order.
+
+    Shards that are gone, or are not what their name says, are left out.
+    """
+    to.mkdir()
+    shards: list[OldShard] = []
+    waiting: list[npt.NDArray[np.void]] = []
+    for name in names:
+        keys = _keys_of(name, folder.shard(name))
+        if keys is None:
+            continue
+        keys["shard"] = len(shards)
+        size = folder.shard(name).stat().st_size
+        shards.append(OldShard(name, len(keys), int(keys["bytes"].sum()), size))
+        waiting.append(keys)
+        if sum(map(len, waiting)) >= OLD_KEYS_A_BLOCK:
+            _append(to, waiting)
+            waiting = []
+    _append(to, waiting)
+    return shards
+
+
+def _keys_of(name: str, path: Path) -> npt.NDArray[np.void] | None:
+    try:
+        table = read_shard(path)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return None
+    sha256 = digests(table["sha256"])
+    if digest_of([sha256.tobytes()]) != name:
+        return None
+    keys = np.empty(len(sha256), OLD_KEY)
+    keys["sha256"] = sha256
+    keys["row"] = np.arange(len(sha256))
+    keys["bytes"] = pc.binary_length(table["payload"]).to_numpy()
+    return keys
+
+
+def _append(to: Path, waiting: list[npt.NDArray[np.void]]) -> None:
+    if not waiting:
+        return
+    keys = np.concatenate(waiting)
+    buckets = np.ascontiguousarray(keys["sha256"]).view(np.uint8)[::32]
+    order = np.argsort(buckets, kind="stable")
+    edges = np.searchsorted(buckets[order], np.arange(NUM_BUCKETS + 1))
+    keys = keys[order]
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
+        if end > start:
+            with _old_path(to, number).open("ab") as file:
+                file.write(keys[start:end].tobytes())
+
+
+class Holders(NamedTuple):
+    """Which rows of old shards hold records of a bucket; in the order of the shards."""
+
+    position: Integers
+    """Of the distinct record in the bucket."""
+    keys: npt.NDArray[np.void]
+
+
+def holders(bucket: Bucket, to: Path, number: int, among: npt.NDArray[np.bool_]) -> Holders:
+    """Return what the old shards for which `among` is true hold of the bucket."""
+    path = _old_path(to, number)
+    keys = np.fromfile(path, OLD_KEY) if path.exists() else np.empty(0, OLD_KEY)
+    keys = keys[among[keys["shard"]]]
+    position = np.searchsorted(bucket.sha256, keys["sha256"])
+    is_there = position < len(bucket.sha256)
+    is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
+    return Holders(position[is_there], keys[is_there])
+
+
+def _old_path(folder: Path, number: int) -> Path:
+    return folder / f"old-{number:03d}.bin"

@@ -1,0 +1,218 @@
+"""Processes that plan shares its work with: each takes a function and its arguments at a time.
+
+They are started when there is enough to do, import what this process imports, and end with it,
+however that ends. What they are given to do does not depend on how many they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import queue
+import signal
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any, TypeVar
+
+from featuremill import machine
+from featuremill.errors import IntegrityError, UserError, WorkloadError
+
+Result = TypeVar("Result")
+MAX_PROCESSES = 8
+"""More would wait for the one that reads, each with some hundred MB."""
+KNOWN = (UserError, WorkloadError, IntegrityError, OSError)
+"""Errors that have a sentence of their own; anything else is a bug, and its stack is wanted."""
+SPAWN = multiprocessing.get_context("spawn")
+"""Not "fork": Arrow's threads would not be in the copy."""
+
+
+class Hands:
+    """Up to `num_processes` helpers; with one, or until `start`, this process does everything."""
+
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = min(num_processes, MAX_PROCESSES)
+        self._hands: list[_Hand] = []
+        self._idle: queue.SimpleQueue[_Hand] = queue.SimpleQueue()
+
+    def __enter__(self) -> Hands:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._kill()
+        for hand in self._hands:
+            hand.close()
+        self._hands = []
+
+    @property
+    def num_started(self) -> int:
+        """The number of processes that are there, apart from this one."""
+        return len(self._hands)
+
+    def start(self) -> None:
+        """Start the processes."""
+        for _ in range(self._num_processes if self._num_processes > 1 else 0):
+            with _unbroken():  # or a process half started would say what it misses
+                self._hands.append(_Hand())
+            self._idle.put(self._hands[-1])
+
+    def deal(
+        self,
+        function: Callable[..., Result],
+        arguments: Sequence[tuple[Any, ...]],
+        stream: Iterable[Any],
+    ) -> list[Result]:
+        """Return what `function(*arguments[i], values)` returned for every process i; value n of
+        the `stream` is among the values of process n modulo their number.
+        """
+        if not self._hands:
+            return [function(*arguments[0], stream)]
+        for hand, each in zip(self._hands, arguments, strict=True):
+            hand.send((function, each, True))
+        for number, value in enumerate(stream):
+            self._hands[number % len(self._hands)].send(value)
+        for hand in self._hands:
+            hand.send(None)
+        return [hand.answer() for hand in self._hands]
+
+    def map(
+        self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]
+    ) -> Iterator[Result]:
+        """Yield what `function` returns for each of the arguments, in their order."""
+        if not self._hands:
+            yield from (function(*each) for each in arguments)
+            return
+        with ThreadPoolExecutor(len(self._hands)) as threads:
+            try:
+                yield from threads.map(lambda each: self._carry_out(function, each), arguments)
+            except BaseException:
+                self._kill()  # so that no thread waits for an answer any more
+                raise
+
+    def _carry_out(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        hand = self._idle.get()
+        try:
+            hand.send((function, arguments, False))
+            return hand.answer()
+        finally:
+            self._idle.put(hand)
+
+    def _kill(self) -> None:
+        for hand in self._hands:
+            hand.process.kill()
+
+
+class _Hand:
+    """One process and the pipes to it."""
+
+    def __init__(self) -> None:
+        their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
+        self._answers, their_answers = SPAWN.Pipe(duplex=False)
+        self.process = SPAWN.Process(
+            target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
+        )
+        # Ctrl-C is ours to answer, also while the process is starting: it inherits what is blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        their_tasks.close()
+        their_answers.close()
+
+    def send(self, value: Any) -> None:
+        """Give the process a task or a value of its stream; waits while its pipe is full."""
+        try:
+            self._tasks.send(value)
+        except BrokenPipeError:  # it has failed, and its answer says how
+            self.answer()
+            raise
+
+    def answer(self) -> Any:
+        """Return what the task returned; raise what it raised.
+
+        Raises:
+            ChildProcessError: when the process is gone.
+        """
+        try:
+            answer, is_error = self._answers.recv()
+        except EOFError:
+            self.process.join()
+            raise ChildProcessError(_manner_of_death(self.process.exitcode or 0)) from None
+        if is_error:
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self._tasks.close()
+        self._answers.close()
+        self.process.join()
+
+
+@contextlib.contextmanager
+def _unbroken() -> Iterator[None]:
+    """Put off what ends this process until the block is done.
+
+    To block these signals here is not enough: one may reach a thread of Arrow's, and Python answers
+    it in this thread all the same.
+    """
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in machine.INTERRUPTS
+        if signal.getsignal(number) is not signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for late in came:
+        signal.raise_signal(late)
+
+
+def _work(tasks: Connection, answers: Connection, parent: int) -> None:
+    """Do what comes in on `tasks` until there is nothing more; after a task that failed there is no
+    other."""
+    machine.die_with_parent(parent, signal.SIGKILL)
+    while (task := _next(tasks)) is not None:
+        function, arguments, has_stream = task
+        stream = (iter(partial(_next, tasks), None),) if has_stream else ()
+        answer, is_error = _done(function, (*arguments, *stream))
+        answers.send((answer, is_error))
+        if is_error:
+            return
+
+
+def _next(pipe: Connection) -> Any:
+    """Return what comes next; None when there is nothing."""
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
+def _done(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, bool]:
+    """Return what the function returned, or its error, and whether it is one."""
+    try:
+        return function(*arguments), False
+    except KNOWN as error:
+        return error, True
+    except Exception:
+        return RuntimeError(f"a process of plan failed:\n{traceback.format_exc()}"), True
+
+
+def _manner_of_death(status: int) -> str:
+    if status >= 0:
+        return f"a process of plan left with status {status}"
+    hint = ", perhaps for want of memory" if status == -signal.SIGKILL else ""
+    return f"a process of plan was killed by {signal.Signals(-status).name}{hint}"

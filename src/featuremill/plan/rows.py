@@ -1,0 +1,76 @@
+"""The rows that were spooled, in input order, whichever process spooled them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.plan.spool import ROWS, rows_path
+
+
+class Rows:
+    """Rows of chunks that were dealt to `folders` in turn."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._paths = [rows_path(folder) for folder in folders]
+
+    def blocks(self, num_rows: int) -> Iterator[pa.Table]:
+        """Yield all rows in tables of `num_rows`, the last one with what is left."""
+        waiting: list[pa.RecordBatch] = []
+        count = 0
+        for batch in self._in_order():
+            waiting.append(batch)
+            count += len(batch)
+            while count >= num_rows:
+                table = pa.Table.from_batches(waiting)
+                yield table.slice(0, num_rows)
+                waiting = table.slice(num_rows).to_batches()
+                count -= num_rows
+        if count:
+            yield pa.Table.from_batches(waiting)
+
+    def _in_order(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches as they were dealt; read and not mapped, to leave no pages behind."""
+        with ExitStack() as stack:
+            readers = [
+                stack.enter_context(
+                    pa.ipc.open_stream(stack.enter_context(pa.OSFile(str(path), "rb")))
+                )
+                for path in self._paths
+            ]
+            for reader in itertools.cycle(readers):
+                batch = next(reader, None)
+                if batch is None:  # dealt in turn: nobody has another one
+                    return
+                yield batch
+
+    def take(self, ordinals: npt.NDArray[np.int64], columns: Sequence[str]) -> pa.Table:
+        """Return `columns` of the rows with these ordinals, which ascend."""
+        batches, starts = self._mapped
+        schema = pa.schema([ROWS.field(name) for name in columns])
+        edges = np.searchsorted(ordinals, starts)
+        pieces = [
+            batches[number].select(columns).take(pa.array(ordinals[low:high] - starts[number]))
+            for number, (low, high) in enumerate(itertools.pairwise([*edges, len(ordinals)]))
+            if high > low
+        ]
+        return pa.Table.from_batches(pieces, schema)
+
+    @cached_property
+    def _mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
+        """All batches in input order, memory-mapped, and the ordinal at which each one starts."""
+        streams = []
+        for path in self._paths:
+            with pa.memory_map(str(path)) as source:
+                streams.append(pa.ipc.open_stream(source).read_all().to_batches())
+        turns = itertools.zip_longest(*streams)
+        batches = [batch for turn in turns for batch in turn if batch is not None]
+        lengths = [len(batch) for batch in batches]
+        return batches, np.cumsum([0, *lengths[:-1]])

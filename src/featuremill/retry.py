@@ -1,0 +1,295 @@
+"""retry: make failed records run again, and only those.
+
+Reads plan.json, manifest.parquet, the receipts and the parts; writes the payloads of the failed
+records as new shards at the end of the plan, and the manifest's rows so that they point there. The
+old parts stay as they are and right by their names; merge just asks the new ones for these records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill import owner, store
+from featuremill.agreement import read_plan_of_manifest, refuse_what_was_cleaned
+from featuremill.errors import IntegrityError, UserError
+from featuremill.locking import locked
+from featuremill.parts import failed_rows, open_part
+from featuremill.plan.places import Places, move_rows, place_of, places_in
+from featuremill.reasons import KINDS, OTHER, kind_of
+from featuremill.shardfile import digests, read_shard, read_verified, write_shard
+from featuremill.sizes import counted
+from featuremill.store import RunFolder, read_sealed, replacing, sha256_of, write_sealed
+
+NAMES = [kind.name for kind in (*KINDS, OTHER)]
+log = logging.getLogger("featuremill.retry")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill retry`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument(
+        "--reason",
+        action="append",
+        metavar="KIND",
+        help="only records that failed for a reason of this kind "
+        f"({', '.join(NAMES)}); may be given several times",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would run again")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill retry`."""
+    folder = RunFolder(arguments.run_folder)
+    if not (folder.plan.exists() and folder.store.is_dir()):
+        raise UserError(f"{folder.plan}: there is no planned run here; run snakemake first.")
+    say = partial(log.info, "another job is at this run; waiting")
+    with owner.alone(folder.root), locked(folder.store / "plan.lock", say):
+        owner.refuse_jobs(folder)
+        retry(folder, arguments.reason or [], arguments.dry_run)
+
+
+class Failed(NamedTuple):
+    """Failed records that the plan asks for; arrays of one length, in the order of `places`."""
+
+    places: Places
+    kinds: npt.NDArray[np.int64]
+    """Of each, the index of its reason's kind in `NAMES`."""
+    costs: npt.NDArray[np.int64]
+    num_rows: npt.NDArray[np.int64]
+    """Of each, how many input records it stands for."""
+
+    def among(self, is_chosen: npt.NDArray[np.bool_]) -> Failed:
+        """Return those that are chosen."""
+        return Failed(*(column[is_chosen] for column in self))
+
+    def by_kind(self) -> Counter[str]:
+        """Return the number of input records of each kind."""
+        counts: Counter[str] = Counter()
+        for kind, num_rows in zip(self.kinds.tolist(), self.num_rows.tolist(), strict=True):
+            counts[NAMES[kind]] += num_rows
+        return counts
+
+
+def retry(folder: RunFolder, kinds: Sequence[str], is_dry_run: bool = False) -> None:
+    """Plan the failed records of these kinds (of all, when none is given) once more.
+
+    The caller holds the run's locks.
+
+    Raises:
+        UserError: when there is no such kind, or no record failed for one.
+        IntegrityError: when the plan, its manifest or a shard is not what it should be.
+    """
+    if unknown := [kind for kind in kinds if kind not in NAMES]:
+        raise UserError(
+            f"--reason {unknown[0]}: there is no such kind of reason; the kinds are "
+            f"{', '.join(NAMES)}."
+        )
+    plan = read_plan_of_manifest(folder)
+    refuse_what_was_cleaned(folder)
+    failed = _failed(folder, plan)
+    if not len(failed.places):
+        log.info("no record failed: there is nothing to run again")
+        return
+    chosen = _choose(failed, kinds)
+    told = _listed(chosen)
+    num_records = counted(int(chosen.num_rows.sum()), "failed record")
+    if is_dry_run:
+        log.info("%s would run again: %s", num_records, told)
+        return
+    moved, shards = _write_shards(folder, plan, chosen)
+    _replace_plan(folder, plan, chosen, moved, shards)
+    log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
+    last = owner.read(folder.root)
+    command = last.command if last else "snakemake, with the same config and options as before"
+    log.info("now run: %s", command)
+
+
+def _listed(failed: Failed) -> str:
+    counts = sorted(failed.by_kind().items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{number:,} {kind}" for kind, number in counts)
+
+
+def _choose(failed: Failed, kinds: Sequence[str]) -> Failed:
+    """Return the failed records of `kinds`; refuse a kind that none is of."""
+    there = failed.by_kind()
+    for kind in kinds:
+        if not there[kind]:
+            raise UserError(
+                f"--reason {kind}: no record failed for it; there are {_listed(failed)}."
+            )
+    return failed.among(np.isin(failed.kinds, [NAMES.index(kind) for kind in kinds or NAMES]))
+
+
+def _failed(folder: RunFolder, plan: dict[str, Any]) -> Failed:
+    """Return every failed record that the plan asks for, out of the parts that are finished."""
+    recipe, found, num_left = plan["recipe"], [], 0
+    for number, shard in enumerate(plan["shards"]):
+        receipt = read_sealed(folder.receipt(recipe, shard["shard"]))
+        if receipt is None:
+            num_left += 1
+        elif receipt.get("failed"):
+            try:
+                open_part(folder, recipe, shard["shard"], shard["records"], only_look=True)
+            except IntegrityError as problem:
+                log.warning("%s", problem)
+                num_left += 1
+            else:
+                found.append(_failed_places(folder.part(recipe, shard["shard"]), number))
+    if num_left:
+        log.warning(
+            "%s not finished: what fails there is not in this",
+            f"{num_left:,} of {counted(len(plan['shards']), 'shard')} "
+            + ("is" if num_left == 1 else "are"),
+        )
+    places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
+    kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
+    costs, num_rows = np.zeros_like(places), np.zeros_like(places)
+    for rows in places_in(folder.manifest, [shard["shard"] for shard in plan["shards"]]):
+        at, is_there = _find(places, rows.places)
+        costs[at] = rows.costs[is_there]
+        np.add.at(num_rows, at, 1)
+    return Failed(places, kinds, costs, num_rows).among(num_rows > 0)
+
+
+def _failed_places(part: Path, number: int) -> tuple[Places, npt.NDArray[np.int64]]:
+    """Return the places of the failed rows of the plan's shard `number`, and their kinds."""
+    rows, reasons = failed_rows(part)
+    kinds = [NAMES.index(kind_of(reason).name) for reason in reasons]
+    return place_of(number, rows), np.array(kinds, np.int64)
+
+
+def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return which of the sorted `places` are `wanted`, and which of `wanted` are among them."""
+    if not len(places):
+        return np.empty(0, np.int64), np.zeros(len(wanted), bool)
+    at = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
+    is_there = places[at] == wanted
+    return at[is_there], is_there
+
+
+def _write_shards(
+    folder: RunFolder, plan: dict[str, Any], chosen: Failed
+) -> tuple[Places, list[dict[str, Any]]]:
+    """Write the chosen records as new shards; return each one's place in them, and the shards.
+
+    A place counts the new shards from 0.
+    """
+    names = [shard["shard"] for shard in plan["shards"]]
+    order = np.argsort(_sha256(folder, names, chosen.places))
+    cost = chosen.costs[order]
+    num_shards = max(1, round(cost.sum() / max(1, *(shard["cost"] for shard in plan["shards"]))))
+    middle = np.cumsum(cost) - cost / 2
+    number = np.minimum(middle * num_shards // max(1, cost.sum()), num_shards - 1)
+    edges = np.flatnonzero(np.diff(number)) + 1
+    moved = np.empty(len(order), np.int64)
+    shards: list[dict[str, Any]] = []
+    for piece in np.split(order, edges):
+        name = write_shard(folder, _payloads(folder, names, chosen.places[piece]))
+        moved[piece] = place_of(len(shards), np.arange(len(piece)))
+        shards.append(
+            {
+                "shard": name,
+                "records": len(piece),
+                "wanted": len(piece),
+                "cost": int(chosen.costs[piece].sum()),
+                "bytes": folder.shard(name).stat().st_size,
+            }
+        )
+    return moved, shards
+
+
+def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
+    found = np.empty(len(places), "S32")
+    for number in np.unique(places >> 32):
+        here = places >> 32 == number
+        path = folder.shard(names[number])
+        if not path.exists():
+            raise UserError(
+                f"{path}: this shard is gone; delete {folder.plan} and run snakemake again to "
+                "plan anew."
+            )
+        column = digests(read_shard(path)["sha256"])
+        found[here] = column[places[here] & 0xFFFFFFFF]
+    return found
+
+
+def _payloads(folder: RunFolder, names: Sequence[str], places: Places) -> pa.Table:
+    """Return the shard rows at `places`, in the order of sha256, each payload checked.
+
+    Raises:
+        IntegrityError: when a payload is not what its sha256 says; its shard is then set aside.
+    """
+    pieces = []
+    for number in np.unique(places >> 32):
+        rows = places[places >> 32 == number] & 0xFFFFFFFF
+        path = folder.shard(names[number])
+        table = read_shard(path).take(pa.array(rows))
+        for sha256, payload in zip(*table.to_pydict().values(), strict=True):
+            if hashlib.sha256(payload).digest() != sha256:
+                read_verified(path)
+        pieces.append(table)
+    table = pa.concat_tables(pieces).combine_chunks()
+    return table.take(pa.array(np.argsort(digests(table["sha256"])))).combine_chunks()
+
+
+def _replace_plan(
+    folder: RunFolder,
+    plan: dict[str, Any],
+    chosen: Failed,
+    moved: Places,
+    new: list[dict[str, Any]],
+) -> None:
+    """Put the new shards at the end of the plan and the manifest.
+
+    plan.json goes first and comes last: without one Snakemake plans again, from the store's plan,
+    which knows the new shards by then. So a kill at any point leaves a plan that agrees with its
+    manifest. What needs room on the disk is written before.
+    """
+    shards = [dict(shard) for shard in plan["shards"]]
+    for place, cost in zip(chosen.places.tolist(), chosen.costs.tolist(), strict=True):
+        shards[place >> 32]["wanted"] -= 1
+        shards[place >> 32]["cost"] -= cost
+    kept = [shard for shard in shards if shard["wanted"] > 0]
+    old_names = [shard["shard"] for shard in plan["shards"]]
+    new_names = [shard["shard"] for shard in (*kept, *new)]
+    moved = moved + place_of(len(kept), np.zeros_like(moved))
+    with replacing(folder.plan) as new_plan, replacing(folder.manifest) as new_manifest:
+        move_rows(folder.manifest, new_manifest, old_names, new_names, chosen.places, moved)
+        plan = plan | {"manifest_sha256": sha256_of(new_manifest), "shards": kept + new}
+        write_sealed(folder.store / "plan.json", plan)
+        new_plan.write_text(store.as_text(store.sealed(plan)), "utf-8")
+        for old_file, new_file in ((folder.plan, new_plan), (folder.manifest, new_manifest)):
+            # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
+            shutil.copystat(old_file, new_file)
+        store.sync(new_plan)
+        folder.plan.unlink()
+        for shard in new:
+            _forget(folder, plan["recipe"], shard["shard"])
+
+
+def _forget(folder: RunFolder, recipe: str, shard: str) -> None:
+    """Remove what is left of an earlier try of just these records, unless they went well in it.
+
+    The results' manifest.json goes as well then: it names that part, and Snakemake has to see that
+    merge must run again although the plan may be the same to the byte.
+    """
+    journal, part = folder.journal(recipe, shard), folder.part(recipe, shard)
+    kept = read_sealed(part.with_suffix(".json"))
+    if kept is None or kept.get("failed") != 0:
+        results = folder.root / "manifest.json"
+        for path in (results, folder.receipt(recipe, shard), part.with_suffix(".json"), part):
+            path.unlink(missing_ok=True)
+    for path in (journal, journal.with_suffix(".log")):
+        path.unlink(missing_ok=True)

@@ -1,0 +1,97 @@
+"""What the main process does before Snakemake looks at a run's files: it makes the run its own, and
+puts right what Snakemake would misread.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from snakemake.exceptions import WorkflowError
+
+from featuremill import owner, store, times
+from featuremill.config import Run
+from featuremill.errors import UserError
+from featuremill.outputs import FILES
+from featuremill.workflow_support import checkpoint_files, executes
+
+LOCKS = Path(".snakemake/locks")
+_claimed: list[TextIO] = []
+"""The main process's lock on the run, held for as long as it lives."""
+
+
+def prepare(workflow: Any, run: Run, results: str) -> None:
+    """Do all of that, where this process is the main one and is going to run jobs."""
+    if workflow.is_main_process and executes(workflow):
+        claim_run(results)
+        forget_what_is_gone(run, results)
+        check_times(run, results)
+
+
+def claim_run(results: str) -> None:
+    """Make this main process the run's owner, or refuse; mend what a killed owner left.
+
+    The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
+    owner died; if that was on this machine since it was started, the Snakemake locks that the owner
+    left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
+    file system may not share locks between machines: then Snakemake's own lock decides.
+    """
+    try:
+        file = owner.claim(Path(results))
+    except BlockingIOError:
+        raise WorkflowError(
+            f"{results}: another snakemake is computing this run; wait for it, or stop it."
+        ) from None
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+    except OSError as error:
+        raise WorkflowError(f"{error.filename}: {error.strerror}; mend that first.") from None
+    if file is None:
+        return
+    _claimed.append(file)
+    last = owner.read(Path(results))
+    was_here = last is not None and last.is_of_this_start()
+    stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
+    if was_here:
+        for lock in stale:
+            lock.unlink()
+    if was_here or not stale:
+        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
+
+
+def forget_what_is_gone(run: Run, results: str) -> None:
+    """Have Snakemake see what it would take for done, because the results stand.
+
+    Without store/ nothing is computed, whatever receipts say. Without plan.json (messages say when
+    to delete it) it would never plan again, nor when other outputs of a run are asked for whose
+    shards were removed.
+    """
+    folder = store.RunFolder(Path(results))
+    path = folder.root / "manifest.json"
+    manifest = store.read_json(path)
+    if folder.plan.exists() and not folder.store.exists():
+        shutil.rmtree(folder.root / "receipts", ignore_errors=True)
+        folder.plan.unlink()
+    are_others = manifest and set(manifest["outputs"]) != {FILES[name] for name in run.outputs}
+    if are_others and not (folder.store / "shards").exists():
+        folder.plan.unlink(missing_ok=True)
+    if not folder.plan.exists():
+        path.unlink(missing_ok=True)
+
+
+def check_times(run: Run, results: str) -> None:
+    """Refuse inputs of the future, and bring the run's own files back to the present."""
+    clock = owner.path_of(Path(results))
+    try:
+        times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
+    times.bring_back(Path(results), clock)
+
+
+def _concerns(lock: Path, results: str) -> bool:
+    lines = lock.read_text().splitlines()
+    return any(line.startswith(f"{results}/") for line in lines)

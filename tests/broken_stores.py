@@ -1,0 +1,298 @@
+"""What can be wrong with a run's own files and with weights: one `Damage` each, and the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from featuremill.store import RunFolder
+
+GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
+
+
+@dataclass(frozen=True)
+class Damage:
+    """One kind of damage, the verb that meets it, and how that verb ends."""
+
+    name: str
+    harm: Callable[[RunFolder], None]
+    verb: str
+    """`merge`, `plan`, `report`, or `extract` (of the first shard, without its part)."""
+    status: int
+    fragment: str = ""
+    """Part of the one sentence; empty where the verb mends it by itself."""
+
+
+def plan_of(run: RunFolder) -> Path:
+    return run.plan
+
+
+def shard_of(run: RunFolder) -> Path:
+    return run.shard(_first(run)[1])
+
+
+def part_of(run: RunFolder) -> Path:
+    return run.part(*_first(run))
+
+
+def receipt_of(run: RunFolder) -> Path:
+    return run.receipt(*_first(run))
+
+
+def log_of(run: RunFolder) -> Path:
+    return run.journal(*_first(run)).with_suffix(".log")
+
+
+def manifest_of(run: RunFolder) -> Path:
+    return run.manifest
+
+
+def results_of(run: RunFolder) -> Path:
+    return run.root / "manifest.json"
+
+
+def vectors_of(run: RunFolder) -> Path:
+    return run.root / "embeddings.parquet"
+
+
+def failed_of(run: RunFolder) -> Path:
+    return run.root / "failed.tsv"
+
+
+def last_plan_of(run: RunFolder) -> Path:
+    return run.store / "plan.json"
+
+
+def _first(run: RunFolder) -> tuple[str, str]:
+    (receipt, *_) = sorted(run.root.glob("receipts/*/*.json"))
+    return receipt.parent.name, receipt.stem
+
+
+Place = Callable[[RunFolder], Path]
+Harm = Callable[[RunFolder], None]
+
+
+def written(place: Place, content: bytes) -> Harm:
+    """Return what puts `content` in place of the file."""
+
+    def harm(run: RunFolder) -> None:
+        path = place(run)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    return harm
+
+
+def gone(place: Place) -> Harm:
+    return lambda run: place(run).unlink()
+
+
+def cut(place: Place, share: float = 0.6) -> Harm:
+    def harm(run: RunFolder) -> None:
+        path = place(run)
+        os.truncate(path, int(path.stat().st_size * share))
+
+    return harm
+
+
+def flipped(place: Place, share: float) -> Harm:
+    """Return what changes one bit, at this share of the file's length."""
+
+    def harm(run: RunFolder) -> None:
+        content = bytearray(place(run).read_bytes())
+        content[int(len(content) * share)] ^= 0x10
+        place(run).write_bytes(content)
+
+    return harm
+
+
+def replaced(place: Place, old: str, new: str) -> Harm:
+    def harm(run: RunFolder) -> None:
+        text = place(run).read_text("utf-8")
+        assert old in text, (place, old)
+        place(run).write_text(text.replace(old, new, 1), "utf-8")
+
+    return harm
+
+
+def of_another(kind: str) -> Harm:
+    """Return what copies another shard's file over the first one's."""
+
+    def harm(run: RunFolder) -> None:
+        first, second, *_ = sorted(run.root.glob(kind))
+        shutil.copy(second, first)
+
+    return harm
+
+
+def folder_there(place: Place) -> Harm:
+    def harm(run: RunFolder) -> None:
+        place(run).unlink()
+        place(run).mkdir()
+
+    return harm
+
+
+def journal_with(lines: str) -> Harm:
+    return written(log_of, f"featuremill-journal 1 {lines}".encode())
+
+
+PLAN = "its content is not what was written; delete it and run the same command again"
+RECEIPT = "this receipt is not whole, or for another part; run the same command again"
+PART = "run the same command again to compute it anew"
+SHARD = "delete the run's plan.json and run the same command again to have it written anew"
+MANIFEST = "does not belong to plan.json; delete both and run the same command again"
+RESULTS = "delete manifest.json and run the same command again"
+
+DAMAGES: list[Damage] = [
+    Damage("no plan", gone(plan_of), "merge", 2, "there is no plan yet; run snakemake"),
+    Damage("empty plan", written(plan_of, b""), "merge", 4, PLAN),
+    Damage("plan of zeros", written(plan_of, bytes(900)), "merge", 4, PLAN),
+    Damage("plan is a pickle", written(plan_of, GARBAGE), "merge", 4, PLAN),
+    Damage("plan is a list", written(plan_of, b"[]"), "merge", 4, PLAN),
+    Damage("plan nested deeply", written(plan_of, b"[" * 99_999), "merge", 4, PLAN),
+    Damage("plan cut", cut(plan_of), "merge", 4, PLAN),
+    Damage("plan's recipe", replaced(plan_of, '"recipe": "', '"recipe": "0'), "merge", 4, PLAN),
+    Damage("plan's counts", replaced(plan_of, '"input": 4', '"input": 5'), "merge", 4, PLAN),
+    Damage("plan's key", replaced(plan_of, '"shards"', '"shardz"'), "merge", 4, PLAN),
+    Damage("plan's rows", replaced(plan_of, '"records": ', '"records": 1'), "merge", 4, PLAN),
+    Damage("plan's notes", replaced(plan_of, '"notes"', '"nots"'), "merge", 4, PLAN),
+    Damage("no plan to extract", gone(plan_of), "extract", 2, "there is no plan yet"),
+    Damage("empty plan to extract", written(plan_of, b""), "extract", 4, PLAN),
+    Damage("plan cut, to extract", cut(plan_of), "extract", 4, PLAN),
+    Damage("no manifest", gone(manifest_of), "merge", 4, MANIFEST),
+    Damage("empty manifest", written(manifest_of, b""), "merge", 4, MANIFEST),
+    Damage("manifest cut", cut(manifest_of), "merge", 4, MANIFEST),
+    Damage("manifest's first bytes", flipped(manifest_of, 0.01), "merge", 4, MANIFEST),
+    Damage("manifest's pages", flipped(manifest_of, 0.3), "merge", 4, MANIFEST),
+    Damage("manifest's footer", flipped(manifest_of, 0.9), "merge", 4, MANIFEST),
+    Damage("no receipt", gone(receipt_of), "merge", 4, RECEIPT),
+    Damage("empty receipt", written(receipt_of, b""), "merge", 4, RECEIPT),
+    Damage("receipt of zeros", written(receipt_of, bytes(100)), "merge", 4, RECEIPT),
+    Damage("receipt cut", cut(receipt_of), "merge", 4, RECEIPT),
+    Damage("receipt is a list", written(receipt_of, b"[1]"), "merge", 4, RECEIPT),
+    Damage(
+        "receipt's seconds", replaced(receipt_of, '"seconds"', '"secondz"'), "merge", 4, RECEIPT
+    ),
+    Damage("receipt's devices", replaced(receipt_of, '"devices"', '"device"'), "merge", 4, RECEIPT),
+    Damage(
+        "receipt's digest", replaced(receipt_of, '"part": "', '"part": "0'), "merge", 4, RECEIPT
+    ),
+    Damage("receipt of another", of_another("receipts/*/*.json"), "merge", 4, RECEIPT),
+    Damage("no part", gone(part_of), "merge", 4, PART),
+    Damage("empty part", written(part_of, b""), "merge", 4, PART),
+    Damage("part of zeros", written(part_of, bytes(5000)), "merge", 4, PART),
+    Damage("part cut", cut(part_of), "merge", 4, PART),
+    Damage("part cut by a byte", cut(part_of, 0.9999), "merge", 4, PART),
+    Damage("part's schema", flipped(part_of, 0.05), "merge", 4, PART),
+    Damage("part's rows", flipped(part_of, 0.7), "merge", 4, PART),
+    Damage("part of another", of_another("store/parts/*/*.arrows"), "merge", 4, PART),
+    Damage("no shard", gone(shard_of), "extract", 2, "this shard is gone; run"),
+    Damage("empty shard", written(shard_of, b""), "extract", 4, SHARD),
+    Damage("shard is a pickle", written(shard_of, GARBAGE), "extract", 4, SHARD),
+    Damage("shard's payload", flipped(shard_of, 0.5), "extract", 4, SHARD),
+    Damage("shard's footer", flipped(shard_of, 0.95), "extract", 4, SHARD),
+    Damage("shard of another", of_another("store/shards/*.arrow"), "extract", 4, SHARD),
+    Damage("shard gone, planned anew", gone(shard_of), "plan", 0),
+    Damage("shard empty, planned anew", written(shard_of, b""), "plan", 0),
+    Damage("shard cut, planned anew", cut(shard_of), "plan", 0),
+    Damage("shard flipped, planned anew", flipped(shard_of, 0.95), "plan", 0),
+    Damage("last plan gone", gone(last_plan_of), "plan", 0),
+    Damage("last plan cut", cut(last_plan_of), "plan", 0),
+    Damage("last plan's key", replaced(last_plan_of, '"shard"', '"shart"'), "plan", 0),
+    Damage("log is a pickle", written(log_of, GARBAGE), "extract", 0),
+    Damage("log with a vast budget", journal_with("9" * 30 + "\n"), "extract", 0),
+    Damage("log without a budget", journal_with("0\n"), "extract", 0),
+    Damage("log of rows that are not", journal_with("9\nbegin 98,99\nstrike 97\n"), "extract", 0),
+    Damage("log that condemns", journal_with("9\nstrike 99\nstrike 99\n"), "extract", 0),
+    Damage("log of bytes that are not", journal_with("9\ncommit 999 00\n"), "extract", 0),
+    Damage("no results to report", gone(results_of), "report", 2, "run snakemake first"),
+    Damage("empty results", written(results_of, b""), "report", 4, RESULTS),
+    Damage("results cut", cut(results_of), "report", 4, RESULTS),
+    Damage("results are a list", written(results_of, b"[]"), "report", 4, RESULTS),
+    Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), "report", 4, RESULTS),
+    Damage("vectors cut", cut(vectors_of), "report", 4, RESULTS),
+    Damage("vectors empty", written(vectors_of, b""), "report", 4, RESULTS),
+    Damage("no vectors", gone(vectors_of), "report", 4, RESULTS),
+    Damage("no failed table", gone(failed_of), "report", 4, RESULTS),
+    Damage("failed table is a pickle", written(failed_of, GARBAGE), "report", 4, RESULTS),
+]
+
+
+def config_beside(text: str) -> Callable[[Path, bytes], Path]:
+    """Return a maker of good weights beside a Hugging Face config with this text."""
+
+    def make(folder: Path, good: bytes) -> Path:
+        (folder / "config.json").write_bytes(text.encode("latin-1"))
+        return weights_of(good)(folder, good)
+
+    return make
+
+
+def weights_of(content: bytes | None, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
+    def make(folder: Path, good: bytes) -> Path:
+        path = folder / name
+        path.write_bytes(good if content is None else content)
+        return path
+
+    return make
+
+
+def header_with(old: bytes, new: bytes) -> Callable[[Path, bytes], Path]:
+    """Return a maker of safetensors in whose header something stands for something else."""
+    assert len(old) == len(new)
+
+    def make(folder: Path, good: bytes) -> Path:
+        assert old in good
+        return weights_of(good.replace(old, new, 1))(folder, good)
+
+    return make
+
+
+def first_part(share: float, name: str = "w.safetensors") -> Callable[[Path, bytes], Path]:
+    return lambda folder, good: weights_of(good[: int(len(good) * share)], name)(folder, good)
+
+
+TOLD = {
+    "": "is not what featuremill weights wrote",
+    "[]": "is not what featuremill weights wrote",
+    "{" * 99_999: "is not what featuremill weights wrote",
+    '{"name": "x"}': "is not what featuremill weights wrote",
+    '{"name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": []}': "is not what feature",
+    '{"name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
+    '{"num_layers": "x", "embed_dim": "8"}}': "is not what featuremill weights wrote",
+    '{"name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
+    '{"num_layers": "1", "embed_dim": "8"}}': "its weights w are gone or not whole",
+    '{"seal": "0", "name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
+    '{"num_layers": "1", "embed_dim": "8"}}': "is not what featuremill weights wrote",
+}
+"""Contents of weights/<name>.json that cannot be used, and a part of the answer."""
+ESM = {"model_type": "esm"}
+WEIGHTS: dict[str, tuple[Callable[[Path, bytes], Path], str]] = {
+    "empty": (weights_of(b""), "it is empty"),
+    "empty pt": (weights_of(b"", "w.pt"), "it is empty"),
+    "web page": (weights_of(b"<!DOCTYPE html><html>", "w.pt"), "it is a web page"),
+    "pickle named safetensors": (weights_of(GARBAGE), "it cannot be read safely"),
+    "garbage pt": (weights_of(GARBAGE, "w.pt"), "it cannot be read safely"),
+    "cut zip": (weights_of(b"PK\x03\x04" + bytes(50), "w.pt"), "it is cut short"),
+    "cut": (first_part(0.5), "it cannot be read safely"),
+    "cut in its header": (first_part(0.002), "it cannot be read safely"),
+    "a byte short": (first_part(0.9999999), "it cannot be read safely"),
+    "safetensors named pt": (first_part(1.0, "w.pt"), "it cannot be read safely"),
+    "vast header": (weights_of(b"\xff" * 8 + b"{}"), "it cannot be read safely"),
+    "header is no JSON": (weights_of((3).to_bytes(8, "little") + b"{{{"), "cannot be read safely"),
+    "no tensor": (weights_of((2).to_bytes(8, "little") + b"{}"), "no dictionary of tensors"),
+    "renamed tensor": (header_with(b"embed_tokens.weight", b"embed_tokens.wEight"), "no tensor"),
+    "number type": (header_with(b'"dtype":"F16"', b'"dtype":"F61"'), "cannot be read safely"),
+    "missing layer": (header_with(b"layers.3.fc1.bias", b"layerz.3.fc1.bias"), "no tensor"),
+    "offsets": (header_with(b'"data_offsets":[0,', b'"data_offsets":[9,'), "cannot be read safely"),
+    "config is no JSON": (config_beside("{"), "this config of a model cannot be read"),
+    "config nested deeply": (config_beside("[" * 99_999), "this config of a model cannot be read"),
+    "config is no text": (config_beside("\xff\xfe"), "this config of a model cannot be read"),
+    "config of another": (config_beside(json.dumps({**ESM, "rope_theta": []})), "rope_theta"),
+}
+"""Makers of weights that are no ESM-2, given good ones, and a part of the answer."""

@@ -1,0 +1,388 @@
+"""clean: what can go goes, nothing else does, and what is left computes right."""
+
+import argparse
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import Verbs
+from test_workflow import Workflow, random_records
+
+from featuremill import clean, owner
+from featuremill.clean import removal
+from featuremill.errors import UserError
+from featuremill.locking import try_lock
+from featuremill.merge import merge
+from featuremill.sizes import human_bytes
+from featuremill.store import RunFolder
+
+OTHER = "0" * 32
+
+
+def clean_run(folder, keep="parts", yes=True):
+    clean.run(argparse.Namespace(run_folder=folder.root, keep=keep, yes=yes))
+
+
+def files(folder):
+    """Return the paths of all files below `folder`, relative to it."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    verbs = Verbs(tmp_path_factory.mktemp("clean"), environment)
+    plan = verbs.plan([(f"r{n}", "ACDE" * (n + 1)) for n in range(10)])
+    assert len(plan["shards"]) == 1
+    verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "npy")
+    (verbs.folder / ".snakemake").mkdir()
+    return verbs
+
+
+@pytest.fixture
+def run(finished, tmp_path, caplog):
+    """Return a copy of a finished run, to be cleaned."""
+    caplog.set_level(logging.INFO)
+    shutil.copytree(finished.folder, tmp_path / "work")
+    return RunFolder(tmp_path / "work" / "results" / "test")
+
+
+def write(path, age_seconds=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x" * 5000)
+    then = path.stat().st_mtime - age_seconds
+    os.utime(path, (then, then))
+    return path
+
+
+def plan_of(run):
+    return json.loads(run.plan.read_text())
+
+
+def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
+    plan = plan_of(run)
+    recipe, shard = plan["recipe"], plan["shards"][0]["shard"]
+    (run.root / "manifest.json").touch()
+    locks = {path for path in files(run.root) if path.endswith(".lock") and "journals" in path}
+    assert len(locks) == 1
+    before = files(run.root) - locks
+    unfinished = [run.journal(recipe, OTHER).with_suffix(end) for end in (".arrows", ".log")]
+    young = write(run.root / ".per-protein.h5.abcd1234", 1800)
+    for path in unfinished:
+        write(path, 9000)
+    write(run.journal(recipe, shard).with_suffix(".log"))
+    write(run.part(recipe, shard).with_suffix(".bad"))
+    write(run.shard(OTHER).with_suffix(".bad"))
+    write(run.store / "parts" / recipe / f".{shard}.json.abcd_234", 4000)
+    write(run.store / "spool" / "rows.arrow")
+    write(run.root / "embeddings.partial.parquet")
+    told = write(run.root / ".hidden", 9000)
+    size = told.stat().st_blocks * 512
+    with write(run.root / ".embeddings.parquet.abcd1234", 9000).open() as used:
+        everything = files(run.root)
+        clean_run(run, "all", yes=False)
+        assert files(run.root) == everything, "nothing goes without --yes"
+        assert "in all: 7 files" in caplog.text and "give --yes" in caplog.text
+        clean_run(run, "all")
+        assert f"removed: 7 files, {human_bytes(6 * size)}" in caplog.text, "a lock has no bytes"
+        kept = {str(path.relative_to(run.root)) for path in (*unfinished, young, told)}
+        assert files(run.root) == before | kept | {".embeddings.parquet.abcd1234"}
+    assert not (run.store / "spool").exists()
+    assert used.closed
+    clean_run(run, "all")
+    assert not (run.root / ".embeddings.parquet.abcd1234").exists(), "nobody has it open now"
+    clean_run(run, "all")
+    assert "with --keep all there is nothing to remove" in caplog.text
+
+
+def test_partial_results_stay_while_there_are_no_others(run):
+    (run.root / "manifest.json").unlink()
+    partial = write(run.root / "embeddings.partial.parquet")
+    clean_run(run, "all")
+    assert partial.exists()
+
+
+def test_whole_results_may_be_a_folder(run):
+    merge(run, ["parquet_dataset"], 0)
+    (run.root / "embeddings" / ".snakemake_timestamp").touch()  # as Snakemake does
+    part = run.root / "embeddings" / "part-00000.parquet"
+    content = part.read_bytes()
+    part.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    refused(run, "embeddings: this is not the file that merge wrote")
+    part.write_bytes(content)
+    clean_run(run, "results")
+    assert part.exists() and not list(run.store.rglob("*.arrow*"))
+    assert clean.after_run(run.root, "results") == ""
+
+
+def test_what_a_killed_merge_left_goes_with_its_folders(run):
+    before = files(run.root)
+    scratch = write(run.store / "merge" / "values.bin")
+    partial = write(run.root / "embeddings.partial" / "part-00000.parquet")
+    left = write(run.root / ".embeddings.abcd1234" / "embeddings" / "part-00000.parquet", 9000)
+    at_work = [
+        write(run.root / ".embeddings.partial.abcd1234" / "embeddings.partial" / name, age)
+        for name, age in (("part-00000.parquet", 9000), ("part-00001.parquet", 0))
+    ]
+    mine = write(run.root / ".my.notebook" / "notes", 9000)
+    clean_run(run, "all")
+    kept = {str(path.relative_to(run.root)) for path in (*at_work, mine)}
+    locks = {path for path in before if path.endswith(".lock") and "journals" in path}
+    assert files(run.root) == before - locks | kept
+    for path in (scratch.parent, partial.parent, left.parents[1]):
+        assert not path.exists()
+
+
+WRITER = """
+import sys, time
+from pathlib import Path
+from featuremill.store import replacing
+with replacing(Path(sys.argv[1])) as path, path.open("wb") as file:
+    print(path, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_shard_goes_half_written_once_its_writer_is_killed(run, environment):
+    shard = run.shard(plan_of(run)["shards"][0]["shard"])
+    command = [sys.executable, "-c", WRITER, str(shard)]
+    writer = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        half = Path(writer.stdout.readline().rstrip())
+        os.utime(half, (0, 0))
+        clean_run(run, "all")
+        assert half.exists()
+    finally:
+        writer.kill()
+        writer.communicate()
+    clean_run(run, "all")
+    assert not half.exists() and shard.exists()
+
+
+def test_what_the_plan_does_not_name_goes_and_an_edit_still_costs_only_what_is_new(finished, run):
+    plan = plan_of(run)
+    recipe = plan["recipe"]
+    clean_run(run, "all")
+    before = files(run.root)
+    journal = write(run.journal(recipe, plan["shards"][0]["shard"]).with_suffix(".arrows"))
+    run.part(recipe, plan["shards"][0]["shard"]).with_suffix(".json").unlink()
+    for path in (run.part(recipe, OTHER), run.part(OTHER, plan["shards"][0]["shard"])):
+        write(path)
+        write(path.with_suffix(".json"))
+    write(run.receipt(OTHER, OTHER))
+    write(run.receipt(recipe, OTHER))
+    write(run.journal(OTHER, OTHER))
+    write(run.shard(OTHER))
+    clean_run(run)
+    lost = str(run.part(recipe, plan["shards"][0]["shard"]).with_suffix(".json"))
+    assert files(run.root) == before - {os.path.relpath(lost, run.root)} | {
+        str(journal.relative_to(run.root))
+    }
+    assert not (run.store / "parts" / OTHER).exists()
+    (run.store / "plan.json").unlink()
+    run.plan.unlink()
+    with pytest.raises(UserError, match="no plan that says what is needed"):
+        clean_run(run)
+
+
+def test_only_whole_results_may_outlive_their_parts(run, caplog):
+    path = run.root / "embeddings.npy"
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    before = files(run.root)
+    refused(run, "embeddings.npy: this is not the file that merge wrote")
+    path.unlink()
+    refused(run, "embeddings.npy: this result is gone")
+    path.write_bytes(content)
+    plan = plan_of(run)
+    for edit in ({"shards": []}, {"recipe": OTHER}, {"inputs": []}):
+        run.plan.write_text(json.dumps(plan | edit))
+        refused(run, "these results are not those of plan.json")
+    run.plan.write_text(json.dumps(plan))
+    receipt = run.receipt(plan["recipe"], plan["shards"][0]["shard"])
+    told = receipt.read_text()
+    receipt.write_text(json.dumps(json.loads(told) | {"part": OTHER}))
+    refused(run, "these results are not those of plan.json")
+    receipt.write_text(told)
+    manifest = (run.root / "manifest.json").read_bytes()
+    (run.root / "manifest.json").unlink()
+    refused(run, "there are no finished results")
+    (run.root / "manifest.json").write_bytes(manifest)
+    assert files(run.root) == before
+
+    clean_run(run, "results")
+    made_of = ("receipts/", "store/shards/", "store/parts/", "store/journals/")
+    assert files(run.root) == {name for name in before if not name.startswith(made_of)}
+    assert {"embeddings.npy", "plan.json", "manifest.json"} < files(run.root)
+    clean_run(run, "results")
+    assert "with --keep results there is nothing to remove" in caplog.text
+
+
+def refused(run, sentence):
+    before = files(run.root)
+    with pytest.raises(UserError, match=sentence):
+        clean_run(run, "results")
+    with pytest.raises(UserError, match=sentence):
+        clean.after_run(run.root, "parts")
+    assert files(run.root) == before
+
+
+def test_starting_over_takes_the_run_and_nothing_beside_it(run):
+    work = run.root.parent.parent
+    others = [work / "weights" / "w.json", work / "results" / "other" / "plan.json", work / "notes"]
+    others += [work / "logs" / "other" / "plan.log"]
+    for path in others:
+        write(path)
+    write(work / "logs" / "test" / "extract" / "x.log")
+    write(run.root / "my-own" / "notes.txt")
+    clean_run(run, "nothing", yes=False)
+    assert run.plan.exists()
+    clean_run(run, "nothing")
+    assert files(work) == {str(path.relative_to(work)) for path in others} | {"in.fa"}
+    assert not run.root.exists() and not (work / "logs" / "test").exists()
+
+
+@pytest.mark.parametrize("keep", ["results", "nothing"])
+def test_links_are_not_followed_but_for_the_store(run, tmp_path, keep):
+    """The store is on another disk; a folder of it, and a file, are linked from elsewhere."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (run.store).rename(scratch / "store")
+    run.store.symlink_to(scratch / "store")
+    mine, sibling = write(tmp_path / "mine" / f"{OTHER}.arrows"), write(scratch / "sibling")
+    (run.store / "parts" / OTHER).symlink_to(mine.parent)
+    (run.store / "journals").rename(tmp_path / "journals")
+    (run.store / "journals").symlink_to(tmp_path / "journals")
+    journals = files(tmp_path / "journals")
+    (run.store / "shards" / f"{OTHER}.arrow").symlink_to(mine)
+    (run.root / "receipts" / OTHER).symlink_to(mine.parent)
+    clean_run(run, keep)
+    assert mine.exists() and sibling.exists() and scratch.is_dir()
+    assert files(tmp_path / "journals") == journals
+    assert not list((scratch / "store").rglob("*.arrow*"))
+    assert not (run.root / "receipts").exists()
+    if keep == "nothing":
+        assert not run.root.is_symlink() and not run.root.exists()
+        assert not list((scratch / "store").rglob("*"))
+
+
+@contextlib.contextmanager
+def holding(lock):
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
+    plan = plan_of(run)
+    journal = run.journal(plan["recipe"], plan["shards"][0]["shard"])
+    held = {
+        "a job is computing shard": journal.with_suffix(".lock"),
+        "a featuremill plan is at this run": run.store / "plan.lock",
+        "a featuremill merge is at this run": run.store / "merge.lock",
+        "a snakemake is computing this run": owner.path_of(run.root),
+    }
+    before = files(run.root)
+    for sentence, lock in held.items():
+        with holding(lock), pytest.raises(UserError, match=sentence):
+            clean_run(run, "nothing")
+        assert files(run.root) == before
+    (run.root.parent / "other").mkdir()
+    monkeypatch.chdir(run.root.parent / "other")
+    with holding(owner.path_of(run.root)), pytest.raises(UserError, match="a snakemake is"):
+        clean_run(RunFolder(Path("../test")), "nothing")
+    for nowhere in (run.root.parent, run.root.parent.parent, run.store):
+        with pytest.raises(UserError, match="there is no run here"):
+            clean_run(RunFolder(nowhere), "nothing")
+
+
+def test_a_first_merge_waits_for_clean(run):
+    (run.store / "merge.lock").unlink()
+    with clean.undisturbed(run), (run.store / "merge.lock").open() as lock:
+        assert try_lock(lock, run.store / "merge.lock") is False
+
+
+def test_a_file_with_two_names_counts_once_and_one_that_vanishes_not_at_all(run):
+    size = write(run.shard(OTHER)).stat().st_blocks * 512
+    os.link(run.shard(OTHER), run.shard("1" * 32))
+    write(run.shard("2" * 32))
+    found = clean.removable(run, "parts")
+    assert removal.usage_of(found).all == (4, 2 * size), "a lock has no bytes"
+    run.shard("2" * 32).unlink()
+    assert removal.remove(found) == (3, size)
+
+
+def test_the_verb_says_what_it_would_do(run, finished):
+    verbs = Verbs(run.root.parent.parent, finished.environment)
+    said = verbs("clean", "results/test", "--keep", "results")
+    assert "parts: 1 file" in said and "shards: 1 file" in said and "give --yes" in said
+    assert "invalid choice" in verbs("clean", "results/test", "--keep", "some", status=2)
+
+
+def snakemake_run(tmp_path, environment, **config):
+    workflow = Workflow(tmp_path, environment, random_records(60))
+    told = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(told | config))
+    return workflow
+
+
+@pytest.mark.slow
+def test_cleaned_results_stay_done_and_a_changed_input_takes_one_call(tmp_path, environment):
+    workflow = snakemake_run(tmp_path, environment)
+    workflow()
+    before, records = workflow.data(), random_records(60)
+    workflow.news()
+    command = [sys.executable, "-m", "featuremill", "clean", "results/test"]
+    command += ["--keep", "results", "--yes"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert not list(workflow.run_folder.store.rglob("*.arrow*"))
+    assert "Nothing to be done" in workflow()
+    os.utime(tmp_path / "in.fa")
+    assert "Nothing to be done" in workflow()
+    workflow.write([*records, ("new", "GGGG")])
+    workflow()
+    assert len(workflow.news()) == 61 and workflow.counts()["ok"] == 61
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    workflow.write(records)
+    workflow()
+    assert workflow.data() == before
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    workflow("--config", "outputs=[parquet,npy,per_protein_h5]")
+    assert workflow.data() == before and (workflow.run_folder.root / "embeddings.npy").exists()
+    subprocess.run([*command[:-2], "nothing", "--yes"], cwd=tmp_path, env=environment, check=True)
+    workflow()
+    assert workflow.data() == before
+
+
+@pytest.mark.slow
+def test_the_config_says_what_is_kept_and_changing_that_runs_nothing(tmp_path, environment):
+    workflow = snakemake_run(tmp_path, environment)
+    workflow()
+    store = workflow.run_folder.store
+    workflow.configure(batch_records=7)  # another recipe
+    said = workflow()
+    assert "keep:" not in said
+    assert len(list((store / "parts").iterdir())) == 2
+    before = workflow.data()
+    assert "Nothing to be done" in workflow("--config", "keep=results")
+    said = workflow("--config", "keep=parts", "--forcerun", "merge")
+    assert "keep: parts: removed" in said
+    assert len(list((store / "parts").iterdir())) == 1
+    said = workflow("--config", "keep=results", "--forcerun", "plan", "--until", "plan")
+    assert "keep:" not in said and (store / "parts").exists(), "not the whole run"
+    said = workflow("--config", "keep=results", "--forcerun", "merge")
+    assert "keep: results: removed" in said and not (store / "parts").exists()
+    assert workflow.data() == before
+    assert "Nothing to be done" in workflow("--config", "keep=results")
+    workflow.news()
+    workflow.write(random_records(61))
+    workflow("--config", "keep=results")
+    assert len(workflow.news()) == 61 and workflow.counts()["ok"] == 61

@@ -1,0 +1,49 @@
+"""Locks: one at a time, also where the lock file is removed while somebody waits for it."""
+
+import json
+import threading
+
+from featuremill.locking import locked
+
+
+def test_a_removed_lock_file_lets_nobody_in_beside_the_next_one(tmp_path):
+    path, inside, entered = tmp_path / "x.lock", [], threading.Semaphore(0)
+    waits, may_leave = threading.Event(), threading.Event()
+
+    def enter(name):
+        with locked(path, waits.set):
+            inside.append(name)
+            entered.release()
+            may_leave.wait(30)
+            inside.remove(name)
+
+    with locked(path):
+        first = threading.Thread(target=enter, args=("first",))
+        first.start()
+        assert waits.wait(30), "it has the file open that goes now"
+        path.unlink()
+        second = threading.Thread(target=enter, args=("second",))
+        second.start()
+        assert entered.acquire(timeout=30), "there is a new file by now"
+    assert not entered.acquire(timeout=0.5) and len(inside) == 1
+    may_leave.set()
+    assert entered.acquire(timeout=30)
+    for thread in (first, second):
+        thread.join()
+
+
+def test_a_merge_waits_until_the_plan_is_written(verbs):
+    plan = verbs.plan([("a", "MKV"), ("b", "MKVA")])
+    verbs.extract(plan)
+    lock = verbs.run_folder.store / "plan.lock"
+    with locked(lock):
+        merge = verbs.start("merge", verbs.run_folder.root, "--partial")
+        for line in merge.stderr:
+            if "another job is at plan.lock of this run; waiting" in line:
+                break
+        assert merge.poll() is None
+        assert not (verbs.run_folder.root / "manifest.partial.json").exists()
+    merge.communicate(timeout=60)
+    assert merge.returncode == 0
+    told = json.loads((verbs.run_folder.root / "manifest.partial.json").read_text())
+    assert told["counts"]["ok"] == 2

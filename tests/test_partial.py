@@ -1,0 +1,175 @@
+"""merge --partial: what there is by now, marked in every name, never in the way of the whole."""
+
+import csv
+import json
+import shutil
+
+import h5py
+import pyarrow.parquet as pq
+import pytest
+from conftest import Verbs
+from test_workflow import Workflow, random_records
+
+from featuremill import __main__
+from featuremill.errors import UserError
+from featuremill.merge import merge, merge_partial
+from featuremill.store import RunFolder
+
+OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy"]
+WHOLE = {"manifest.json", "failed.tsv", "failed.fa", "embeddings.parquet", "embeddings"}
+RECORDS = [
+    ("refused", "MK*LA"),
+    ("bad", "RAISEA"),
+    *((f"r{n}", "DEFG" * (n + 1)) for n in range(30)),
+    ("again", "DEFG"),
+    ("r3", "DEFG" * 4),
+]
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory, environment):
+    """Return the verbs of a run of which every second shard is extracted."""
+    verbs = Verbs(tmp_path_factory.mktemp("partial"), environment)
+    plan = verbs.plan(RECORDS, "poison", cost=8)
+    assert len(plan["shards"]) > 3
+    verbs.extract(plan | {"shards": plan["shards"][::2]})
+    return verbs
+
+
+@pytest.fixture
+def run(half_done, tmp_path):
+    """Return a copy of that run's folder."""
+    shutil.copytree(half_done.run_folder.root, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+def partial_files(run):
+    return {path.name for path in run.root.iterdir() if ".partial" in path.name}
+
+
+def listed(run):
+    with (run.root / "failed.partial.tsv").open(newline="") as handle:
+        return {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
+
+
+def plan_of(run):
+    return json.loads(run.plan.read_text())
+
+
+def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
+    result = merge_partial(run, OUTPUTS, 2)
+    counts = result["counts"]
+    assert result["partial"] is True
+    assert json.loads((run.root / "manifest.partial.json").read_text()) == result
+    assert counts["input"] == 34 == sum(n for name, n in counts.items() if name != "input")
+    assert counts["pending"] > 5 and counts["ok"] > 5
+    assert not WHOLE & {path.name for path in run.root.iterdir()}
+    assert partial_files(run) == {
+        *(f"embeddings.partial{ending}" for ending in ("", ".parquet", ".npy")),
+        "per-protein.partial.h5",
+        "failed.partial.tsv",
+        "failed.partial.fa",
+        "manifest.partial.json",
+    }
+    table = pq.read_table(run.root / "embeddings.partial.parquet")
+    for id, letters in zip(table["id"].to_pylist(), table["letters"].to_pylist(), strict=True):
+        assert letters == [len(dict(RECORDS)[id])]
+    for schema in (table.schema, pq.read_table(run.root / "embeddings.partial").schema):
+        assert json.loads(schema.metadata[b"featuremill"])["partial"] == "true"
+    with h5py.File(run.root / "per-protein.partial.h5") as file:
+        assert file.attrs["partial"] == "true" and set(file) == set(table["id"].to_pylist())
+    rows = listed(run)
+    pending = {id for id, row in rows.items() if row["status"] == "pending"}
+    assert len(pending) == counts["pending"]
+    assert {row["reason"] for row in rows.values() if row["status"] == "pending"} == {
+        "not computed yet"
+    }
+    assert not pending & set(table["id"].to_pylist())
+    assert pending | {*table["id"].to_pylist(), "refused", "bad"} == {id for id, _ in RECORDS}
+
+
+def test_a_kept_receipt_counts_and_a_damaged_part_is_pending(run):
+    before = merge_partial(run, ["parquet"])["counts"]
+    shutil.rmtree(run.root / "receipts")
+    assert merge_partial(run, ["parquet"])["counts"] == before
+    plan = plan_of(run)
+    part = run.part(plan["recipe"], plan["shards"][0]["shard"])
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 4
+    part.write_bytes(content)
+    after = merge_partial(run, ["parquet"])["counts"]
+    assert after["pending"] > before["pending"]
+    assert part.read_bytes() == content, "who only looks moves nothing: a job may be at it"
+
+
+def test_nothing_computed_yet_is_all_pending(run):
+    shutil.rmtree(run.store / "parts")
+    counts = merge_partial(run, OUTPUTS)["counts"]
+    assert (counts["ok"], counts["pending"]) == (0, 32)
+    assert partial_files(run) == {
+        "failed.partial.tsv",
+        "failed.partial.fa",
+        "manifest.partial.json",
+    }
+    report(run)
+    assert "32 records of 34 not computed yet" in (run.root / "report.partial.html").read_text()
+
+
+def report(run):
+    assert __main__.main(["report", str(run.root), "--partial"]) == 0
+
+
+def test_the_report_says_it_first_and_a_whole_merge_removes_all(half_done, tmp_path):
+    verbs = Verbs(tmp_path, half_done.environment)
+    shutil.copytree(half_done.folder, tmp_path, dirs_exist_ok=True)
+    run, plan = verbs.run_folder, plan_of(verbs.run_folder)
+    said = verbs("merge", run.root, "--partial", "--max-failed", "0", "--outputs", *OUTPUTS)
+    assert "pending" in said
+    report(run)
+    page = (run.root / "report.partial.html").read_text()
+    assert "<title>featuremill: test (partial)</title>" in page
+    assert '<p class="lead">Partial results' in page
+    assert "not computed yet, the others accounted for" in page
+    verbs.extract(plan)
+    partial = partial_files(run)
+    said = verbs("merge", run.root, status=2)
+    assert "featuremill retry" in said and partial_files(run) == partial, (
+        "they are the best there is"
+    )
+    merge(run, ["parquet"], 1)
+    assert not partial_files(run)
+    assert "the results in" in verbs("merge", run.root, "--partial")
+    report(run)
+    assert not partial_files(run), "a whole result is there"
+
+
+def test_while_a_run_plans_it_says_so(run):
+    run.manifest.write_bytes(b"the next plan's")
+    with pytest.raises(UserError, match="try again when it has planned"):
+        merge_partial(run, OUTPUTS)
+    assert not partial_files(run)
+
+
+def test_a_report_of_nothing_names_the_command(run, capsys):
+    assert __main__.main(["report", str(run.root), "--partial"]) == 2
+    assert f"run featuremill merge {run.root} --partial first" in capsys.readouterr().err
+
+
+def test_the_real_results_are_not_touched(run):
+    """An edited input: the last results stay until the next whole merge."""
+    (run.root / "manifest.json").write_text('{"recipe": "another"}')
+    (run.root / "embeddings.parquet").write_bytes(b"of the last plan")
+    merge_partial(run, OUTPUTS)
+    assert (run.root / "manifest.json").read_text() == '{"recipe": "another"}'
+    assert (run.root / "embeddings.parquet").read_bytes() == b"of the last plan"
+
+
+def test_snakemake_partial_plans_and_computes_nothing(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(20))
+    said = workflow("partial")
+    assert "20 pending" in said
+    page = workflow.run_folder.root / "report.partial.html"
+    page.unlink()
+    workflow("partial")
+    assert page.exists(), "it always runs"
+    assert workflow.news() == []

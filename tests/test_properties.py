@@ -1,0 +1,650 @@
+"""Whatever goes in, a promise holds: the readers, the config, the logs, the plan and the merge.
+
+Each property runs with a few examples, always the same, in the fast suite, and with hundreds of
+random ones in `make test-slow`.
+"""
+
+import csv
+import gzip
+import io
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from broken_inputs import BROKEN
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from xopen import xopen
+
+from featuremill import config, journal
+from featuremill.errors import IntegrityError, UserError
+from featuremill.inputs import proteins
+from featuremill.inputs.residues import ALPHABET
+from featuremill.lease import Request
+from featuremill.lease.request import VARIABLES
+from featuremill.merge import merge
+from featuremill.plan import plan
+from featuremill.shardfile import read_shard
+from featuremill.store import RunFolder, digest_of, read_json, write_sealed
+
+THOROUGH = 500
+RESIDUES = ALPHABET.decode()
+
+
+def holds(fast, thorough=THOROUGH, **drawn):
+    """Make a test of a property `check(folder, …)` over everything that `drawn` describes."""
+
+    def decorate(check):
+        numbers = [
+            fast,
+            pytest.param(thorough, marks=[pytest.mark.slow, pytest.mark.timeout(1200)]),
+        ]
+
+        @pytest.mark.parametrize("num_examples", numbers)
+        def test(num_examples):
+            @settings(
+                max_examples=num_examples,
+                deadline=None,
+                derandomize=num_examples == fast,
+                suppress_health_check=list(HealthCheck),
+                database=None,
+                print_blob=True,
+            )
+            @given(**drawn)
+            def prove(**values):
+                with tempfile.TemporaryDirectory() as folder:
+                    check(Path(folder), **values)
+
+            prove()
+
+        test.__doc__ = check.__doc__
+        return test
+
+    return decorate
+
+
+# ---- inputs ----
+
+WHITE = st.sampled_from(["", " ", "\t", "  "])
+LETTERS = st.text(st.sampled_from(RESIDUES + RESIDUES.lower() + " j*#\u00e9"), max_size=30)
+HEADERS = st.text(
+    st.one_of(
+        st.sampled_from("ab|/.%> \t\x01\x1b\x85\u00e9\U0001f9ec"), st.characters(codec="utf-8")
+    ),
+    max_size=12,
+).filter(lambda text: not re.search("[\0\r\n]", text))
+FASTA_LINES = st.one_of(
+    st.builds(lambda white, text: f"{white}>{text}".encode(), WHITE, HEADERS),
+    st.builds(lambda white, text: f"{white}{text}".encode(), WHITE, LETTERS),
+    st.builds(lambda text: f"{text}*".encode(), LETTERS),
+    st.builds(lambda text: f"\ufeff>{text}".encode(), HEADERS),
+    st.sampled_from(
+        [b"", b" ", b"\t\t", b"; a comment > of a kind", b"#", b"MK>V", b"MK*V>P", b"M\0"]
+    ),
+    st.builds(lambda text, raw: b">" + text.encode() + raw, HEADERS, st.binary(max_size=3)).filter(
+        lambda line: not re.search(b"[\0\r\n]", line)
+    ),
+)
+
+
+@st.composite
+def fasta_files(draw):
+    """Return the bytes of a file that is nearly FASTA."""
+    lines = draw(st.lists(FASTA_LINES, min_size=1, max_size=12))
+    ends = draw(st.lists(st.sampled_from([b"\n", b"\r\n", b"\r"]), min_size=1, max_size=3))
+    data = b"".join(line + ends[number % len(ends)] for number, line in enumerate(lines))
+    data = draw(st.sampled_from([b"", b"", b">first\n", b"\n; x\n>a b\n"])) + data
+    if draw(st.booleans()):
+        data = data.rstrip(b"\r\n")
+    return draw(st.sampled_from([b"", b"\xef\xbb\xbf"])) + data
+
+
+def expected_of(data):
+    """Return what is in a FASTA file (id, description, letters, line), None where it is unsound."""
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if b"\0" in data:
+        return None
+    records, is_begun = [], False
+    text = data.decode("utf-8", "surrogateescape")
+    for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
+        bare = line.lstrip()
+        bare = bare.lstrip("\ufeff") if is_begun else bare
+        if bare.startswith(">"):
+            is_begun = True
+            records.append([bare[1:], "", number])
+        elif not bare or bare[0] in ";#":
+            continue
+        elif not is_begun:
+            return None
+        else:
+            records[-1][1] += re.sub("[ \t\x0b\x0c]", "", bare)
+    found = []
+    for header, letters, line in records:
+        if re.search("[\udc80-\udcff]", header):
+            header = header.encode("utf-8", "surrogateescape").decode("latin-1")
+        id, *rest = header.split(None, 1) or [""]
+        found.append((id, (rest or [""])[0].strip(), letters, line))
+    if not found or any(">" in letters for _, _, letters, _ in found):
+        return None
+    return found
+
+
+@holds(150, data=fasta_files(), packed=st.sampled_from(["", "gz", "zst"]))
+def test_fasta_is_read_as_a_simple_parser_reads_it(folder, data, packed):
+    path = folder / "in.fa"
+    with xopen(path, "wb", threads=0, format=packed) if packed else path.open("wb") as file:
+        file.write(data)
+    expected = expected_of(data)
+    if expected is None:
+        with pytest.raises(UserError):
+            list(proteins([path]))
+        return
+    records = list(proteins([path]))
+    assert [(r.id, r.description.strip(), r.line) for r in records] == [
+        (id, description, line) for id, description, _, line in expected
+    ]
+    for record, (id, _, letters, _) in zip(records, expected, strict=True):
+        residues = letters.upper().rstrip("*").replace("J", "X")
+        is_good = bool(residues) and not set(residues) - set(RESIDUES) and id
+        if is_good and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", id):
+            assert record.payload.decode() == residues and not record.reason
+        else:
+            assert record.reason and not record.payload
+
+
+CELLS = st.text(
+    st.one_of(st.sampled_from("a,;\t|\"' \n=%"), st.characters(codec="utf-8")), max_size=10
+).filter(lambda text: not re.search("[\0\r\ufeff]", text))
+TABLE_ROWS = st.lists(
+    st.tuples(CELLS, st.text(st.sampled_from("MKVa* "), max_size=8), CELLS), max_size=8
+)
+
+
+@holds(60, rows=TABLE_ROWS, kind=st.sampled_from(["csv", "tsv", "csv.gz", "parquet"]))
+def test_tables_keep_every_row_in_order(folder, rows, kind):
+    path = folder / f"in.{kind}"
+    rows = [("first", "MKV", ""), *rows]
+    names = ["id", "sequence", "description"]
+    if kind == "parquet":
+        pd.DataFrame(rows, columns=names).to_parquet(path)
+    else:
+        with (
+            xopen(path, "wb", threads=0) as raw,
+            io.TextIOWrapper(raw, "utf-8", newline="") as file,
+        ):
+            table = csv.writer(file, delimiter="\t" if kind == "tsv" else ",", lineterminator="\n")
+            table.writerows([names, *rows])
+    first = 1 if kind == "parquet" else 2
+    wanted = [(row, line) for line, row in enumerate(rows, first) if kind == "parquet" or any(row)]
+    records = list(proteins([path]))
+    assert [(r.id, r.description, r.line) for r in records] == [
+        (id.strip(), description.strip(), line) for (id, _, description), line in wanted
+    ]
+    for record, ((_, letters, _), _) in zip(records, wanted, strict=True):
+        residues = letters.replace(" ", "").upper().rstrip("*")
+        is_good = residues and "*" not in residues and record.id
+        is_good = is_good and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", record.id)
+        assert record.payload.decode() == (residues if is_good else "")
+        assert bool(record.reason) != bool(record.payload)
+
+
+def seeds():
+    """Return real files of every format, by suffix."""
+    found = {}
+    with tempfile.TemporaryDirectory() as name:
+        for number, case in enumerate(BROKEN):
+            folder = Path(name) / str(number)
+            folder.mkdir()
+            path = folder if case.unprivileged else case.make(folder)
+            if path.is_file() and path.stat().st_size < 100_000:
+                suffix = path.name.removeprefix("in")
+                found.setdefault(suffix, []).append(path.read_bytes())
+    frame = pd.DataFrame({"id": ["a", "b", "c"], "sequence": ["MKV" * 9, "MKL", "M"]})
+    for more in ({"compression": None}, {"use_dictionary": False, "compression": "gzip"}):
+        buffer = io.BytesIO()
+        frame.to_parquet(buffer, **more)
+        found[".parquet"].append(buffer.getvalue())
+    found[".fa.gz"] = [gzip.compress(data) for data in found[".fa"][:40]]
+    return sorted((suffix, data) for suffix, several in found.items() for data in several)
+
+
+SEEDS = seeds()
+EDITS = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 20),
+        st.one_of(
+            st.binary(max_size=4),
+            st.sampled_from(
+                [b">", b"\r", b"\n", b'"', b",", b"\xff", b"\x1b[2J", b"//\n", b"*", b"9" * 30]
+            ),
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def edited(data, edits):
+    """Return `data` with each (place, bytes left out, bytes put in) carried out."""
+    for place, num_out, put_in in edits:
+        at = int(place * len(data))
+        data = data[:at] + put_in + data[at + num_out :]
+    return data
+
+
+@holds(250, thorough=4000, seed=st.sampled_from(SEEDS), edits=EDITS)
+def test_any_file_is_records_or_one_sentence(folder, seed, edits):
+    suffix, data = seed
+    path = folder / f"in{suffix}"
+    path.write_bytes(edited(data, edits))
+    try:
+        records = list(proteins([path]))
+    except UserError as error:
+        sentence = str(error)
+        assert sentence.startswith(str(path)) and sentence.endswith(".") and sentence.isprintable()
+        return
+    assert records
+    for record in records:
+        assert bool(record.reason) != bool(record.payload)
+        assert not record.payload.translate(None, ALPHABET)
+        assert record.reason or not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", record.id)
+        for text in (record.id, record.description, record.reason, record.note):
+            text.encode()
+
+
+# ---- config, logs, environment ----
+
+RUN_NAMES = "run inputs workload options shards device gpus outputs max_failed"
+OPTION_NAMES = "model layers pool per_residue dtype long cost hydropathy output_dtype"
+NAMES = st.sampled_from([*RUN_NAMES.split(" "), *OPTION_NAMES.split(" ")])
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-2, 3),
+    st.integers(),
+    st.just(2**70),
+    st.floats(),
+    st.dates(),
+    st.binary(max_size=3),
+    st.text(max_size=6),
+    st.sampled_from(
+        ["esm2", "composition", "cpu", "parquet", "npy", "mean", "none", "fp32", "chunk"]
+    ),
+    st.sampled_from(["a.fa", "../x", "a/b.pt", "a\0b", "\ud800", "{x}", "1e999", "", " "]),
+)
+KEYS = st.one_of(NAMES, st.text(max_size=4), st.integers(), st.none(), st.booleans(), st.floats())
+
+
+def nested(inner):
+    """Return a strategy of lists and mappings of what `inner` draws, and of scalars."""
+    several = st.lists(inner, max_size=4)
+    return st.one_of(SCALARS, several, st.dictionaries(KEYS, inner, max_size=4))
+
+
+VALUES = nested(nested(SCALARS))
+CONFIGS = st.dictionaries(KEYS, VALUES, max_size=6)
+PLAUSIBLE = st.fixed_dictionaries(
+    {"inputs": st.one_of(st.just("a.fa"), VALUES)},
+    optional=dict.fromkeys(("run", "workload", "options", "shards", "gpus", "outputs"), VALUES),
+)
+
+
+@holds(200, thorough=2000, raw=st.one_of(CONFIGS, PLAUSIBLE))
+def test_any_mapping_is_a_run_or_sentences(folder, raw):
+    try:
+        run = config.validate(raw, "my.yaml")
+    except UserError as error:
+        for sentence in str(error).split("\n"):
+            assert sentence.startswith("my.yaml") and sentence.isprintable() and len(sentence) < 500
+        return
+    assert config.validate(json.loads(json.dumps(run.model_dump(mode="json")))) == run
+
+
+YAML_SEEDS = [
+    *sorted(
+        path.read_bytes() for path in (Path(__file__).parent.parent / "config").rglob("*.yaml")
+    ),
+    b"inputs: a\noptions:\n  layers: [6, 3]\n  pool: [mean, bos]\nshards: {cost: 3}\n",
+]
+YAML_BITS = [
+    b"&a ",
+    b"*a",
+    b"<<: *a",
+    b"!!int ",
+    b"!!timestamp ",
+    b"!!python/name:os.system ",
+    b"? ",
+]
+YAML_BITS += [
+    b"[",
+    b"{",
+    b"- ",
+    b": ",
+    b"1e999",
+    b"0x" + b"f" * 40,
+    b"\x85",
+    b"\xe2\x80\xa8",
+    b"\t",
+]
+YAML_EDITS = st.lists(
+    st.tuples(
+        st.floats(0, 1),
+        st.integers(0, 9),
+        st.one_of(st.sampled_from(YAML_BITS), st.binary(max_size=3)),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@holds(80, thorough=2000, seed=st.sampled_from(YAML_SEEDS), edits=YAML_EDITS)
+def test_any_yaml_is_a_run_or_sentences(folder, seed, edits):
+    path = folder / "my.yaml"
+    path.write_bytes(edited(seed, edits))
+    try:
+        run = config.read(path)
+    except UserError as error:
+        for sentence in str(error).split("\n"):
+            assert sentence.startswith(str(path)) and sentence.isprintable()
+        return
+    again = folder / "again.yaml"
+    again.write_text(yaml.safe_dump(run.model_dump(mode="json")))
+    assert config.read(again) == run
+
+
+LOG_LINES = st.one_of(
+    st.binary(max_size=12),
+    st.builds(
+        lambda word, rest: f"{word} {rest}".encode(),
+        st.sampled_from(["begin", "commit", "abort", "strike", journal.MAGIC]),
+        st.one_of(
+            st.just("7 0123456789abcdef"),
+            st.sampled_from(["1,2", "-1", "1,,2", "9" * 5000, "1_0", "\u00b2", "", "0"]),
+            st.text("0123456789,- ", max_size=6),
+        ),
+    ),
+)
+
+
+@holds(
+    100, lines=st.lists(LOG_LINES, max_size=12), has_head=st.booleans(), tail=st.binary(max_size=5)
+)
+def test_any_bytes_are_a_log_or_none(folder, lines, has_head, tail):
+    path = folder / "j.log"
+    head = [f"{journal.MAGIC} 10".encode()] if has_head else []
+    path.write_bytes(b"\n".join([*head, *lines]) + tail)
+    state = journal.read_log(path)
+    if state is None:
+        return
+    assert state.batch_cost > 0
+    assert all(end > 0 for end, _ in state.commits)
+    assert all(row >= 0 for rows in [state.in_flight, *state.strikes] for row in rows)
+    opened = journal.Journal(folder / "j.arrows", journal.part_schema(pa.schema([])), 10)
+    opened.close()
+    assert opened.num_resumed == 0, "nothing of it was ever written"
+
+
+TEXTS = st.one_of(
+    st.sampled_from(["", "0", "-1", "1e400", "nan", "inf", "1_000", "0x10", "9" * 400, "memory"]),
+    st.text(max_size=5).filter(lambda text: "\0" not in text),
+)
+
+
+@holds(100, values=st.fixed_dictionaries(dict.fromkeys(VARIABLES.values(), TEXTS)))
+def test_any_environment_is_a_request_or_one_sentence(folder, values):
+    before = dict(os.environ)
+    os.environ.update(
+        {name: text.encode("utf-8", "replace").decode() for name, text in values.items()}
+    )
+    try:
+        request = Request.from_environment()
+        request.check()
+    except UserError as error:
+        assert str(error).endswith(".") and "\n" not in str(error)
+    else:
+        assert request.slots_per_gpu >= 1 and request.min_free_mb >= 0
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# ---- plan ----
+
+PAYLOADS = st.text(st.sampled_from("ACDE"), min_size=1, max_size=10)
+RECORDS = st.lists(
+    st.tuples(
+        st.one_of(PAYLOADS, PAYLOADS, PAYLOADS, st.sampled_from(["", "M*K", "M1"])), st.booleans()
+    ),
+    max_size=25,
+)
+"""Sequences, a few of them to be refused; and whether the record comes once more, later."""
+
+
+def write_records(path, drawn):
+    """Write the drawn records as FASTA; return them as (id, sequence), the repeated ones last."""
+    records = [(f"id{number}", sequence) for number, (sequence, _) in enumerate(drawn)]
+    records += [record for record, (_, again) in zip(records, drawn, strict=True) if again]
+    records.append(("last", "MKVLW"))
+    path.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in records))
+    return records
+
+
+def planned(folder, cost):
+    run = {"inputs": [str(folder / "in.fa")], "workload": "composition", "device": "cpu"}
+    return plan(RunFolder(folder), config.validate({**run, "shards": {"cost": cost}}), None)
+
+
+def kinds_of(records):
+    """Return what has to become of each record."""
+    seen, kinds = set(), []
+    for id, sequence in records:
+        is_refused = not sequence or bool(set(sequence) - set(RESIDUES))
+        is_repeat = id in seen and not is_refused
+        kinds.append("refused" if is_refused else "duplicate" if is_repeat else "planned")
+        seen.add(id)
+    return kinds
+
+
+def check_plan(folder, found, records):
+    run = RunFolder(folder)
+    rows = pq.read_table(run.manifest).to_pylist()
+    assert [row["id"] for row in rows] == [id for id, _ in records]
+    assert [row["status"] for row in rows] == kinds_of(records)
+    tables = {s["shard"]: read_shard(run.shard(s["shard"])).to_pylist() for s in found["shards"]}
+    for row, (_, sequence) in zip(rows, records, strict=True):
+        if row["status"] == "planned":
+            assert tables[row["shard"]][row["row"]]["payload"].decode() == sequence
+    counts = {kind: kinds_of(records).count(kind) for kind in ("planned", "refused", "duplicate")}
+    assert {kind: found["counts"][kind] for kind in counts} == counts
+    assert found["counts"]["input"] == len(records)
+    everything = [row["sha256"] for table in tables.values() for row in table]
+    assert len(everything) == len(set(everything)), "a record would be computed twice"
+    for name, table in tables.items():
+        assert name == digest_of([row["sha256"] for row in table])
+
+
+@holds(12, edits=st.lists(st.tuples(RECORDS, st.integers(1, 60)), min_size=2, max_size=4))
+def test_edits_lose_nothing_and_leave_untouched_shards_alone(folder, edits):
+    before = {}
+    for drawn, cost in edits:
+        records = write_records(folder / "in.fa", drawn)
+        found = planned(folder, cost)
+        check_plan(folder, found, records)
+        wanted = {
+            sequence
+            for (_, sequence), kind in zip(records, kinds_of(records), strict=True)
+            if kind == "planned"
+        }
+        names = {shard["shard"] for shard in found["shards"]}
+        for name, payloads in before.items():
+            if payloads <= wanted:
+                assert name in names, "all of it is wanted still"
+        before = {
+            name: {
+                row["payload"].decode()
+                for row in read_shard(RunFolder(folder).shard(name)).to_pylist()
+            }
+            for name in names
+        }
+
+
+# ---- merge ----
+
+VECTOR = pa.schema({"vector": pa.list_(pa.float32(), 3), "other": pa.list_(pa.float32(), 1)})
+
+
+def vector_of(sequence):
+    """Return values that no other sequence has."""
+    number = int.from_bytes(digest_of([sequence.encode()]).encode()[:6], "big")
+    return [float(number % 9973), float(number // 9973 % 9967), float(len(sequence))]
+
+
+def write_part(folder, found, shard, failed, batch_rows, order):
+    """Write the part and the receipt of a shard as extract leaves them."""
+    run, recipe = RunFolder(folder), found["recipe"]
+    rows = read_shard(run.shard(shard)).to_pylist()
+    rows = [rows[number] for number in order.permutation(len(rows))]
+    schema = journal.part_schema(VECTOR)
+    opened = journal.Journal(run.journal(recipe, shard), schema, 10)
+    num_failed = 0
+    for start in range(0, len(rows), batch_rows):
+        made = []
+        for row in rows[start : start + batch_rows]:
+            sequence = row["payload"].decode()
+            is_failed = sequence in failed
+            num_failed += is_failed
+            values = {"status": "ok", "reason": None, "vector": vector_of(sequence), "other": [1.5]}
+            if is_failed:
+                values = {
+                    "status": "failed",
+                    "reason": f"bad: {sequence}",
+                    "vector": None,
+                    "other": None,
+                }
+            made.append({"sha256": row["sha256"], **values})
+        opened.commit(pa.RecordBatch.from_pylist(made, schema=schema))
+    digest = opened.finish()
+    part = run.part(recipe, shard)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    opened.path.replace(part)
+    receipt = {
+        "shard": shard,
+        "recipe": recipe,
+        "part": digest,
+        "rows": len(rows),
+        "ok": len(rows) - num_failed,
+        "failed": num_failed,
+        "seconds": {"total": 1.0},
+        "devices": [{"kind": "cpu", "uuid": "", "name": "a CPU"}],
+        "versions": {},
+    }
+    write_sealed(part.with_suffix(".json"), receipt)
+    write_sealed(run.receipt(recipe, shard), receipt)
+
+
+def compute_all(folder, found, failed, batch_rows=3, seed=0):
+    order = np.random.default_rng(seed)
+    for shard in found["shards"]:
+        write_part(folder, found, shard["shard"], failed, batch_rows, order)
+
+
+def check_delivery(folder, records, failed):
+    """Assert that the results hold what they should: the ok ids in order, each with its vector."""
+    kinds = kinds_of(records)
+    ok = [
+        (id, sequence)
+        for (id, sequence), kind in zip(records, kinds, strict=True)
+        if kind == "planned" and sequence not in failed
+    ]
+    table = pq.read_table(folder / "embeddings.parquet")
+    assert list(zip(table["id"].to_pylist(), table["vector"].to_pylist(), strict=True)) == [
+        (id, vector_of(sequence)) for id, sequence in ok
+    ]
+    both = np.load(folder / "embeddings.npy")
+    assert both.tolist() == [[*vector_of(sequence), 1.5] for _, sequence in ok]
+    with (folder / "failed.tsv").open(newline="") as file:
+        listed = [(row["id"], row["status"]) for row in csv.DictReader(file, delimiter="\t")]
+    assert listed == [
+        (id, "refused" if kind == "refused" else "failed")
+        for (id, sequence), kind in zip(records, kinds, strict=True)
+        if kind == "refused" or (kind == "planned" and sequence in failed)
+    ]
+    counts = read_json(folder / "manifest.json")["counts"]
+    assert counts["ok"] == len(ok)
+    assert counts["input"] == sum(counts[kind] for kind in ("ok", "failed", "refused", "duplicate"))
+
+
+@holds(
+    20,
+    drawn=RECORDS,
+    cost=st.integers(1, 60),
+    failing=st.sets(st.integers(0, 24), max_size=6),
+    batch_rows=st.integers(1, 9),
+    seed=st.integers(0, 99),
+)
+def test_the_merge_delivers_exactly_what_is_ok(folder, drawn, cost, failing, batch_rows, seed):
+    records = write_records(folder / "in.fa", drawn)
+    failed = {records[number][1] for number in failing if number < len(drawn)}
+    found = planned(folder, cost)
+    compute_all(folder, found, failed, batch_rows, seed)
+    merge(RunFolder(folder), ["parquet", "npy"], len(records))
+    check_delivery(folder, records, failed)
+
+
+STORED = ["plan.json", "manifest.parquet", "receipts/*/*.json", "store/parts/*/*.arrows"]
+
+
+@pytest.fixture(scope="module")
+def computed(tmp_path_factory):
+    """Return a folder with everything computed, its records and those of them that failed."""
+    folder = tmp_path_factory.mktemp("computed")
+    drawn = [("ACDE"[: n % 4 + 1] * (n % 7 + 1), n % 5 == 0) for n in range(24)] + [("M*K", False)]
+    records = write_records(folder / "in.fa", drawn)
+    found = planned(folder, 60)
+    assert len(found["shards"]) > 2
+    compute_all(folder, found, {"AC"})
+    return folder, records, {"AC"}
+
+
+@pytest.mark.parametrize("pattern", STORED)
+@pytest.mark.parametrize("num_places", [12, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_damaged_byte_never_delivers_a_wrong_vector(computed, pattern, num_places):
+    folder, records, failed = computed
+    run = RunFolder(folder)
+    rng = np.random.default_rng(num_places)
+    everything = {path: path.read_bytes() for kind in STORED for path in folder.glob(kind)}
+    paths = sorted(folder.glob(pattern))
+    num_refused = 0
+    for number in range(num_places):
+        path = paths[number % len(paths)]
+        content = bytearray(everything[path])
+        content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        path.write_bytes(content)
+        try:
+            merge(run, ["parquet", "npy"], len(records))
+        except IntegrityError as error:
+            num_refused += 1
+            assert str(error).startswith(str(folder)) and str(error).isprintable()
+            if (folder / "manifest.json").exists():
+                check_delivery(folder, records, failed)  # of the merge before, still whole
+            if path.parent.parent.name == "receipts":
+                parts = [part for part in everything if part.suffix == ".arrows"]
+                assert all(part.exists() for part in parts), "a bad receipt costs no good part"
+        else:
+            check_delivery(folder, records, failed)
+        for bad in folder.glob("store/parts/*/*.bad"):
+            bad.unlink()
+        for good, bytes_ in everything.items():
+            good.write_bytes(bytes_)
+    assert num_refused > num_places * 0.8
+    merge(run, ["parquet", "npy"], len(records))
+    check_delivery(folder, records, failed)

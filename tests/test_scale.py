@@ -1,0 +1,195 @@
+"""Large inputs: what shares plan's work never outlives it or hides a failure; bench.scale runs."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import pytest
+from test_workflow import wait_for
+
+from featuremill.inputs import proteins
+from featuremill.plan import hands
+
+ROOT = Path(__file__).parents[1]
+NUM_RECORDS = 120_000
+
+
+class Planning:
+    """A plan of more records than one process takes alone, caught while others share its work."""
+
+    def __init__(self, verbs, limit_bytes=None):
+        self.verbs = verbs
+        config = {"inputs": ["in.fa"], "workload": "composition", "shards": {"cost": 500_000}}
+        self.arguments = (
+            *("plan", verbs.run_folder.root, "--config-json", json.dumps(config)),
+            *("--threads", "2", "--log", verbs.folder / "plan.log"),
+        )
+        heeds_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also below nohup
+        self.process = verbs.start(*self.arguments, start_new_session=True, preexec_fn=heeds_ctrl_c)
+        if limit_bytes:
+            resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        self.hands = self._hands()
+
+    def _hands(self):
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and self.process.poll() is None:
+            # multiprocessing has a process of its own beside them.
+            found = [pid for pid in children.read_text().split() if "spawn_main" in command(pid)]
+            if len(found) == 2:
+                return [int(pid) for pid in found]
+            time.sleep(0.01)
+        raise AssertionError("nothing was started")
+
+    def wait_until_all_spool(self):
+        wait_for(lambda: len(list(self.spool().glob("*/rows*"))) == len(self.hands))
+
+    def ends(self):
+        """Wait for the end; return the status and what was said. A minute of it is a hang."""
+        _, said = self.process.communicate(timeout=60)
+        deadline = time.monotonic() + 10
+        while any(Path(f"/proc/{pid}").exists() for pid in self.hands):
+            assert time.monotonic() < deadline, "processes outlive their parent"
+            time.sleep(0.01)
+        return self.process.returncode, said
+
+    def spool(self):
+        return self.verbs.run_folder.store / "spool"
+
+
+@pytest.fixture
+def planning(verbs):
+    letters = str.maketrans("01", "AC")
+    with (verbs.folder / "in.fa").open("w") as handle:
+        for number in range(NUM_RECORDS):
+            handle.write(f">p{number}\nMKV{number:b}\n".translate(letters))
+    return lambda **more: Planning(verbs, **more)
+
+
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+def loaded(pid):
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_sigkill_of_plan_leaves_no_process_and_the_next_plan_tidies_up(planning, verbs):
+    killed = planning()
+    killed.wait_until_all_spool()
+    assert not any("torch" in loaded(pid) for pid in killed.hands)
+    killed.process.send_signal(signal.SIGKILL)
+    assert killed.ends()[0] == -signal.SIGKILL
+    assert killed.spool().exists()
+    verbs(*killed.arguments)
+    assert not killed.spool().exists()
+    plan = json.loads(verbs.run_folder.plan.read_text())
+    assert plan["counts"]["planned"] == NUM_RECORDS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_plan_at_once_and_without_a_word(planning, number):
+    stopped = planning()
+    os.killpg(stopped.process.pid, number)
+    status, said = stopped.ends()
+    assert status == 128 + number
+    assert "Traceback" not in said and "Error" not in said
+    assert not stopped.spool().exists()
+
+
+def test_a_signal_waits_until_a_process_is_whole_and_then_ends_it(monkeypatch):
+    """Else the process finds nothing to start from, and shows its stack."""
+    started = []
+
+    class Struck(hands._Hand):
+        def __init__(self):
+            signal.raise_signal(signal.SIGTERM)
+            super().__init__()
+            started.append(self.process)
+
+    def leave(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(hands, "_Hand", Struck)
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit), hands.Hands(2) as both:
+            both.start()
+        assert signal.getsignal(signal.SIGTERM) is leave
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert [process.exitcode for process in started] == [-signal.SIGKILL]
+
+
+def test_a_full_disk_is_one_sentence_whoever_meets_it(planning):
+    full = planning(limit_bytes=1_000_000)
+    status, said = full.ends()
+    assert status == 1
+    assert "File too large" in said and "nothing is lost: mend that" in said
+    assert "Traceback" not in said and len(said.splitlines()) == 1
+    assert not full.spool().exists()
+
+
+def test_a_process_that_is_killed_is_one_sentence(planning):
+    bereft = planning()
+    os.kill(bereft.hands[1], signal.SIGKILL)
+    status, said = bereft.ends()
+    assert status == 1
+    assert "a process of plan was killed by SIGKILL, perhaps for want of memory" in said
+    assert "Traceback" not in said and len(said.splitlines()) == 1
+    assert not bereft.spool().exists()
+
+
+def test_made_proteins_are_distinct_and_always_the_same(environment, tmp_path):
+    def make(name, seed):
+        call = f"write_proteins(Path('{tmp_path / name}'), 21_000, seed={seed})"
+        code = f"from pathlib import Path; from bench.scale_proteins import *; print({call})"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
+        return int(done.stdout), (tmp_path / name).read_bytes()
+
+    num_residues, made = make("a.fasta", 1)
+    assert make("b.fasta", 1) == (num_residues, made)
+    assert make("c.fasta", 2)[1] != made
+    records = list(proteins([tmp_path / "a.fasta"]))
+    assert not any(record.reason for record in records)
+    lengths = [len(record.payload) for record in records]
+    assert sum(lengths) == num_residues
+    assert min(lengths) < 60 and max(lengths) > 1_500 and 300 < sum(lengths) / 21_000 < 400
+    assert len({record.payload for record in records}) == 21_000
+    assert len({record.id for record in records}) == 21_000
+
+
+@pytest.mark.slow
+def test_a_rehearsal_measures_every_stage(environment, tmp_path):
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "bench.scale", "--records", "300", "600", "--shards", "3"),
+            *("--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch")),
+        ],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "out").iterdir()
+    content = json.loads(path.read_text())
+    assert [found["records"] for found in content["rehearsals"]] == [300, 600]
+    for found in content["rehearsals"]:
+        assert found["shards"] == found["stages"]["extract"]["jobs"] == 3
+        for stage in found["stages"].values():
+            assert stage["seconds"] > 0 and stage["peak_mb"] > stage["peak_anonymous_mb"] > 10
+        assert found["receipts_seconds"] > 0
+        assert found["bytes"]["shards"] > found["residues"]
+    assert "| 600 | merge |" in done.stdout
+    assert not any((tmp_path / "scratch").iterdir()), "nothing is left behind"

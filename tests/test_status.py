@@ -1,0 +1,584 @@
+"""status: what is said of a run is so, at any time, and what is to be typed mends it."""
+
+import argparse
+import fcntl
+import itertools
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from conftest import ROOT, Verbs
+
+from featuremill import journal, owner, working
+from featuremill.clean.whole import check_whole
+from featuremill.errors import UserError
+from featuremill.merge import merge, merge_partial
+from featuremill.status import report, view
+from featuremill.status.rows import count_rows
+from featuremill.status.visit import look
+from featuremill.status.visit import run as run_visit
+from featuremill.store import RunFolder, read_sealed, sealed, write_sealed
+
+GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
+DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
+
+
+def status(verbs, *more, folder="results/test"):
+    """Return the verb's exit status and what it prints on both outputs."""
+    process = verbs.start("status", folder, *more, stdout=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=60)
+    assert "Traceback" not in stderr, stderr
+    return process.returncode, stdout, stderr
+
+
+def found(folder, verifies=False):
+    """Return the same as the JSON, without a process."""
+    return report.as_json(look(folder, verifies))
+
+
+def codes(answer):
+    return {problem["code"] for problem in answer["problems"] if problem["is_in_the_way"]}
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.6}, cost=10)
+    assert len(plan["shards"]) == 2
+    first = plan["shards"][0]["shard"]
+    root = verbs.run_folder.root
+    before = found(root)
+    assert before["shards"]["waiting"] == 2 and before["rest"] is None
+    process = verbs.start("extract", root, first)
+    log = verbs.run_folder.journal(plan["recipe"], first).with_suffix(".log")
+    wait_for(lambda: log.exists() and "commit" in log.read_text())
+    answer = found(root)
+    assert process.poll() is None, "it is at the next batch"
+    (running,) = answer["running"]
+    assert answer["exit_status"] == 1 and answer["is_at_work"]
+    assert (running["shard"], running["pid"]) == (first, process.pid)
+    assert running["state"] == "running" and running["host"] and running["devices"]
+    assert running["committed_batches"] >= 1
+    process.kill()
+    process.communicate()
+    lock = log.with_suffix(".lock")
+    wait_for(lambda: not working.is_held(lock))
+    assert working.read(lock)["pid"] == process.pid, "what it said is left behind"
+    commits = log.read_text().count("commit")
+    answer = found(root)
+    (begun,) = answer["begun"]
+    assert answer["running"] == [] and begun["pid"] is None
+    with pa.memory_map(str(log.with_suffix(".arrows"))) as source:
+        reader = pa.ipc.open_stream(source)
+        rows = sum(reader.read_next_batch().num_rows for _ in range(commits))
+    assert (begun["committed_batches"], begun["committed_records"]) == (commits, rows)
+    _, said, _ = status(verbs)
+    assert f"goes on from batch {commits + 1}; {rows} of 10 records" in said
+    verbs.extract(plan)
+    assert lock.read_text() == "", "who ends in order takes back what it said"
+    assert found(root)["shards"]["finished"] == 2
+    verbs("merge", root, "--outputs", "parquet")
+    code, said, _ = status(verbs, "--verify")
+    assert code == 0 and said.startswith("results/test: done.")
+
+
+def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.2}, cost=5)
+    verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
+    (receipt,) = [
+        json.loads(path.read_text())
+        for path in (verbs.run_folder.root / "receipts").glob("*/*.json")
+    ]
+    rest = found(verbs.run_folder.root)["rest"]
+    seconds = receipt["seconds"]["total"] - receipt["seconds"]["wait"]
+    assert rest["job_seconds"] == pytest.approx(3 * seconds)
+    assert (rest["jobs"], rest["parts"], rest["seconds"]) == (0, 1, None)
+
+
+@pytest.fixture(scope="module")
+def failed(tmp_path_factory, environment):
+    """Return a run whose records failed and were refused for several reasons, not merged yet."""
+    verbs = Verbs(tmp_path_factory.mktemp("failed"), environment)
+    poison = [("a", "RAISEK"), ("b", "RAISEK"), ("c", "NANK"), ("d", "MK*LL"), ("e", "MK*L")]
+    more = [("f", "RAISEKK"), ("g", "RAISEKKK")]
+    verbs.extract(verbs.plan([*GOOD, *poison, *more], "poison", cost=10))
+    return verbs
+
+
+def reasons(answer):
+    """Return (status, kind, number, examples) by reason."""
+    return {
+        one["reason"]: (one["status"], one["kind"], one["number"], sorted(one["examples"]))
+        for one in answer["reasons"]
+    }
+
+
+def test_reasons_come_with_ids_and_what_to_do(failed):
+    answer = found(failed.run_folder.root)
+    told = reasons(answer)
+    assert told["error in the workload"][:3] == ("failed", "error", 4), "two ids of one sequence"
+    assert len(told["error in the workload"][3]) == 3
+    assert set(told["error in the workload"][3]) <= {"a", "b", "f", "g"}
+    assert told["values are missing or not finite"] == ("failed", "nan", 1, ["c"])
+    assert told["stop codon (*) inside the sequence"] == ("refused", "stop", 2, ["d", "e"])
+    assert all(one["remedy"] for one in answer["reasons"])
+    assert answer["failed"] == 5
+    assert (answer["exit_status"], codes(answer)) == (1, {"failed"})
+    _, said, _ = status(failed)
+    assert "4 records: error in the workload" in said
+    assert "→ featuremill retry results/test --reason nan" in said
+
+
+@pytest.fixture
+def failed_and_merged(failed, tmp_path):
+    """Return a copy of that run's folder with its results, to be damaged at will."""
+    shutil.copytree(failed.folder, tmp_path, dirs_exist_ok=True)
+    run = RunFolder(tmp_path / "results" / "test")
+    merge(run, ["parquet"], 5)
+    return run
+
+
+def test_results_with_failures_end_with_2_whether_their_parts_are_there_or_not(failed, tmp_path):
+    shutil.copytree(failed.folder, tmp_path, dirs_exist_ok=True)
+    verbs = Verbs(tmp_path, failed.environment)
+    root = verbs.run_folder.root
+    before = reasons(found(root))
+    refused = ["merge", root, "--outputs", "parquet", "--max-failed"]
+    verbs(*refused, "4", status=2)
+    assert found(root)["next"][0] == f"featuremill retry {root}"
+    verbs(*refused, "5")
+    code, said, _ = status(verbs, "--json")
+    assert (code, json.loads(said)["state"]) == (2, "done_with_failures")
+    assert reasons(json.loads(said)) == before
+    shutil.rmtree(root / "store" / "parts")
+    shutil.rmtree(root / "receipts")
+    answer = found(root)
+    assert answer["exit_status"] == 2
+    assert answer["shards"]["removed"] == answer["shards"]["total"] > 1
+    assert answer["next"] == [], "retry reads the parts"
+    assert {reason: told[:3] for reason, told in reasons(answer).items()} == {
+        reason: told[:3] for reason, told in before.items()
+    }
+    (root / "embeddings.parquet").unlink()
+    answer = found(root)
+    assert answer["exit_status"] == 1 and answer["shards"]["waiting"] > 1
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory, environment):
+    """Return the verbs of a run that is done."""
+    verbs = Verbs(tmp_path_factory.mktemp("merged"), environment)
+    verbs.extract(verbs.plan([(f"r{n}", "ACDE" * (n + 1)) for n in range(30)], cost=1000))
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "npy")
+    return verbs
+
+
+@pytest.fixture
+def run(merged, tmp_path):
+    """Return a copy of that run's folder, to be damaged at will."""
+    shutil.copytree(merged.folder, tmp_path, dirs_exist_ok=True)
+    return RunFolder(tmp_path / "results" / "test")
+
+
+def first(run, pattern):
+    return sorted(run.root.glob(pattern))[0]
+
+
+def flip(path):
+    """Change one byte of a file, and nothing that a quick look sees."""
+    times = path.stat()
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def append(path):
+    with path.open("ab") as file:
+        file.write(b"A\n")
+
+
+def edit_later(path):
+    """Change an input's content, not its size, after the plan."""
+    flip(path)
+    later = time.time() + 5
+    os.utime(path, (later, later))
+
+
+DAMAGES = {
+    "an output deleted": (lambda run: (run.root / "embeddings.npy").unlink(), "output_missing"),
+    "an output cut": (lambda run: append(run.root / "embeddings.npy"), "output_damaged"),
+    "failed.tsv deleted": (lambda run: (run.root / "failed.tsv").unlink(), "output_missing"),
+    "a part deleted": (lambda run: first(run, "store/parts/*/*.arrows").unlink(), "part_missing"),
+    "a receipt cut": (
+        lambda run: first(run, "receipts/*/*.json").write_text('{"shard": '),
+        "receipt_damaged",
+    ),
+    "a manifest cut": (
+        lambda run: (run.root / "manifest.json").write_text("{"),
+        "manifest_damaged",
+    ),
+    "no manifest": (lambda run: run.manifest.unlink(), "manifest_missing"),
+    "an input appended to": (lambda run: append(run.root.parents[1] / "in.fa"), "input_changed"),
+    "an input edited": (lambda run: edit_later(run.root.parents[1] / "in.fa"), "input_changed"),
+}
+HIDDEN_DAMAGES = {
+    "an output": (lambda run: flip(run.root / "embeddings.parquet"), "output_damaged"),
+    "a part": (lambda run: flip(first(run, "store/parts/*/*.arrows")), "part_damaged"),
+    "an input": (lambda run: flip(run.root.parents[1] / "in.fa"), "input_changed"),
+    "a manifest": (lambda run: flip(run.manifest), "manifest_missing"),
+}
+VERBS_AGAIN = {
+    "output_missing": "merge",
+    "output_damaged": "merge",
+    "manifest_damaged": "merge",
+    "part_missing": "extract",
+    "part_damaged": "extract",
+    "receipt_damaged": "extract",
+    "manifest_missing": "plan",
+    "input_changed": "plan",
+}
+
+
+def check_that_it_is_said(answer, code):
+    assert (answer["exit_status"], codes(answer)) == (1, {code})
+    (problem,) = answer["problems"]
+    assert problem["what"].endswith(".")
+    assert answer["next"] == problem["commands"]
+    assert f" --forcerun {VERBS_AGAIN[code]}" in answer["next"][-1]
+    assert f"`{code}`" in DOCUMENT
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_what_is_not_whole_any_more_is_not_done(run, damage):
+    assert found(run.root)["exit_status"] == 0
+    do, code = DAMAGES[damage]
+    do(run)
+    check_that_it_is_said(found(run.root), code)
+
+
+@pytest.mark.parametrize("damage", HIDDEN_DAMAGES)
+def test_what_a_quick_look_misses_verify_finds(run, damage):
+    do, code = HIDDEN_DAMAGES[damage]
+    do(run)
+    assert found(run.root)["exit_status"] == 0
+    check_that_it_is_said(found(run.root, verifies=True), code)
+
+
+def test_a_folder_of_results_is_verified_file_by_file(run):
+    merge(run, ["parquet_dataset"], 0)
+    (run.root / "embeddings" / ".snakemake_timestamp").touch()  # as Snakemake does
+    assert found(run.root, verifies=True)["exit_status"] == 0
+    flip(run.root / "embeddings" / "part-00000.parquet")
+    assert found(run.root)["exit_status"] == 0
+    assert codes(found(run.root, verifies=True)) == {"output_damaged"}
+
+
+def test_a_touched_or_archived_input_changes_nothing(run):
+    source = run.root.parents[1] / "in.fa"
+    later = time.time() + 5
+    os.utime(source, (later, later))
+    assert found(run.root)["exit_status"] == 0
+    source.unlink()
+    answer = found(run.root)
+    assert answer["exit_status"] == 0
+    assert [problem["code"] for problem in answer["problems"]] == ["input_missing"]
+
+
+def test_results_of_an_earlier_plan_are_not_done(run, environment):
+    verbs = Verbs(run.root.parents[1], environment)
+    plan = verbs.plan([(f"r{n}", "ACDE" * (n + 1)) for n in range(29)], cost=700)
+    answer = found(run.root)
+    assert (answer["exit_status"], answer["merged"]) == (1, "older")
+    verbs.extract(plan)
+    check = found(run.root)
+    assert codes(check) == {"results_older"} and "--forcerun merge" in check["next"][-1]
+
+
+def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
+    assert "partial" not in merge_partial(run, ["npy"])
+    edit(run.plan, run="other")
+    assert found(run.root)["merged"] == "older"
+    with pytest.raises(UserError, match="these results are not those of plan"):
+        check_whole(run)
+    assert merge_partial(run, ["npy"])["partial"]
+
+
+def test_weights_that_are_gone_matter_while_there_is_work(run):
+    plan = read_sealed(run.plan)
+    plan["weights"] = "weights/m.json"
+    plan["settings"]["weights_sha256"] = "abc"
+    plan["settings"]["options"]["model"] = "m"
+    times = run.plan.stat()
+    write_sealed(run.plan, plan)
+    os.utime(run.plan, ns=(times.st_atime_ns, times.st_mtime_ns))
+    weights = run.root.parents[1] / "weights"
+    weights.mkdir()
+    assert found(run.root)["exit_status"] == 0
+    first(run, "store/parts/*/*.arrows").unlink()
+    assert codes(found(run.root)) == {"part_missing", "weights_missing"}
+    entry = {"path": str(weights / "m.safetensors"), "bytes": 3, "sha256": "abc"}
+    (weights / "m.json").write_text(json.dumps(entry))
+    answer = found(run.root)
+    assert codes(answer) == {"part_missing", "weights_missing"}
+    assert answer["next"][0] == f"rm {weights / 'm.json'}"
+    (weights / "m.safetensors").write_text("abc")
+    assert codes(found(run.root)) == {"part_missing"}
+    (weights / "m.json").write_text(json.dumps(entry | {"sha256": "other"}))
+    assert codes(found(run.root)) == {"part_missing", "weights_changed"}
+
+
+def test_partial_results_are_called_so(run):
+    (run.root / "embeddings.partial.parquet").touch()
+    (run.root / "embeddings.partial").mkdir()
+    (run.root / ".embeddings.partial.npy.abcd1234").touch()
+    answer = found(run.root)
+    partial = ["embeddings.partial", "embeddings.partial.parquet"]
+    assert answer["partial"] == partial and answer["exit_status"] == 0
+    assert any(
+        "embeddings.partial.parquet: what was" in line for line in view.lines(look(run.root))
+    )
+
+
+def test_without_snakemake_the_verbs_are_named_and_mend(run, environment, monkeypatch):
+    monkeypatch.chdir(run.root.parents[1])
+    elsewhere = run.root.parents[1] / "mine"
+    run.root.rename(elsewhere)
+    run = RunFolder(elsewhere)
+    first(run, "store/parts/*/*.arrows").unlink()
+    (run.root / "embeddings.npy").unlink()
+    answer = found(run.root)
+    assert codes(answer) == {"part_missing", "output_missing"}
+    assert [command.split()[1] for command in answer["next"]] == ["extract", "merge"]
+    for command in answer["next"]:
+        words = [sys.executable, "-m", *command.split()]
+        subprocess.run(words, env=environment, check=True)
+    assert found(run.root, verifies=True)["exit_status"] == 0
+
+
+def test_what_is_no_run_is_one_sentence(verbs):
+    (verbs.folder / "empty").mkdir()
+    planless = verbs.folder / "results" / "planless"
+    (planless / "store").mkdir(parents=True)
+    damaged = {"cut": '{"run": ', "else": '{"run": "x"}', "list": "[]", "bytes": "\0\0"}
+    for name, text in damaged.items():
+        (verbs.folder / name).mkdir()
+        (verbs.folder / name / "plan.json").write_text(text)
+    (verbs.folder / "folder" / "plan.json").mkdir(parents=True)
+    for name in ("nothing", "empty", *damaged, "folder"):
+        code, stdout, stderr = status(verbs, "--json", folder=name)
+        assert (code, stdout, stderr.count("\n")) == (2, "", 1), name
+        assert stderr.startswith(f"  status │ error: {name}") or "plan.json" in stderr
+    code, stdout, _ = status(verbs, folder="results/planless")
+    assert code == 1 and "there is no plan yet" in stdout and "snakemake --cores all" in stdout
+    with (planless / "store" / "plan.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = list(view.lines(look(planless)))
+        assert "planning now." in page[:2] and "Type next, when that has ended" in page
+        assert found(planless)["is_planning"] and found(planless)["exit_status"] == 1
+
+
+@pytest.mark.parametrize("pattern", ["plan.json", "manifest.json", "receipts/*/*.json"])
+def test_whatever_stands_in_a_file_there_is_no_traceback(failed_and_merged, pattern):
+    path, path_of_run = first(failed_and_merged, pattern), failed_and_merged.root
+    content = json.loads(path.read_text())
+    codes_found = set()
+    for key, wrong in itertools.product(content, (None, "x", [None], {"x": None}, -1)):
+        path.write_text(json.dumps(content | {key: wrong}))
+        for is_json in (True, False):
+            asked = argparse.Namespace(run_folder=path_of_run, verify=False, json=is_json)
+            try:
+                codes_found.add(run_visit(asked))
+            except UserError as error:
+                assert "\n" not in str(error)
+                codes_found.add("refused")
+    assert codes_found <= {0, 1, 2, "refused"} and len(codes_found) > 1
+
+
+def test_a_manifest_that_cannot_be_read_is_a_problem(failed_and_merged):
+    failed_and_merged.manifest.write_bytes(b"PAR1")
+    answer = found(failed_and_merged.root)
+    assert codes(answer) == {"manifest_missing"}
+    assert reasons(answer)["values are missing or not finite"] == ("failed", "nan", 1, [])
+
+
+def keys_of(value):
+    """Yield every key of a JSON value, without those of plan.json's and manifest.json's objects."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            if key not in ("input", "outputs"):
+                yield from keys_of(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from keys_of(inner)
+
+
+def test_every_key_is_documented_and_always_there(failed, run):
+    with_reasons, done = found(failed.run_folder.root), found(run.root)
+    assert set(with_reasons) == set(done)
+    first(run, "receipts/*/*.json").write_text("")
+    for answer in (with_reasons, done, found(run.root)):
+        assert {key for key in keys_of(answer) if f"`{key}`" not in DOCUMENT} == set()
+
+
+def test_the_page_is_within_80_columns(failed, run):
+    first(run, "store/parts/*/*.arrows").unlink()
+    for folder in (failed.run_folder.root, run.root):
+        page = list(view.lines(look(folder)))
+        folders = [line for line in page if str(folder) not in line]
+        assert len(folders) > 10
+        assert [line for line in folders if len(line) > 80 and "snakemake -" not in line] == []
+
+
+def test_what_somebody_elsewhere_said_is_told_as_that(run):
+    """The lock of a job on another machine need not be seen here."""
+    part = first(run, "store/parts/*/*.arrows")
+    recipe, shard = part.parent.name, part.stem
+    part.unlink()
+    run.receipt(recipe, shard).unlink()
+    lock = run.journal(recipe, shard).with_suffix(".lock")
+    with lock.open("a") as file, working.told(file.fileno()):
+        working.say(file.fileno(), devices=["a GPU"])
+        here = lock.read_text()
+    assert lock.read_text() == ""
+    lock.write_text(here)
+    assert found(run.root)["shards"]["unclear"] == 0, "a lock that is not held says nothing"
+    facts = json.loads(here.splitlines()[0])
+    lock.write_text(here.replace(json.dumps(facts["host"]), '"elsewhere"'))
+    answer = found(run.root)
+    assert answer["shards"]["unclear"] == 1 and answer["exit_status"] == 1
+    (shown,) = answer["running"]
+    assert (shown["host"], shown["devices"]) == ("elsewhere", ["a GPU"])
+    assert any("its lock cannot be" in line for line in view.lines(look(run.root)))
+
+
+HAMMER = """
+import sys
+from pathlib import Path
+from featuremill import working
+print("ready", flush=True)
+while True:
+    working.is_held(Path(sys.argv[1]))
+"""
+
+
+def test_looking_never_makes_a_snakemake_be_refused(tmp_path, environment):
+    run = tmp_path / "results" / "test"
+    owner.claim(run).close()
+    command = [sys.executable, "-c", HAMMER, str(owner.path_of(run))]
+    looks = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert looks.stdout.readline() == "ready\n"
+        for _ in range(300):
+            owner.claim(run).close()
+    finally:
+        looks.kill()
+        looks.communicate()
+    with owner.claim(run):
+        assert working.is_held(owner.path_of(run))
+        with pytest.raises(BlockingIOError):
+            owner.claim(run)
+    assert not working.is_held(owner.path_of(run))
+
+
+def test_rows_are_counted_from_the_headers(tmp_path):
+    schema = journal.part_schema(pa.schema({"x": pa.list_(pa.float32(), 3)}))
+    path, sizes = tmp_path / "j.arrows", [1, 7, 64, 3]
+    opened = journal.Journal(path, schema, 10)
+    for number, size in enumerate(sizes):
+        columns = [
+            pa.array([bytes([number, row]) + bytes(30) for row in range(size)], pa.binary(32)),
+            pa.array(["ok"] * size),
+            pa.nulls(size, pa.string()),
+            pa.array([[1.0, 2.0, 3.0]] * size, schema.field("x").type),
+        ]
+        opened.commit(pa.record_batch(columns, schema=schema))
+    opened.close()
+    ends = [end for end, _ in journal.read_log(path.with_suffix(".log")).commits]
+    assert [count_rows(path, ends[:n]) for n in range(5)] == [0, 1, 8, 72, 75]
+    os.truncate(path, ends[2] - 1)
+    assert count_rows(path, ends) == 72
+    assert count_rows(tmp_path / "none", ends) == 0
+
+
+def edit(path, **changes):
+    """Change what a JSON file says, and not when it was written."""
+    times = path.stat()
+    value = {**json.loads(path.read_text()), **changes}
+    value.pop("seal", None)
+    path.write_text(json.dumps(value))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def many(run, number):
+    """Make the run one of so many shards, all with a receipt."""
+    plan = read_sealed(run.plan)
+    recipe = plan["recipe"]
+    receipt = read_sealed(first(run, "receipts/*/*.json"))
+    plan["shards"] = [plan["shards"][0] | {"shard": f"{n:032x}"} for n in range(number)]
+    for shard in plan["shards"]:
+        text = json.dumps(sealed(receipt | {"shard": shard["shard"]}), indent=2)
+        run.receipt(recipe, shard["shard"]).write_text(text)
+        run.part(recipe, shard["shard"]).touch()
+        run.journal(recipe, shard["shard"]).with_suffix(".lock").touch()
+    write_sealed(run.plan, plan)
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_cost_a_second(run, environment):
+    many(run, 10_000)
+    verbs = Verbs(run.root.parents[1], environment)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    code, said, _ = status(verbs)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert code == 1 and re.search(r"10,000 finished \([\d,]+ records, 100 %", said)
+    # The processor's time: the clock's is longer on a machine with other work.
+    assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.5
+
+
+@pytest.mark.slow
+def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
+    config = {"run": "test", "inputs": "in.fa", "workload": "poison", "device": "cpu"}
+    config |= {"shards": {"cost": 10}, "options": {"batch_seconds": 0.3}}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    (tmp_path / "in.fa").write_text("".join(f">{id}\n{sequence}\n" for id, sequence in GOOD))
+    bin_folder = Path(sys.executable).parent
+    environment = environment | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+    typed = f"snakemake --snakefile {ROOT / 'Snakefile'} --configfile config.yaml --cores 2"
+    process = subprocess.Popen(typed.split(), cwd=tmp_path, env=environment)
+    verbs = Verbs(tmp_path, environment)
+    run = verbs.run_folder
+    wait_for(lambda: list(run.store.glob("journals/*/*.log")))
+    code, said, _ = status(verbs, "--json")
+    answer = json.loads(said)
+    assert (code, answer["is_at_work"], answer["next"]) == (1, True, [])
+    assert answer["snakemake"]["is_running"] and answer["snakemake"]["pid"] == process.pid
+    assert process.wait(120) == 0
+    assert status(verbs, "--verify")[0] == 0
+    first(run, "store/parts/*/*.arrows").unlink()
+    flip(run.root / "embeddings.parquet")
+    code, said, _ = status(verbs, "--verify", "--json")
+    (command,) = json.loads(said)["next"]
+    assert command == f"{typed} --rerun-incomplete --forcerun extract merge"
+    subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
+    assert status(verbs, "--verify")[0] == 0
+    flip(tmp_path / "in.fa")
+    code, said, _ = status(verbs, "--verify", "--json")
+    (command,) = json.loads(said)["next"]
+    assert command == f"{typed} --rerun-incomplete --forcerun plan"
+    subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
+    assert status(verbs, "--verify")[0] == 0

@@ -1,0 +1,27 @@
+# partial: write what is computed by now, for `snakemake … partial`; starts no extract.
+#
+#   in    plan.json, manifest.parquet, and whatever parts are finished
+#   out   embeddings.partial.parquet, manifest.partial.json, report.partial.html and so on: undeclared,
+#         so that it runs whenever it is asked for; merge removes them
+#
+# While the run is going on its Snakemake keeps others out: `featuremill merge --partial` does it then.
+
+
+rule partial:
+    input:
+        plan=rules.plan.output.plan,
+        manifest=rules.plan.output.manifest,
+    log:
+        f"{logs}/partial.log",
+    conda:
+        "../../envs/base.yaml"
+    threads: 4
+    resources:
+        mem_mb=4000,
+    params:
+        folder=subpath(input.plan, parent=True),
+        outputs=run.outputs,
+    shell:
+        "featuremill merge {params.folder:q} --partial --outputs {params.outputs}"
+        " --threads {threads} --log {log:q} &&"
+        " exec featuremill report {params.folder:q} --partial --log {log:q}"
