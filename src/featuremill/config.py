@@ -32,8 +32,8 @@ MAX_NAME = 100
 """Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
 Model = TypeVar("Model", bound=BaseModel)
-Lines = Mapping[tuple[str, ...], int]
-"""The line of each key in the YAML file, by the path that leads to it."""
+Places = Mapping[tuple[str, ...], str]
+"""File and line of each key in YAML, by the path that leads to it."""
 
 
 class Section(BaseModel):
@@ -115,25 +115,24 @@ class Run(Section):
         return {} if value is None else value  # YAML's value of `options:` with nothing below it
 
 
-def validate(raw: Mapping[str, Any], source: str = "config", lines: Lines | None = None) -> Run:
+def validate(raw: Mapping[str, Any], source: str = "config", places: Places | None = None) -> Run:
     """Return the validated run; raise UserError naming each wrong key and the nearest valid one.
 
-    `source` and `lines` say in the messages where `raw` came from.
+    `places` say in the messages where in `raw` a key stands, and `source` does for all others.
     """
-    _refuse_impossible(raw, source, lines or {})
-    run = _checked(Run, raw, (), _sections, source, lines or {})
+    places = places or {}
+    _refuse_impossible(raw, source, places)
+    run = _checked(Run, raw, (), _sections, source, places)
     workload = run.workload
     try:
         model = find_workload(workload).Options
     except UserError as error:
-        raise UserError(f"{_place(source, lines or {}, ('workload',))}: {error}") from None
-    options = _checked(
-        model, run.options, ("options",), lambda: _others(workload), source, lines or {}
-    )
+        raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
+    options = _checked(model, run.options, ("options",), lambda: _others(workload), source, places)
     return run.model_copy(update={"options": options.model_dump(mode="json")})
 
 
-def _refuse_impossible(raw: Mapping[str, Any], source: str, lines: Lines) -> None:
+def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
     """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
     for path in ((), ("options",), ("shards",)):
         section = raw.get(path[0]) if path else raw
@@ -147,13 +146,21 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, lines: Lines) -> Non
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{_place(source, lines, where)}: {config_problems.name_of(where)}: "
+                    f"{_place(source, places, where)}: {config_problems.name_of(where)}: "
                     f"{problem}; give another one."
                 )
 
 
 def read(path: Path) -> Run:
     """Return the validated run of the YAML file `path`."""
+    raw, places = load(path)
+    run = validate(raw, str(path), places)
+    check_outputs(run, str(path))
+    return run
+
+
+def load(path: Path) -> tuple[dict[str, Any], Places]:
+    """Return what the YAML file `path` says, not validated, and where each key stands."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -165,10 +172,7 @@ def read(path: Path) -> Run:
         raise UserError(
             f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
         ) from None
-    raw, lines = _load(str(path), text)
-    run = validate(raw, str(path), lines)
-    check_outputs(run, str(path))
-    return run
+    return _load(str(path), text)
 
 
 def check_outputs(run: Run, source: str = "config") -> None:
@@ -202,25 +206,24 @@ def _checked(
     path: tuple[str, ...],
     elsewhere: Callable[[], Mapping[str, str]],
     source: str,
-    lines: Lines,
+    places: Places,
 ) -> Model:
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
         problems = config_problems.explain(model, error, path, elsewhere())
-        sentences = [f"{_place(source, lines, key)}: {text}" for key, text in problems.items()]
+        sentences = [f"{_place(source, places, key)}: {text}" for key, text in problems.items()]
         raise UserError("\n".join(sentences)) from None
 
 
-def _place(source: str, lines: Lines, key: tuple[str, ...]) -> str:
-    """Return the source and the line of `key`, or of the nearest key around it that has one."""
+def _place(source: str, places: Places, key: tuple[str, ...]) -> str:
+    """Return where `key` stands, or the nearest key around it whose place is known."""
     around = [key[:length] for length in range(len(key), 0, -1)]
-    line = next((lines[outer] for outer in around if outer in lines), None)
-    return f"{source}:{line}" if line else source
+    return next((places[outer] for outer in around if outer in places), source)
 
 
-def _load(source: str, text: str) -> tuple[dict[str, Any], Lines]:
-    """Return the mapping that the YAML `text` holds, and the lines of its keys."""
+def _load(source: str, text: str) -> tuple[dict[str, Any], Places]:
+    """Return the mapping that the YAML `text` holds, and the places of its keys."""
     try:
         document = yaml.compose(text, yaml.SafeLoader)
         if document is not None and _size(document, {}) > MAX_VALUES:
@@ -241,7 +244,8 @@ def _load(source: str, text: str) -> tuple[dict[str, Any], Lines]:
         raise UserError(
             f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
         )
-    return raw, _lines(source, document)
+    lines = _lines(source, document)
+    return raw, {key: f"{source}:{line}" for key, line in lines.items()}
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
@@ -257,7 +261,7 @@ def _size(node: yaml.Node, known: dict[int, float]) -> float:
     return known[id(node)]
 
 
-def _lines(source: str, document: yaml.Node) -> Lines:
+def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
     """Return the line of every key in the YAML `document`; refuse a key that is there twice."""
     lines: dict[tuple[str, ...], int] = {}
     for key, line in _keys(document, ()):

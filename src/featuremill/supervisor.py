@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import IO, Any
 
 from featuremill import journal, machine, working
+from featuremill import log as logs
 from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.lease import Lease, Request, lease
-from featuremill.log import logs_to_file
 from featuremill.progress import Progress
 
 MAX_FAILURES_A_DEVICE = 2
@@ -164,8 +164,8 @@ class Supervisor:
             names = ", ".join(device.name for device in allowed)
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
-                f"the last worker {manner}; see the log, then run the same command again: it goes "
-                "on from here."
+                f"the last worker {manner}; see {logs.place()}, then run the same command again: "
+                "it goes on from here."
             )
         return given_up
 
@@ -182,7 +182,7 @@ class Supervisor:
             condemned=self._condemned,
         )
         # What libraries and crashes print belongs into the log file; without one, on the screen.
-        log_level = logging.DEBUG if logs_to_file() else logging.WARNING
+        log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
         worker = subprocess.Popen(
             [sys.executable, "-m", "featuremill.worker"],
             stdin=subprocess.PIPE,
@@ -209,7 +209,7 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
             pipe.write(json.dumps(asdict(job)))
         trouble: dict[str, Any] = {}
-        progress = Progress(log, self._name, job.cost_unit)
+        progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:
             event = json.loads(line)
             kind = event.pop("event")
@@ -230,7 +230,7 @@ class Supervisor:
         if "errno" in trouble:
             raise OSError(trouble["errno"], os.strerror(trouble["errno"]), trouble["filename"])
         if status == WorkloadError.exit_status and message:
-            raise WorkloadError(f"{self._name}: {message}; the log has the traceback.")
+            raise WorkloadError(f"{self._name}: {message}; {logs.place()} has the traceback.")
         if -status in machine.INTERRUPTS:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:

@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from snakemake.exceptions import WorkflowError
-
 from featuremill import owner, store, times
+from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
@@ -42,13 +41,13 @@ def claim_run(results: str) -> None:
     try:
         file = owner.claim(Path(results))
     except BlockingIOError:
-        raise WorkflowError(
+        raise RefusedError(
             f"{results}: another snakemake is computing this run; wait for it, or stop it."
         ) from None
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     except OSError as error:
-        raise WorkflowError(f"{error.filename}: {error.strerror}; mend that first.") from None
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
     if file is None:
         return
     _claimed.append(file)
@@ -88,7 +87,7 @@ def check_times(run: Run, results: str) -> None:
     try:
         times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     times.bring_back(Path(results), clock)
 
 

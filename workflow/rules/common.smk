@@ -8,13 +8,14 @@ from featuremill import workflow_start
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
 from featuremill.outputs import FILES, FOLDERS
+from featuremill.workflow_failures import closing
 
-run = support.validated(config)
+failures = calm_output(workflow)
+run = support.validated(config, workflow)
 results = f"results/{run.run}"
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
 
-calm_output(workflow)
 support.prepare_jobs(workflow)
 support.answer_sigterm()
 workflow_start.prepare(workflow, run, results)

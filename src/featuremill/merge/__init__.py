@@ -31,6 +31,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import manifest_of, provenance_of
 from featuremill.outputs import FAILED, FILES, file_name
 from featuremill.parts import Part, open_part
+from featuremill.progress import Progress
 from featuremill.store import RunFolder, read_json, write_json
 
 Parts = list[Part | None]
@@ -161,7 +162,11 @@ def _open_parts(
         except IntegrityError as problem:
             return problem
 
-    found = list(in_order(opened, plan["shards"], num_threads))
+    shown = Progress(log, "checking the parts", "parts")
+    found = []
+    for one in in_order(opened, plan["shards"], num_threads):
+        found.append(one)
+        shown.at(len(found), len(plan["shards"]))
     problems = [part for part in found if isinstance(part, IntegrityError)]
     return [None if isinstance(part, IntegrityError) else part for part in found], problems
 

@@ -7,6 +7,7 @@ many records there are; what grows with them stands in files in `folder`.
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 from collections import Counter
@@ -26,9 +27,11 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.outputs import IDENTITY
 from featuremill.parts import Part
+from featuremill.progress import Progress
 from featuremill.shardfile import digests
 from featuremill.sizes import expected_bytes
 
+log = logging.getLogger("featuremill.merge")
 BLOCK_BYTES = 128 * 2**20
 """Values of one block."""
 ROW_BYTES = 256
@@ -187,10 +190,12 @@ class Gatherer:
         shuffle = Shuffle(self.folder / "values.bin", columns, self.survey.edges)
         try:
             numbers = [number for number, part in enumerate(self.parts) if part]
-            for _ in in_order(
+            spooled = in_order(
                 lambda number: self._spool(number, shuffle), numbers, self.num_threads
-            ):
-                pass
+            )
+            shown = Progress(log, "reading the parts", "parts")
+            for count, _ in enumerate(spooled, 1):
+                shown.at(count, len(numbers))
             shuffle.finish()
             blocks = enumerate(self.blocks(IDENTITY.names))
             together = min(self.num_threads, BLOCKS_AT_ONCE)
