@@ -30,7 +30,7 @@ def set_up(level: int, log_file: Path | None) -> None:
     root.addHandler(screen)
     if log_file:
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(log_file)
+        handler = _LogFile(log_file, encoding="utf-8")
         handler.setFormatter(_Dated())
         root.addHandler(handler)
 
@@ -61,21 +61,16 @@ def keeps_details() -> bool:
 
 
 def place() -> str:
-    """Return where the details stand: the log file, or what is on the screen already."""
-    for handler in logging.getLogger("featuremill").handlers:
-        if isinstance(handler, _LogFile):
-            return str(handler.path)
-    return "what stands above"
+    """Return what to call the place where details stand: a log file, or the screen."""
+    handlers = logging.getLogger("featuremill").handlers
+    has_file = any(isinstance(handler, _LogFile) for handler in handlers)
+    return "the log" if has_file else "what stands above"
 
 
 class _LogFile(logging.FileHandler):
     """A log file whose disk may be full: that is one sentence on the screen, and no end of work."""
 
     _has_failed = False
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8")
-        self.path = path
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  (logging's name)
         error = sys.exc_info()[1]

@@ -117,8 +117,7 @@ def closing(failures: Failures, results: str) -> str:
 
 def _common(job: FailedJob) -> str:
     """Return the job's sentence without what tells it from others that failed alike."""
-    sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
-    return sentence.replace(str(job.log), "its log") if job.log else sentence
+    return re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
 
 
 def _wrapped(text: str) -> list[str]:
