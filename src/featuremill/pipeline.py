@@ -172,7 +172,7 @@ class Pipeline:
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
         """Put failed batches back before everything else; what failed by itself is committed."""
         for _, error in failed:
-            if compute.is_device_error(error):
+            if compute.is_device_error(error) or compute.misuse_of_torch(error):
                 raise error
         if self._ahead:
             self._queue.put_back(self._ahead[0])

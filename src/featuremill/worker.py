@@ -20,7 +20,7 @@ from featuremill import compute, journal, machine
 from featuremill import weights as weights_verb
 from featuremill.batches import Queue, make_batches
 from featuremill.devices import Device
-from featuremill.errors import DeviceError, IntegrityError, UserError
+from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.pipeline import Pipeline, Shard
 from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
@@ -60,8 +60,10 @@ def main() -> int:
         return OS_ERROR_STATUS
     except Exception as error:
         traceback.print_exc()
-        _say(events, "error", message=f"{type(error).__name__}: {error}")
-        return 1
+        advice = compute.misuse_of_torch(error)
+        told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
+        _say(events, "error", message=told)
+        return WorkloadError.exit_status
     return 0
 
 
@@ -143,7 +145,8 @@ class Worker:
         except Exception as error:
             if compute.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error
-            if self.devices[0].kind == "cuda" and isinstance(error, RuntimeError):
+            is_runtime = isinstance(error, RuntimeError) and not compute.misuse_of_torch(error)
+            if self.devices[0].kind == "cuda" and is_runtime:
                 raise DeviceError(
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error

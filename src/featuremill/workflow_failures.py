@@ -7,7 +7,6 @@ Reads the logs that the jobs' verbs leave, so that jobs of a cluster are told li
 from __future__ import annotations
 
 import logging
-import os
 import re
 import shlex
 import sys
@@ -134,4 +133,6 @@ def _wrapped(text: str) -> list[str]:
 def _page() -> str:
     """Return where the page about trouble is: beside the Snakefile of a checkout, else its name."""
     page = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
-    return os.path.relpath(page) if page.exists() else "docs/troubleshooting.md in the repository"
+    if not page.exists():
+        return "docs/troubleshooting.md in the repository"
+    return str(page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page)

@@ -19,8 +19,8 @@ MEANINGS = {
     "neighbours": "how many proteins have the same nearest one in the sample as in fp32, by cosine "
     "of pooled vectors, and how many of their ten nearest are the same (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
-    table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them eleven, "
-    "a pooled vector a pool, and all of them finite values",
+    table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
+    "eleven, a pooled vector takes a pool, and all of them take finite values",
 }
 
 

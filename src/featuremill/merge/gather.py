@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import mmap
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from featuremill.parts import Part
 from featuremill.progress import Progress
 from featuremill.shardfile import digests
 from featuremill.sizes import expected_bytes
+from featuremill.store import take_space
 
 log = logging.getLogger("featuremill.merge")
 BLOCK_BYTES = 128 * 2**20
@@ -152,8 +152,7 @@ class Gatherer:
         """Write down where each shard's records stand in the input, shard by shard."""
         num_places = int(self._starts[-1])
         with self._places.open("w+b") as file:
-            # The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
-            os.posix_fallocate(file.fileno(), 0, max(1, num_places) * PLACE.itemsize)
+            take_space(file.fileno(), 0, max(1, num_places) * PLACE.itemsize)
             mapped = mmap.mmap(file.fileno(), 0)
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()

@@ -13,7 +13,6 @@ Buckets are worked on side by side, and so are groups of new shards.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -26,7 +25,7 @@ from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, bucket
 from featuremill.plan.hands import Hands
 from featuremill.progress import Progress
 from featuremill.shardfile import write_shard
-from featuremill.store import RunFolder
+from featuremill.store import RunFolder, take_space
 
 Result = TypeVar("Result")
 log = logging.getLogger("featuremill.plan")
@@ -245,11 +244,8 @@ def _write_shard(folder: RunFolder, table: pa.Table, cost: int) -> Shard:
 
 
 def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
-    """Return an array of locations that lives in the file `path`.
-
-    The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
-    """
+    """Return an array of locations that lives in the file `path`."""
     size = max(1, num_records)
     with path.open("wb") as handle:
-        os.posix_fallocate(handle.fileno(), 0, size * LOCATION.itemsize)
+        take_space(handle.fileno(), 0, size * LOCATION.itemsize)
     return np.memmap(path, LOCATION, "r+", shape=(size,))
