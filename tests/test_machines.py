@@ -1,5 +1,5 @@
-"""docs/machines.md: its table is the one that the code makes; what it says of systems without a call
-that only Linux has."""
+"""docs/machines.md: its table is the one that the code makes; what it says of other systems than
+Linux, as far as that can be seen here."""
 
 import json
 import subprocess
