@@ -16,6 +16,7 @@ from featuremill import journal
 from featuremill.status.rows import count_rows
 from featuremill.telemetry.gpus import Poller
 from featuremill.telemetry.process import ProcessMeter
+from featuremill.telemetry.rate import Reports
 from featuremill.telemetry.reader import Attempt, read
 from featuremill.telemetry.summary import Summary
 from featuremill.telemetry.writer import EVERY_SECONDS, WAITING_SECONDS, Writer, seconds_between
@@ -34,6 +35,7 @@ class Sampler:
         self.poller: Poller | None = None
         self.worker: int | None = None
         """Its process."""
+        self.reports = Reports()
         self.energy_j: dict[str, float] = {}
         """By UUID, in this attempt."""
         self.summary: dict[str, Any] = {}
@@ -49,8 +51,6 @@ class Sampler:
         self._sampled_at = time.monotonic()
         self._write_at = 0.0
         self._stage = ""
-        self._before: tuple[float, float] | None = None
-        """When the last sample was written, and the cost done by then."""
 
     def run(self) -> None:
         """Sample until the end is ordered."""
@@ -108,7 +108,7 @@ class Sampler:
         self._sampled_at = now
         is_new, self._stage = told["stage"] != self._stage, told["stage"]
         if is_wanted or is_new or now >= self._write_at:
-            writer.write("sample", **sample, rate=self._rate(now))
+            writer.write("sample", **sample, rate=self.reports.rate())
             least = WAITING_SECONDS if told["stage"] == "wait" else 0.0
             apart = max(least, seconds_between(writer.num_bytes))
             self._write_at = now + apart - EVERY_SECONDS / 2  # the clock of the samples decides
@@ -120,14 +120,6 @@ class Sampler:
         if self._meter is None or self._meter.pid != worker:
             self._meter = ProcessMeter(worker)
         return self._meter.read()
-
-    def _rate(self, now: float) -> float | None:
-        """Return the cost a second since the sample before."""
-        cost: float | None = self.told.get("cost_done")
-        before, self._before = self._before, (now, float(cost or 0))
-        if before is None or cost is None or now <= before[0]:
-            return None
-        return round(max(0.0, cost - before[1]) / (now - before[0]), 1)
 
     def _all_energy_j(self) -> float | None:
         """Return what this attempt and those that it goes on from took."""
