@@ -12,7 +12,9 @@ import pytest
 from mounts import Mount
 from nvml_node import Gpu, Slice
 
+from featuremill import run_log as run_log_module
 from featuremill import telemetry
+from featuremill.errors import UserError
 from featuremill.telemetry import writer as writer_module
 from featuremill.telemetry.sampler import Sampler
 from featuremill.telemetry.writer import Writer, seconds_between
@@ -133,6 +135,9 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus):
         "memory_mhz": 1593,
         "throttle": ["power_cap"],
     }
+    described = [attempt.start, device, *attempt.samples, *attempt.samples[-1]["devices"]]
+    keys = {key for each in [*described, attempt.samples[-1]["process"]] for key in each}
+    assert not {key for key in keys - {"time"} if f"`{key}`" not in telemetry.__doc__}
     seconds = attempt.samples[-1]["time"] - attempt.devices[0]["time"]
     assert 0.3 < energy_j / (300 * seconds) < 1.1
     (receipt,) = verbs.receipts(plan)
@@ -318,6 +323,19 @@ def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
     assert receipt["ok"] == 20 and receipt["telemetry"]["samples"] >= 2
 
 
+def test_a_log_that_has_become_long_is_set_aside(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_log_module, "MOST_BYTES", 1000)
+    for number in range(40):
+        run_log_module.begin_anew(tmp_path)
+        with pytest.raises(UserError), run_log_module.line(tmp_path, "plan"):
+            raise UserError(f"number {number}\nand\x1b[31m a second line{'x' * 3000}")
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == ["run.log", "run.old.log"]
+    lines = (tmp_path / "run.log").read_text().splitlines()
+    assert "number 39 and\\x1b[31m a second linexxx" in lines[-1]
+    assert all(len(line) < 600 for line in lines) and len(lines) < 4
+
+
 def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monkeypatch):
     path = tmp_path / "x.telemetry.jsonl"
     sampler = Sampler(path, tmp_path / "none.arrows", {"shard": "ab" * 16, "rows": 10**6})
@@ -365,6 +383,36 @@ def test_a_file_never_grows_past_its_bound(tmp_path):
     line = b'{"event":"start","time":1,"host":"' + b"x" * 4000 + b'"}\n'
     path.write_bytes(line * 2000)
     assert 0 < len(telemetry.read(path)) < 1100, "only the end of what no job wrote"
+
+
+def test_clean_and_retry_know_the_file(verbs):
+    cure = verbs.folder / "cure"
+    plan = verbs.plan([("bad", "RAISE")], "poison", {"cure_file": str(cure)})
+    verbs.extract(plan)
+    path = file_of(verbs, plan)
+    orphan = path.with_name("0" * 32 + ".telemetry.jsonl")
+    begun = path.with_name("1" * 32 + ".telemetry.jsonl")
+    journal = verbs.run_folder.journal(plan["recipe"], "1" * 32)
+    for file in (orphan, begun, journal, journal.with_suffix(".log")):
+        file.touch()
+    root = verbs.run_folder.root
+    said = verbs("clean", root, "--keep", "all", "--yes")
+    assert "telemetry of parts that were never finished: 1 file" in said
+    assert not orphan.exists() and begun.exists() and path.exists()
+    verbs("clean", root, "--keep", "parts", "--yes")
+    assert not begun.exists() and path.exists()
+    verbs("retry", root)
+    again = json.loads(verbs.run_folder.plan.read_text())
+    assert again["shards"][0]["shard"] == plan["shards"][0]["shard"]
+    assert not path.exists(), "the same records are a shard of the same name, computed anew"
+    cure.touch()
+    verbs.extract(again)
+    verbs("merge", root)
+    log = run_log(verbs)
+    verbs("clean", root, "--keep", "results", "--yes")
+    assert not path.exists() and run_log(verbs) == log
+    manifest = json.loads((root / "manifest.json").read_text())
+    assert manifest["receipts"][0]["telemetry"]["attempts"] == 1
 
 
 RUBBISH = (
