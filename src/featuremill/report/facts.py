@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +17,9 @@ import pyarrow.parquet as pq
 from featuremill.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
 from featuremill.receipts import device_name, devices_of, is_on_gpu
-from featuremill.report import failures, projection, words
+from featuremill.report import failures, labels, projection, roofs, words
+from featuremill.report.labels import Labels
+from featuremill.report.roofs import Roof
 from featuremill.report.timeline import Interval, seconds_of, wall_seconds
 from featuremill.store import RunFolder
 
@@ -50,6 +54,7 @@ class Shard(NamedTuple):
     failed: int
     resumed_batches: int
     crashes: int
+    oom_splits: int
     seconds: dict[str, float]
     """By stage, and in total. `prepare` and `write` go on beside `run`."""
     claimed: Interval
@@ -61,6 +66,22 @@ class Shard(NamedTuple):
     def rate(self) -> float:
         """Tokens a second on the device, loading included."""
         return self.tokens / max(self.working.end - self.working.begin, 1e-3)
+
+    @property
+    def running_rate(self) -> float | None:
+        """Tokens a second while it computed; None where that was too short to say."""
+        return self.tokens / self.seconds["run"] if self.seconds["run"] >= 0.01 else None
+
+
+class Piece(NamedTuple):
+    """What a device did at one time: a shard's last attempt, or an earlier one."""
+
+    name: str
+    """The shard's."""
+    lane: str
+    working: Interval
+    shard: Shard | None
+    """None for an attempt that ended before the shard was done."""
 
 
 class Facts(NamedTuple):
@@ -74,6 +95,10 @@ class Facts(NamedTuple):
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict the manifest; empty in every good run."""
+    labels: Labels | None = None
+    """What the points of the map are coloured by, where that is not their length."""
+    roofs: Mapping[str, Roof] = MappingProxyType({})
+    """By device, where one was measured."""
 
     @property
     def wall_seconds(self) -> float:
@@ -88,8 +113,26 @@ class Facts(NamedTuple):
     def tokens(self) -> int:
         return sum(shard.tokens for shard in self.shards)
 
+    @property
+    def pieces(self) -> list[Piece]:
+        """All that the timeline shows."""
+        return [Piece(s.name, s.lane, s.working, s) for s in self.shards]
 
-def read(root: Path, is_partial: bool = False) -> Facts:
+
+class Wishes(NamedTuple):
+    """What the report is asked to take in besides the run's own files."""
+
+    label_file: Path | None = None
+    label: str = ""
+    """The column of `label_file`."""
+    roofs: tuple[Path, ...] = ()
+    """Records of a benchmark."""
+
+
+NO_WISHES = Wishes()
+
+
+def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Facts:
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
     manifest_path = root / file_name("manifest.json", is_partial)
     if not manifest_path.exists():
@@ -97,7 +140,7 @@ def read(root: Path, is_partial: bool = False) -> Facts:
         raise UserError(f"{manifest_path}: there are no merged results here; run {first} first.")
     try:
         manifest = json.loads(manifest_path.read_text("utf-8"))
-        return _read(root, manifest, is_partial)
+        facts = _read(root, manifest, is_partial)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         # Damaged JSON can lack any key, and a damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
@@ -105,6 +148,11 @@ def read(root: Path, is_partial: bool = False) -> Facts:
             f"{manifest_path}: it, or a file that it names, is damaged or gone ({problem}); "
             "delete manifest.json and run the same command again."
         ) from error
+    if wishes.label_file is not None and not isinstance(facts.embedding, str):
+        found = labels.read(wishes.label_file, wishes.label, facts.embedding.ids)
+        facts = facts._replace(labels=found)
+    threads = {device_name(r): r["threads"] for r in manifest["receipts"]}
+    return facts._replace(roofs=roofs.measured(wishes.roofs, manifest["settings"], threads))
 
 
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
@@ -174,6 +222,7 @@ def _shard(receipt: dict[str, Any]) -> Shard:
         failed=receipt["failed"],
         resumed_batches=receipt["resumed_batches"],
         crashes=receipt["retries"],
+        oom_splits=receipt["oom_splits"],
         seconds=seconds,
         claimed=Interval(started, finished),
         working=Interval(min(started + seconds["wait"], finished), finished),
