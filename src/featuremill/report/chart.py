@@ -84,9 +84,9 @@ def evenly(rows: Sequence[Row], most: int) -> Sequence[Row]:
 
 
 def axis(**settings: Any) -> Any:
-    """Return an axis of large numbers (12k); a nought is 0 there, where Vega would write 0k."""
-    plain_zero = "datum.value === 0 ? '0' : datum.label"
-    return alt.Axis(format="~s", labelExpr=plain_zero, **settings)
+    """Return an axis of large numbers (12k) and small ones, where Vega writes 0k and 600m."""
+    words = "datum.value === 0 ? '0' : datum.value < 1 ? format(datum.value, '~r') : datum.label"
+    return alt.Axis(format="~s", labelExpr=words, **settings)
 
 
 def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
@@ -110,12 +110,12 @@ class Clock(NamedTuple):
         """Return where a moment (seconds since 1970) stands on the axis, in its unit."""
         return round(self.layout.at(seconds) / self.divisor, 4)
 
-    def x(self, field: str) -> Any:
+    def x(self, field: str, has_title: bool = True) -> Any:
         """Return the encoding of a column that `at` made."""
         cut = ", long pauses cut" if self.layout.pauses else ""
         return alt.X(
             f"{field}:Q",
-            title=f"{self.unit} since the first shard{cut}",
+            title=f"{self.unit} since the first shard{cut}" if has_title else None,
             scale=alt.Scale(domain=[0, max(self.layout.end, 0.1) / self.divisor], nice=False),
             axis=alt.Axis(tickCount=8),
         )

@@ -36,7 +36,7 @@ def figure(facts: Facts) -> Figure:
             color=_by_length(found) if labels is None else _by_label(labels, rows),
             tooltip=[
                 "id:N",
-                *([] if labels is None else [alt.Tooltip("label:N", title=labels.column)]),
+                *([] if labels is None else [alt.Tooltip("label:N", title=labels.title)]),
                 alt.Tooltip("length:Q", title="residues", format=",d"),
             ],
         )
@@ -84,14 +84,14 @@ def _by_length(found: Projection) -> Any:
 def _by_label(labels: Labels, rows: list[dict[str, Any]]) -> Any:
     if labels.numbers is not None:
         ramp, legend = alt.Scale(range="ramp"), alt.Legend(offset=26)
-        return alt.Color("value:Q", title=labels.column, scale=ramp, legend=legend)
+        return alt.Color("value:Q", title=labels.title, scale=ramp, legend=legend)
     present = {row["group"] for row in rows}
     rest = {name: colour for name, colour in GREYS.items() if name in present}
     names = [*labels.names, *rest]
     columns = LEGEND_PIXELS // (7 * max(map(len, names)) + 26)
     return alt.Color(
         "group:N",
-        title=labels.column,
+        title=labels.title,
         scale=categories(names, tuple(rest.values())),
         legend=alt.Legend(columns=max(1, min(4, columns)), titleOrient="top", offset=26),
     )
@@ -120,7 +120,7 @@ def _sentence(found: Projection, labels: Labels | None) -> str:
         return text
     if not labels.num_found:
         return f"{text} Coloured by length: {labels.file} has no row with the id of one of them."
-    text += f" Coloured by {labels.column} of {labels.file}"
+    text += f" Coloured by {labels.title} of {labels.file}"
     if labels.num_found < shown:
         text += f", which has a label for {labels.num_found:,} of them"
     if labels.numbers is None and (more := len(set(labels.texts) - {None}) - len(labels.names)) > 0:

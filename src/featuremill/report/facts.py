@@ -16,11 +16,13 @@ import pyarrow.parquet as pq
 
 from featuremill.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
-from featuremill.receipts import device_name, devices_of, is_on_gpu
-from featuremill.report import failures, labels, projection, roofs, words
+from featuremill.receipts import device_name
+from featuremill.report import failures, labels, projection, roofs, usage
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof
-from featuremill.report.timeline import Interval, seconds_of, wall_seconds
+from featuremill.report.shards import Piece, Shard, shard_of
+from featuremill.report.timeline import seconds_of, wall_seconds
+from featuremill.report.usage import Usage
 from featuremill.store import RunFolder
 
 
@@ -40,61 +42,21 @@ class Lengths(NamedTuple):
         return int(self.values[min(int(reached), len(self.values) - 1)])
 
 
-class Shard(NamedTuple):
-    """One receipt, as the figures use it."""
-
-    name: str
-    host: str
-    device: str
-    """The device's model, such as "NVIDIA H200" or "2 × NVIDIA L4"."""
-    lane: str
-    """The device, or those that held one model together: model, identity and host."""
-    tokens: int
-    rows: int
-    failed: int
-    resumed_batches: int
-    crashes: int
-    oom_splits: int
-    seconds: dict[str, float]
-    """By stage, and in total. `prepare` and `write` go on beside `run`."""
-    claimed: Interval
-    """From the job's start, waiting for a device included."""
-    working: Interval
-    """On the device."""
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second on the device, loading included."""
-        return self.tokens / max(self.working.end - self.working.begin, 1e-3)
-
-    @property
-    def running_rate(self) -> float | None:
-        """Tokens a second while it computed; None where that was too short to say."""
-        return self.tokens / self.seconds["run"] if self.seconds["run"] >= 0.01 else None
-
-
-class Piece(NamedTuple):
-    """What a device did at one time: a shard's last attempt, or an earlier one."""
-
-    name: str
-    """The shard's."""
-    lane: str
-    working: Interval
-    shard: Shard | None
-    """None for an attempt that ended before the shard was done."""
-
-
 class Facts(NamedTuple):
     """Everything that the page and the figures say."""
 
     manifest: dict[str, Any]
     lengths: Lengths
     shards: list[Shard]
+    pieces: list[Piece]
+    """What the timeline shows: the shards, and attempts that ended before theirs was done."""
     problems: failures.Problems
     embedding: projection.Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict the manifest; empty in every good run."""
+    usage: Usage | None
+    """How the devices were used; None where nothing was recorded."""
     labels: Labels | None = None
     """What the points of the map are coloured by, where that is not their length."""
     roofs: Mapping[str, Roof] = MappingProxyType({})
@@ -112,11 +74,6 @@ class Facts(NamedTuple):
     @property
     def tokens(self) -> int:
         return sum(shard.tokens for shard in self.shards)
-
-    @property
-    def pieces(self) -> list[Piece]:
-        """All that the timeline shows."""
-        return [Piece(s.name, s.lane, s.working, s) for s in self.shards]
 
 
 class Wishes(NamedTuple):
@@ -158,7 +115,9 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
     problems = failures.read(root / file_name("failed.tsv", is_partial))
     rows, lengths = _lengths(RunFolder(root).manifest)
-    shards = sorted((_shard(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed)
+    shards = sorted(
+        (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed
+    )
     embedding: projection.Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
@@ -171,7 +130,10 @@ def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
             found["embeddings.parquet"] = num_rows
             embedding = projection.read(paths, num_rows)
     doubts = _doubts(manifest["counts"], found)
-    return Facts(manifest, lengths, shards, problems, embedding, doubts)
+    used = usage.read(RunFolder(root), manifest["recipe"], shards)
+    pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
+    pieces += used.stopped if used else []
+    return Facts(manifest, lengths, shards, pieces, problems, embedding, doubts, used)
 
 
 def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
@@ -201,29 +163,3 @@ def _lengths(path: Path) -> tuple[int, Lengths]:
     ordered = sorted(lengths)
     counts = np.array([lengths[value] for value in ordered], np.int64)
     return rows, Lengths(np.array(ordered, np.int64), counts)
-
-
-def _shard(receipt: dict[str, Any]) -> Shard:
-    devices, host = devices_of(receipt), failures.clipped(receipt["host"])
-    seconds: dict[str, float] = receipt["seconds"]
-    started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
-    # A receipt may carry whole seconds; its durations are finer.
-    finished = max(finished, started + seconds["total"])
-    name = failures.clipped(device_name(receipt))
-    uuids = "+".join(sorted(device["uuid"].removeprefix("GPU-")[:8] for device in devices))
-    identity = f" {uuids}" if is_on_gpu(receipt) else ""
-    return Shard(
-        name=receipt["shard"],
-        host=host,
-        device=name,
-        lane=f"{name}{identity} · {host}",
-        tokens=receipt["cost"],
-        rows=receipt["rows"],
-        failed=receipt["failed"],
-        resumed_batches=receipt["resumed_batches"],
-        crashes=receipt["retries"],
-        oom_splits=receipt["oom_splits"],
-        seconds=seconds,
-        claimed=Interval(started, finished),
-        working=Interval(min(started + seconds["wait"], finished), finished),
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featuremill.report import embedding, gantt, lengths, stages, throughput
+from featuremill.report import curves, embedding, gantt, lengths, stages, throughput
 from featuremill.report.chart import Figure, clock_of
 from featuremill.report.facts import Facts
 from featuremill.report.timeline import lay_out
@@ -15,6 +15,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
     clock = clock_of(layout) if layout else None
     figures = (
         gantt.figure(facts, clock),
+        curves.figure(facts, clock),
         throughput.figure(facts, clock),
         stages.figure(facts),
         lengths.figure(facts),

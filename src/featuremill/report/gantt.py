@@ -18,7 +18,8 @@ from featuremill.report.chart import (
     drawn,
     values,
 )
-from featuremill.report.facts import Facts, Piece
+from featuremill.report.facts import Facts
+from featuremill.report.shards import Piece
 from featuremill.report.timeline import Bar, Layout
 
 TITLE = "Which device did what, and when"
@@ -44,7 +45,8 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
         labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
     )
     y = alt.Y("lane:O", axis=no_labels, scale=alt.Scale(padding=0))
-    rows = [_row(clock, bar, facts.pieces) for bar in layout.bars]
+    pieces = facts.pieces
+    rows = [_row(clock, bar, pieces) for bar in layout.bars]
     bars = (
         alt.Chart(values(rows))
         .mark_bar(style="shard", height=min(18, height - 2), yOffset=min(9, height / 4))

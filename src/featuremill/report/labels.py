@@ -30,10 +30,19 @@ class Labels(NamedTuple):
     """What a table says of some records."""
 
     column: str
-    file: str
-    """Its name."""
+    path: Path
     texts: list[str | None]
     """One a record, in their order; None where the table has none."""
+
+    @property
+    def file(self) -> str:
+        """The table's name, as the page shows it."""
+        return clipped(self.path.name)
+
+    @property
+    def title(self) -> str:
+        """The column's name, as the page shows it."""
+        return clipped(self.column, MAX_TEXT)
 
     @property
     def num_found(self) -> int:
@@ -77,7 +86,7 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
         raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
     except (csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
-    return Labels(clipped(column, MAX_TEXT), clipped(path.name), texts)
+    return Labels(column, path, texts)
 
 
 def _keys(id: str) -> set[str]:

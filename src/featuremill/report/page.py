@@ -243,6 +243,8 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         ],
         "max_failed": manifest["counts"]["failed"],
     }
+    if facts.labels:
+        config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
     name = f"{manifest['run']}.yaml"
     gpus = len({device["uuid"] for r in receipts if is_on_gpu(r) for device in devices_of(r)})
     limit = f" --resources gpu={gpus}" if gpus else ""

@@ -47,9 +47,8 @@ def measured(
         record = _record(path)
         machine = record["machine"]
         device = machine.get("gpu") or machine["cpu"]
-        if device not in threads or (
-            "gpu" not in machine and machine["threads"] != threads[device]
-        ):
+        is_alike = "gpu" in machine or machine["threads"] == threads.get(device)
+        if device not in threads or not is_alike:
             continue
         if rates := _rates(record, settings["options"]):
             day = clipped(str(record["started"])[:10])

@@ -18,18 +18,16 @@ from featuremill.report.chart import (
     specification,
     values,
 )
-from featuremill.report.facts import Facts, Shard
+from featuremill.report.facts import Facts
+from featuremill.report.shards import Shard
 
 TITLE = "Where the time went"
 STAGES = ("run", "load", "write", "other", "wait")
 MEANINGS = (
     ("run", "the device computed batches"),
     ("load", "the weights were read and put on the device"),
-    (
-        "write",
-        "rows were saved while the device had nothing to do; beside it, writing costs nothing",
-    ),
-    ("other", "starting Python and the libraries, attempts that were lost, a device without work"),
+    ("write", "rows were saved and the device had nothing to do; otherwise writing costs no time"),
+    ("other", "starting Python and libraries, attempts that were lost, a device without work"),
     ("wait", "the shard waited for a free device"),
 )
 MAX_BARS = 120

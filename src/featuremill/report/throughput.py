@@ -19,8 +19,9 @@ from featuremill.report.chart import (
     evenly,
     values,
 )
-from featuremill.report.facts import Facts, Shard
+from featuremill.report.facts import Facts
 from featuremill.report.roofs import Roof
+from featuremill.report.shards import Shard
 
 TITLE = "Tokens a second, shard by shard"
 RUNNING, WHOLE = "while computing", "from its start to its end"
@@ -85,7 +86,7 @@ def _points(rows: list[dict[str, Any]], clock: Clock, colour: Any) -> Any:
             shape=alt.Shape(
                 "kind:N",
                 scale=alt.Scale(domain=list(KINDS), range=["circle", "triangle-down"]),
-                legend=alt.Legend(title=None, symbolType="circle"),
+                legend=alt.Legend(title=None, offset=26),
             ),
             tooltip=[
                 "shard:N",

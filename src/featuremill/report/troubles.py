@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from featuremill.report import words
-from featuremill.report.facts import Shard
+from featuremill.report.shards import Shard
 
 MAX_EXAMPLES = 3
 

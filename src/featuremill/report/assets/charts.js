@@ -21,7 +21,7 @@
       axisY: { domain: false, ticks: false, titleAngle: 0, titleAlign: "left", titleAnchor: "end", titleX: 0, titleY: -10 },
       legend: {
         orient: "top", direction: "horizontal", labelColor: ink, titleColor: muted, labelFontSize: 12,
-        titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0,
+        titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0, symbolBaseFillColor: muted,
         gradientThickness: 8, gradientLength: 180, offset: 12, labelLimit: 260, titleOrient: "left",
       },
       range: { ramp: token("ramp").split(",").map((colour) => colour.trim()) },
@@ -33,6 +33,7 @@
         "cloud": { opacity: 0.75 },
         "roof": { strokeDash: [7, 4], strokeWidth: 1.5 },
         "curve": { strokeWidth: 1.4, strokeJoin: "round" },
+        "hover": { filled: true, opacity: 0, size: 90 },
         "guide": { color: muted, strokeDash: [3, 3], strokeWidth: 1 },
         "remark": text,
         "lane": { ...text, color: ink },
@@ -42,8 +43,8 @@
 
   // In a chart's own colours, "--name" is a colour of the style sheet.
   function coloured(key, value) {
-    if (key !== "range" || !Array.isArray(value)) return value;
-    return value.map((each) => (String(each).startsWith("--") ? token(each.slice(2)) : each));
+    const colour = (each) => (String(each).startsWith("--") ? token(each.slice(2)) : each);
+    return key === "range" && Array.isArray(value) ? value.map(colour) : value;
   }
 
   const tooltip = { disableDefaultStyle: true };
