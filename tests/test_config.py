@@ -50,7 +50,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, max_failed, keep."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep."),
         ("inputs: a\nmodel: x", "my.yaml:2: model: there is no such key here; put it under 'options:'."),
         ("inputs: a\n\ncost: 3", "my.yaml:3: cost: there is no such key here; put it under 'shards:'."),
         ("inputs: a\nshards:\n  costs: 3", "my.yaml:3: shards.costs: there is no such key here; did you mean 'cost'?"),

@@ -20,7 +20,8 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 
 from featuremill import clean, machine, store
 from featuremill.calm import RefusedError
-from featuremill.config import Places, Run, check_outputs, load, validate, without_effect
+from featuremill.config import Run, check_outputs, load, validate, without_effect
+from featuremill.config_yaml import Places
 from featuremill.errors import IntegrityError, UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
@@ -37,6 +38,8 @@ GPU_RESOURCES = {
     "wait_seconds": "gpu_wait",
 }
 """Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+NOT_PLANNED = {"outputs", "labels", "max_failed", "keep"}
+"""Keys of a config that change nothing about the plan."""
 LOOKING = (
     "--report",
     "--lint",
@@ -89,7 +92,9 @@ def _sources(config: Mapping[str, Any], paths: Sequence[str | Path]) -> tuple[st
 
 def _refuse_wildcards(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
-    for key, values in {"inputs": run.inputs, "options": run.options.values()}.items():
+    labels = [run.labels.file]
+    names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
+    for key, values in names.items():
         for value in values:
             if isinstance(value, str) and WILDCARD_REGEX.search(value):
                 raise UserError(
@@ -109,6 +114,12 @@ def checkpoint_files(run: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
     return [model] if is_path(model) else []
+
+
+def report_labels(run: Run) -> list[str]:
+    """Return the arguments of `featuremill report` that colour its map."""
+    labels = run.labels
+    return [f"--label-file={labels.file}", f"--label={labels.column}"] if labels.file else []
 
 
 def read_plan(path: str) -> dict[str, Any]:

@@ -69,6 +69,13 @@ def size(num_bytes: int) -> str:
     return f"{short(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes}{NBSP}B"
 
 
+def energy(joules: float) -> str:
+    """Return joules, and from a kilowatt hour on those."""
+    if joules < 3.6e6:
+        return f"{short(joules)}J" if joules >= 1000 else f"{joules:.3g}{NBSP}J"
+    return f"{short(joules / 3600)}Wh"
+
+
 def share(part: float, whole: float) -> str:
     """Return `part` of `whole` in per cent; "under 1 %" rather than a nought that is not one."""
     percent = 100 * part / whole if whole else 0.0
