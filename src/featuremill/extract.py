@@ -23,6 +23,7 @@ from featuremill.locking import locked
 from featuremill.machine import num_cores
 from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
+from featuremill.telemetry.recorder import Recorder
 
 log = logging.getLogger("featuremill.extract")
 
@@ -82,6 +83,7 @@ class Extraction:
         self.declared_receipt = folder.receipt(plan["recipe"], shard)
         self.kept_receipt = self.part.with_suffix(".json")
         self.journal = folder.journal(plan["recipe"], shard)
+        self.telemetry = folder.telemetry(plan["recipe"], shard)
         self._job = Job(
             run_folder=str(folder.root),
             recipe=plan["recipe"],
@@ -134,9 +136,29 @@ class Extraction:
         started, began = _now(), time.monotonic()
         plan = self.plan
         wanted = Request.from_environment(num_gpus=plan.get("gpus", 1))
-        supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock)
-        with working.told(lock):
-            summary = supervisor.run()
+        with Recorder(self.telemetry, self.journal, self._facts()) as recorder:
+            supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock, recorder)
+            with working.told(lock):
+                summary = supervisor.run()
+            receipt = self._finished(summary, supervisor, started, began)
+        log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
+        return receipt
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what the telemetry says of this shard at its start."""
+        planned = next(entry for entry in self.plan["shards"] if entry["shard"] == self.shard)
+        return {
+            "shard": self.shard,
+            "recipe": self.plan["recipe"],
+            "rows": planned["records"],
+            "cost": planned["cost"],
+            "cost_unit": self.plan["cost_unit"],
+        }
+
+    def _finished(
+        self, summary: dict[str, Any], supervisor: Supervisor, started: str, began: float
+    ) -> dict[str, Any]:
+        """Make a finished journal the part; return its receipt."""
         receipt = {
             "version": receipts.VERSION,
             "shard": self.shard,
@@ -157,7 +179,6 @@ class Extraction:
         sync(self.part.parent)
         journal.remove(self.journal)
         self.part.with_suffix(".bad").unlink(missing_ok=True)
-        log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
 
 

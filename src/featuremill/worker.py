@@ -106,6 +106,7 @@ class Worker:
         self.watch = Watch(job.stall_seconds)
         self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
+        self.pipeline: Pipeline | None = None
         self.cost_planned = 0
         self._told = 0.0
 
@@ -117,6 +118,8 @@ class Worker:
         if self._plan():
             self._load()
             self._compute()
+        self.cost_planned = self.watch.cost_run
+        self._tell("state", "finish")
         self.seconds["write"] = self.shard.write_seconds
         digest = self.journal.finish()
         _say(self.events, "done", part=digest, **self._summary())
@@ -134,6 +137,8 @@ class Worker:
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
         self.queue.add(([row] for row in solo), is_alone=True)
+        self.cost_planned = self.queue.cost_left
+        self._tell("state", "load")
         return bool(left or solo)
 
     def _load(self) -> None:
@@ -164,7 +169,8 @@ class Worker:
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
         pipeline = Pipeline(self.workload, self.model, self.shard, self.queue, self.watch)
-        self.cost_planned = self.queue.cost_left
+        self.pipeline = pipeline
+        self._tell("state", "run")
         try:
             pipeline.run(self._tell_progress)
         except RuntimeError as error:
@@ -186,15 +192,37 @@ class Worker:
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            _say(
-                self.events,
+            self._tell(
                 "progress",
+                "run",
                 rows=len(self.journal.rows_done),
                 of=len(self.costs),
                 cost_run=self.watch.cost_run,
                 cost_left=max(0, self.cost_planned - self.watch.cost_run),
                 seconds=now - self.watch.started,
             )
+
+    def _tell(self, event: str, stage: str, **facts: Any) -> None:
+        """Say how far this is, as samples have it (`featuremill.telemetry`)."""
+        cost_left = max(0, self.cost_planned - self.watch.cost_run)
+        state = {
+            "stage": stage,
+            "rows_done": len(self.journal.rows_done),
+            "rows_failed": self.journal.counts["failed"],
+            "cost_done": sum(self.costs) - cost_left,
+            "cost_left": cost_left,
+            "batches": self.shard.num_batches + self.journal.num_resumed,
+            "oom_splits": self.queue.num_oom,
+            "seconds": {
+                "load": round(self.seconds["load"], 3),
+                "prepare": round(self.pipeline.prepare_seconds if self.pipeline else 0.0, 3),
+                "run": round(self.watch.busy_seconds, 3),
+                "write": round(self.shard.write_seconds, 3),
+            },
+            "torch_peak_mb": machine.allocated_peak_mb(self.devices),
+        }
+        known = {key: value for key, value in state.items() if value is not None}
+        _say(self.events, event, state=known, **facts)
 
     def _summary(self) -> dict[str, Any]:
         counts = self.journal.counts
