@@ -32,6 +32,9 @@ class DeviceNow(NamedTuple):
     power_w: float | None
     temperature_c: float | None
     throttle: list[str]
+    """Why its clocks are lower than they could be."""
+    of_whole_gpu: list[str]
+    """Which of these values are the whole GPU's, where the job has a slice or a part of it."""
 
 
 class Job(NamedTuple):
@@ -114,7 +117,7 @@ def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
 def _without_telemetry(shard: Shard, holder: Holder) -> Job:
     names = [str(name) for name in holder.who.get("devices") or []]
     rows = shard.work.rows if shard.work else 0
-    unknown = DeviceNow("", "", "", "", None, None, None, None, None, [])
+    unknown = DeviceNow("", "", "", "", None, None, None, None, None, [], [])
     return Job(
         shard=shard.name,
         state=holder.state,
@@ -156,6 +159,7 @@ def _device(held: dict[str, Any], now: dict[str, Any]) -> DeviceNow:
         power_w=now.get("power_w"),
         temperature_c=now.get("temperature_c"),
         throttle=now.get("throttle", []),
+        of_whole_gpu=held.get("of_whole_gpu", []),
     )
 
 

@@ -96,7 +96,9 @@ def accounting(scene: Scene) -> str:
 
 
 def number(value: float) -> str:
-    """Return a number to three digits, such as 12.3 k."""
+    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
+    if value < 9.95:
+        return f"{value:.1f}"
     return words.short(value).replace(words.NBSP, " ")
 
 

@@ -186,7 +186,7 @@ class Reader:
             self._spread.uses(jobs, now),
             self._failures(shards),
             self._ended(jobs),
-            estimate(jobs, left, list(self._receipts.values())) if jobs or left else None,
+            estimate(jobs, left, list(self._receipts.values()), now) if jobs or left else None,
         )
 
     def _failures(self, shards: list[Shard]) -> list[Reason]:
@@ -202,6 +202,7 @@ class Reader:
             if end and end.get("status") == "failed" and name not in taken:
                 found.append(Ended(name, plain(end.get("message", ""))))
         return found
+
 
 def _mark(path: Path) -> Mark | None:
     """Return what changes when the file does; None where there is none."""

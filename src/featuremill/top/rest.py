@@ -12,11 +12,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from featuremill.receipts import devices_of
+from featuremill.report.words import parsed
 from featuremill.status.rest import newest_whole, working_seconds
 from featuremill.top.jobs import Job
 
 MOST_DEALT = 5000
 """Waiting shards that are dealt out one by one; with more, where the last one runs is no matter."""
+BETWEEN_SECONDS = 60.0
+"""A device whose last part is finished for no longer than this is about to get the next shard."""
+MOST_BETWEEN = 200
+"""The newest receipts that are looked at for such devices."""
 
 
 class Rest(NamedTuple):
@@ -24,7 +29,7 @@ class Rest(NamedTuple):
 
     seconds: float | None
     devices: int
-    """At work now: the estimate counts on as many."""
+    """At work, or between two jobs: the estimate counts on as many."""
     parts: int
     """Finished ones that it is judged by, besides the batches of late."""
     why_not: str = ""
@@ -38,28 +43,47 @@ class _Slot(NamedTuple):
 
 
 def estimate(
-    jobs: Sequence[Job], waiting: Sequence[float], receipts: Sequence[dict[str, Any]]
+    jobs: Sequence[Job], waiting: Sequence[float], receipts: Sequence[dict[str, Any]], now: float
 ) -> Rest:
-    """Return how long it takes, with the `jobs` that run now, until all of them and shards of the
-    costs `waiting` are computed; `receipts` are those of finished parts."""
-    at_work = [job for job in jobs if job.is_at_work and not job.is_silent]
-    if not at_work:
-        waits = any(job.stage == "wait" for job in jobs)
-        why = "every job waits for a device" if waits else "no job is at work"
-        return Rest(None, 0, 0, why)
+    """Return how long it takes, with the devices of late, until all `jobs` and shards of the costs
+    `waiting` are computed; `receipts` are those of finished parts."""
     newest = newest_whole(receipts)
-    paces = _by_device(newest)
-    measured = [_pace(job, paces) for job in at_work]
-    known = [pace for pace in measured if pace]
-    if not known:
+    paces, startup = _by_device(newest), _startup_seconds(newest, jobs)
+    at_work = [job for job in jobs if job.is_at_work and not job.is_silent]
+    measured = [(job, _pace(job, paces)) for job in at_work]
+    known = [pace for _, pace in measured if pace]
+    between = _between_jobs(receipts, at_work, now) if waiting else set()
+    if not at_work and not between:
+        is_waiting = any(job.stage == "wait" for job in jobs)
+        why = "every job waits for a device" if is_waiting else "no job is at work"
+        return Rest(None, 0, len(newest), why)
+    if not known and not paces:
         return Rest(None, len(at_work), 0, "no batch is finished since the start")
-    usual = sum(known) / len(known)
-    startup = _startup_seconds(newest, at_work)
-    slots = [
-        _Slot(_left(job, pace or usual, startup), pace or usual)
-        for job, pace in zip(at_work, measured, strict=True)
-    ]
-    return Rest(_deal(slots, waiting, startup), len(at_work), len(newest))
+    usual = sum(known) / len(known) if known else paces[""]
+    slots = [_Slot(_left(job, pace or usual, startup), pace or usual) for job, pace in measured]
+    slots += [_Slot(0.0, paces.get(uuid, usual)) for _, uuid in sorted(between)]
+    return Rest(_deal(slots, waiting, startup), len(slots), len(newest))
+
+
+def _between_jobs(
+    receipts: Sequence[dict[str, Any]], at_work: Sequence[Job], now: float
+) -> set[tuple[str, str]]:
+    """Return host and UUID of the devices that finished a part a moment ago and have no job now:
+    the next one is about to start."""
+    taken = {(job.host, device.uuid) for job in at_work for device in job.devices}
+    found = {
+        (str(receipt.get("host", "")), devices_of(receipt)[0]["uuid"])
+        for receipt in receipts[-MOST_BETWEEN:]
+        if now - _finished(receipt) < BETWEEN_SECONDS
+    }
+    return found - taken
+
+
+def _finished(receipt: dict[str, Any]) -> float:
+    try:
+        return parsed(receipt["finished"])
+    except (KeyError, TypeError, ValueError):
+        return 0.0
 
 
 def _pace(job: Job, paces: Mapping[str, float]) -> float | None:
