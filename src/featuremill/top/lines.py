@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from featuremill.report import words
 from featuremill.status.view import verdict
 from featuremill.text import one_line, plain
 from featuremill.top.scene import Scene
 
 SEPARATOR = " · "
+LONG_SECONDS, DAY_SECONDS = 600, 64_800
+"""From how long on the hour of the end is said; and its day."""
 
 
 def totals_line(scene: Scene) -> str:
@@ -54,7 +58,10 @@ def left(scene: Scene) -> str:
         return ""
     if rest.seconds is None:
         return f"time left not known: {rest.why_not}"
-    return f"about {duration(rest.seconds)} left"
+    shown = "%H:%M" if rest.seconds < DAY_SECONDS else "%A %H:%M"
+    until = time.strftime(shown, time.localtime(scene.time + rest.seconds))
+    at = f", until {until}" if rest.seconds >= LONG_SECONDS else ""
+    return f"about {duration(rest.seconds)} left with {words.plural(rest.devices, 'device')}{at}"
 
 
 def failed(scene: Scene) -> list[str]:
@@ -71,7 +78,7 @@ def phase(scene: Scene) -> str:
         "starting": "started, and there is no plan yet",
         "computing": "computing",
         "merging": "merging now",
-        "between": "running, and none of its jobs computes now",
+        "between": "running, and no job computes at this moment",
         "unknown": "whether anybody is at it cannot be told from here",
         "rest": "nobody is at it now",
     }[scene.phase]
