@@ -26,6 +26,7 @@ VERBS = {
     "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
+    "top": "show a run while it goes on: how far, how fast, how long yet, on which device",
     "retry": "make failed records run again",
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # top says numbers without it
+    import numpy as np
 
 NBSP = "\u00a0"
 """Between a number and its unit, where no line may end."""

@@ -28,6 +28,6 @@ A file whose last `start` has no `end` is of a job that is at it (it holds the j
 
 from __future__ import annotations
 
-from featuremill.telemetry.reader import Attempt, State, read, tail
+from featuremill.telemetry.reader import TAIL_BYTES, Attempt, State, event_of, followed, read, tail
 
-__all__ = ["Attempt", "State", "read", "tail"]
+__all__ = ["TAIL_BYTES", "Attempt", "State", "event_of", "followed", "read", "tail"]

@@ -78,21 +78,25 @@ def tail(path: Path) -> State | None:
     """Return how the last attempt stands, out of the file's end; None where nothing says it."""
     state: State | None = None
     for event in _events(path, TAIL_BYTES):
-        kind, now = event.pop("event"), event["time"]
-        if kind == "start":
-            state = State(event, [], None, None, now)
-        elif kind == "again":
-            sample = state.sample if state else None
-            state = State(event.get("start", {}), event.get("devices", []), sample, None, now)
-        elif state is None:
-            continue
-        elif kind == "device":
-            state = state._replace(devices=event.get("devices", []), time=now)
-        elif kind == "sample":
-            state = state._replace(sample=event, time=now)
-        elif kind == "end":
-            state = state._replace(end=event, time=now)
+        state = followed(state, event)
     return state
+
+
+def followed(state: State | None, event: dict[str, Any]) -> State | None:
+    """Return how the last attempt stands after one more event; None before anything says it."""
+    kind, now = event["event"], event["time"]
+    if kind == "start":
+        return State(event, [], None, None, now)
+    if kind == "again":
+        sample = state.sample if state else None
+        return State(event.get("start", {}), event.get("devices", []), sample, None, now)
+    if state is None:
+        return None
+    if kind == "device":
+        return state._replace(devices=event.get("devices", []), time=now)
+    if kind == "sample":
+        return state._replace(sample=event, time=now)
+    return state._replace(end=event, time=now) if kind == "end" else state
 
 
 def _events(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
@@ -106,12 +110,18 @@ def _events(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
         return
     lines = content.split(b"\n")[:-1]  # what follows the last newline is being written
     for line in lines[1:] if size > most_bytes else lines:
-        try:
-            event = _known(json.loads(line))
-        except (ValueError, RecursionError, OverflowError):
-            continue
-        if "event" in event and "time" in event:
+        if event := event_of(line):
             yield event
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a whole line, its values of the types that the keys tell; None where that
+    is none."""
+    try:
+        event = _known(json.loads(line))
+    except (ValueError, RecursionError, OverflowError):
+        return None
+    return event if {"event", "time"} <= set(event) else None
 
 
 def _known(value: Any) -> dict[str, Any]:
