@@ -11,6 +11,7 @@ after it is computed again, so that the rows of a part keep their order.
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,6 +27,7 @@ from featuremill.watch import Watch
 from featuremill.workload import Workload
 
 MOST_IN_FLIGHT = 2
+MOST_TRACEBACKS = 20
 
 
 class _BehindAFailureError(Exception):
@@ -88,6 +90,7 @@ class Pipeline:
         self._writer = ThreadPoolExecutor(1, "collect")
         self._ahead: tuple[Batch, Future[Any]] | None = None
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
+        self._num_told = 0
         self._must_wait = False
         """Whether a batch failed, so that nothing behind it may be committed."""
 
@@ -189,4 +192,11 @@ class Pipeline:
                 self._queue.put_back(batch)
             elif not compute.make_room(self._queue, batch, error):
                 self._shard.commit_failed(batch.rows[0], compute.reason_of(error))
+                self._tell(error)
         self._look_ahead()
+
+    def _tell(self, error: Exception) -> None:
+        """Leave the first errors of single records in the log, whole; all of them could fail."""
+        self._num_told += 1
+        if self._num_told <= MOST_TRACEBACKS and not compute.is_out_of_memory(error):
+            traceback.print_exception(error)

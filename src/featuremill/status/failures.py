@@ -49,6 +49,8 @@ class Group(NamedTuple):
     """Ids."""
     command: str | None = None
     """What lets them be tried again, where that makes sense."""
+    logs: str | None = None
+    """What finds the logs that tell more, where they do."""
 
 
 class Failures(NamedTuple):

@@ -179,8 +179,8 @@ def _reasons(facts: Facts, status: str, heading: str) -> Iterator[str]:
             ids = ", ".join(map(_printable, group.examples))
             yield from _wrapped(f"such as {ids}", "    ", "      ")
         yield from _wrapped(group.remedy, "    → ", "      ")
-        if group.command:
-            yield f"    → {group.command}"
+        for command in filter(None, (group.logs, group.command)):
+            yield f"    → {command}"
     if status == "failed" and facts.unread_failures:
         yield f"  and up to {facts.unread_failures:,} more in parts that only --verify reads"
     yield ""

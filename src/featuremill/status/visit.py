@@ -36,6 +36,8 @@ PLANNED = {
     "manifest_sha256": str,
 }
 """What is read of plan.json, and of which type it is."""
+IN_LOGS = {"crash", "hang", "error"}
+"""Kinds of failures of which a shard's log tells more."""
 TRACES = ("store", "receipts", "manifest.parquet", "manifest.json")
 """What a run's folder holds, sooner or later, beside plan.json."""
 
@@ -203,7 +205,10 @@ def _with_commands(facts: Facts, commands: Commands) -> Facts:
         for problem in facts.problems
     ]
     groups = [
-        group._replace(command=commands.retry(group.key.kind))
+        group._replace(
+            command=commands.retry(group.key.kind),
+            logs=commands.logs() if group.key.kind in IN_LOGS else None,
+        )
         if group.key.status == "failed" and not facts.count("removed")  # retry reads the parts
         else group
         for group in facts.groups
