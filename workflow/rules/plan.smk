@@ -27,4 +27,4 @@ checkpoint plan:
         weights=[f"--weights={path}" for path in weights_files],
     shell:
         "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
-        " {params.weights:q} --threads {threads} --log {log:q}"
+        " {params.weights:q} --threads {threads} --log-file {log:q}"

@@ -46,4 +46,4 @@ rule report:
         labels=support.report_labels(run),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
-        " --figures {params.figures:q} {params.labels:q} --log {log:q}"
+        " --figures {params.figures:q} {params.labels:q} --log-file {log:q}"
