@@ -12,7 +12,7 @@ from rich.text import Text
 
 GAP = 2
 LEAST_BAR, MOST_BAR = 8, 28
-LEAST_NAME = 12
+LEAST_NAME = 9
 """What is left of the first column, whose texts may be cut, before another column goes."""
 ALWAYS = 99
 

@@ -116,9 +116,20 @@ def duration(seconds: float) -> str:
 
 def troubles(scene: Scene) -> list[str]:
     """Return what went wrong, with what helps: records that failed, and jobs."""
-    said = [
-        f"failed: {words.records(one.number)}: {plain(one.reason)} → {one.remedy}"
-        for one in scene.reasons
-    ]
+    said = [f"{what} → {remedy}" for what, remedy in reasons(scene)]
     said += [f"shard {one.shard[:8]} ended: {one_line(one.message)}" for one in scene.ended]
     return said
+
+
+def reasons(scene: Scene) -> list[tuple[str, str]]:
+    """Return what became of how many records and why, and what helps: of a run at rest as status
+    has it, which counts the records of the input."""
+    if scene.facts:
+        groups = scene.facts.groups
+        told = [(one.number, one.key.status, one.key.reason, one.remedy) for one in groups]
+    else:
+        told = [(one.number, "failed", one.reason, one.remedy) for one in scene.reasons]
+    return [
+        (f"{words.records(number)} {status}: {one_line(plain(reason))}", remedy)
+        for number, status, reason, remedy in told
+    ]

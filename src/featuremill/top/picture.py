@@ -20,6 +20,7 @@ from featuremill.top.tables import jobs_table, notes, spread_table
 MOST_REASONS = 4
 HEADING = 2
 """Lines of a table beside its rows."""
+LEAST_FOR_HINT = 18
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, GOOD, BAD, WARN = "dim", "green", "red", "yellow"
 
@@ -29,11 +30,12 @@ def picture(scene: Scene, width: int, height: int | None = None) -> RenderableTy
 
     Where there is no room for everything, remedies give way first, then the rows of devices.
     """
-    top = [_title(scene), *_totals(scene, width)]
+    top = [_title(scene, width), *_totals(scene, width)]
     said = notes(scene)
     below = [*_waiting(scene), *_failures(scene, is_brief=False)]
     num_jobs, num_uses = sum(len(job.devices) for job in scene.at_work), len(scene.uses)
-    hint = [Text(), Text(HINT, QUIET)] if scene.facts is None and height is not None else []
+    has_hint = scene.facts is None and (height or 0) >= LEAST_FOR_HINT
+    hint = [Text(), Text(HINT, QUIET)] if has_hint else []
     if height is not None:
         num_tables = (num_jobs > 0) + (num_uses > 0)
         fixed = _height([*top, *said, *hint], width) + HEADING * num_tables
@@ -68,13 +70,18 @@ def _height(parts: Sequence[RenderableType], width: int) -> int:
     return len(parts) + sum(max(1, len(textwrap.wrap(text.plain, width))) - 1 for text in texts)
 
 
-def _title(scene: Scene) -> RenderableType:
+def _title(scene: Scene, width: int) -> RenderableType:
     said = lines.phase(scene)
     style = WARN if scene.phase in ("unknown", "rest") else GOOD
     if scene.facts:
         status = scene.facts.exit_status
         style = {DONE: GOOD, DONE_WITH_FAILURES: WARN}.get(status, BAD)
-    return Text.assemble((plain(str(scene.given)), "bold"), "  ", (said, style))
+    folder = one_line(plain(str(scene.given)))
+    room = max(8, width - len(said) - 2)
+    folder = folder if len(folder) <= room else f"…{folder[1 - room :]}"
+    title = Text.assemble((folder, "bold"), "  ", (said, style))
+    title.no_wrap, title.overflow = True, "ellipsis"
+    return title
 
 
 def _totals(scene: Scene, width: int) -> list[RenderableType]:
@@ -124,7 +131,7 @@ def _waiting(scene: Scene) -> list[RenderableType]:
 def _failures(scene: Scene, is_brief: bool) -> list[RenderableType]:
     """Return what failed, and what helps; in brief a line each, and no remedies."""
     found: list[RenderableType] = []
-    told = _reasons(scene)
+    told = lines.reasons(scene)
     for what, remedy in told[:MOST_REASONS]:
         found.append(_cross(what, is_brief))
         found += [] if is_brief else [Text(f"  → {remedy}", QUIET)]
@@ -141,20 +148,3 @@ def _failures(scene: Scene, is_brief: bool) -> list[RenderableType]:
 def _cross(text: str, is_brief: bool) -> Text:
     found = Text("✗ ", BAD, no_wrap=is_brief, overflow="ellipsis" if is_brief else "fold")
     return found.append(text, "default")
-
-
-def _reasons(scene: Scene) -> list[tuple[str, str]]:
-    """Return what became of how many records and why, and what helps: of a run at rest as status
-    has it, which counts the records of the input."""
-    if scene.facts:
-        return [
-            (
-                f"{words.records(one.number)} {one.key.status}: {one_line(one.key.reason)}",
-                one.remedy,
-            )
-            for one in scene.facts.groups
-        ]
-    return [
-        (f"{words.records(one.number)} failed: {one_line(one.reason)}", one.remedy)
-        for one in scene.reasons
-    ]

@@ -121,15 +121,18 @@ class Reader:
     def _jobs(self, plan: dict[str, Any]) -> list[Job]:
         """Bring the shards up to date; return the jobs that are at one."""
         recipe, jobs = plan["recipe"], []
-        locks = listed(self._folder.store / "journals" / recipe)
+        where = self._folder.store / "journals" / recipe
+        locks = listed(where)
         receipts = listed(self._folder.root / "receipts" / recipe)
         for name, shard in self._shards.items():
             if shard.state in ENDED:
                 continue
             if f"{name}.json" in receipts and shard.state != "lost" and self._has_finished(shard):
                 continue
-            lock = self._folder.journal(recipe, name).with_suffix(".lock")
-            if lock.name not in locks or self._idle.get(name) == (mark := _mark(lock)):
+            if f"{name}.lock" not in locks:
+                continue
+            lock = where / f"{name}.lock"
+            if (mark := _mark(lock)) == self._idle.get(name):
                 continue
             holder = held_by(lock)
             if holder.state:
