@@ -78,9 +78,17 @@ class Pipeline:
     """Computes the batches of a queue with a loaded model."""
 
     def __init__(
-        self, workload: Workload, model: Any, shard: Shard, queue: Queue, watch: Watch
+        self,
+        workload: Workload,
+        model: Any,
+        shard: Shard,
+        queue: Queue,
+        watch: Watch,
+        note: Callable[[str], None],
     ) -> None:
+        """`note` takes what only a log is for."""
         self.prepare_seconds = 0.0
+        self._note = note
         self._workload = workload
         self._model = model
         self._shard = shard
@@ -199,4 +207,4 @@ class Pipeline:
         """Leave the first errors of single records in the log, whole; all of them could fail."""
         self._num_told += 1
         if self._num_told <= MOST_TRACEBACKS and not compute.is_out_of_memory(error):
-            traceback.print_exception(error)
+            self._note("".join(traceback.format_exception(error)))

@@ -231,6 +231,8 @@ class Supervisor:
                 progress.show(event)
             elif kind == "warning":
                 log.warning("%s: %s", self._name, event["message"])
+            elif kind == "note":
+                log.debug("worker: %s", event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
                 return {**event, "telemetry": self._recorder.sees_the_end()}
             else:

@@ -171,7 +171,9 @@ class Worker:
 
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
-        pipeline = Pipeline(self.workload, self.model, self.shard, self.queue, self.watch)
+        pipeline = Pipeline(
+            self.workload, self.model, self.shard, self.queue, self.watch, self._note
+        )
         self.pipeline = pipeline
         self._tell("state", "run")
         try:
@@ -190,6 +192,9 @@ class Worker:
 
     def _warn(self, sentence: str) -> None:
         _say(self.events, "warning", message=f"{self._device_name}: {sentence}")
+
+    def _note(self, text: str) -> None:
+        _say(self.events, "note", message=text)
 
     def _tell_progress(self) -> None:
         now = time.monotonic()
