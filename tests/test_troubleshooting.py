@@ -19,6 +19,7 @@ from conftest import ROOT
 from leases import Leases, wait_for
 from test_workflow import Workflow, random_records
 
+from featuremill import working
 from featuremill.calm import RefusedError
 from featuremill.config import validate
 from featuremill.workflow_start import refuse_without_gpu
@@ -131,7 +132,7 @@ def test_a_job_that_is_killed_from_outside(see, tmp_path, environment):
     process = workflow.start()
     lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
     wait_for(lambda: workflow.computed.exists() and next(lock(), None))
-    os.kill(json.loads(next(lock()).read_text())["pid"], signal.SIGKILL)
+    os.kill(working.read(next(lock()))["pid"], signal.SIGKILL)
     (tmp_path / "hold").unlink()
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
