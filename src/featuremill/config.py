@@ -49,7 +49,7 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids; the accession will do for a UniProt id."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 

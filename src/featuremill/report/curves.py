@@ -92,7 +92,8 @@ def _chart(
     ]
     is_few = len(devices) <= len(CATEGORIES)
     has_legend = is_first and len(devices) > 1
-    legend = alt.Legend(title=None, columns=1, offset=26) if has_legend else None
+    stroke = {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 160}
+    legend = alt.Legend(title=None, columns=1, offset=26, **stroke) if has_legend else None
     scale = alt.Scale(domainMin=0)
     if quantity.top is not None:
         scale = alt.Scale(domain=[0, quantity.top])

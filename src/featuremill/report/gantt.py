@@ -27,7 +27,7 @@ COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
     "computed",
     "resumed",
     "after a crash",
-    "stopped before its end",
+    "cut short",
 )
 COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
@@ -64,7 +64,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
 def _color(rows: list[dict[str, Any]]) -> Any:
     present = {row["state"] for row in rows}
     shown = [state for state in STATES if state in present]
-    legend = alt.Legend(title=None, values=shown, offset=24) if len(shown) > 1 else None
+    legend = alt.Legend(title=None, values=shown, offset=24, columns=3) if len(shown) > 1 else None
     scale = alt.Scale(domain=list(STATES), range=list(COLOURS))
     return alt.Color("state:N", scale=scale, legend=legend)
 
