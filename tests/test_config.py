@@ -152,9 +152,14 @@ def test_the_schema_refuses_what_the_model_refuses(wrong):
 
 
 def test_every_option_is_described():
-    for model in (config.Run, config.Shards, *(find_workload(name).Options for name in BUILT_IN)):
+    for model in (
+        config.Run,
+        config.Shards,
+        config.Labels,
+        *(find_workload(name).Options for name in BUILT_IN),
+    ):
         for name, field in model.model_fields.items():
-            assert field.description or name == "shards", f"{model}.{name}"
+            assert field.description or name in ("shards", "labels"), f"{model}.{name}"
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):

@@ -20,7 +20,8 @@ pytestmark = [
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(
     each => each.getBoundingClientRect().right > innerWidth + 1
-).filter(each => !each.closest("pre, .scroll, svg, details")).map(each => each.outerHTML.slice(0, 200))"""
+).filter(each => !each.closest("pre, .scroll, svg, details"))
+.map(each => each.outerHTML.slice(0, 200))"""
 INK = """(() => { const canvas = document.querySelector("[data-chart=embeddings] canvas");
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const seen = new Set(); for (let i = 0; i < pixels.length; i += 4)
