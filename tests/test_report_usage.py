@@ -253,3 +253,25 @@ def test_clock_times_survive_a_gap_of_a_month(tmp_path: Path) -> None:
     for row in rows_of(page, "usage"):
         bar = bars[row["shard"]]
         assert bar["begin"] - 0.3 <= row["at"] <= bar["end"] + 0.3
+
+
+def test_damaged_telemetry_in_the_manifest_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = FakeRun(telemetry="receipts").write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["receipts"][0]["telemetry"]["energy_j"] = "much"
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    assert __main__.main(["report", str(root)]) == 4
+    assert "is damaged or gone" in capsys.readouterr().err
+
+
+def test_what_computes_in_no_time_has_no_rate_of_its_own(tmp_path: Path) -> None:
+    root = FakeRun(workload="composition", options={}).write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    for receipt in manifest["receipts"]:
+        receipt["seconds"]["run"] = 0.0
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    page = make(root)
+    assert "Computing took too short to have a rate of its own." in page.text
+    assert len(rows_of(page, "throughput")) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -146,14 +145,15 @@ def _typical(usage: Usage) -> str:
 
 def _slowed(shards: Sequence[Shard]) -> str:
     """Say how long clocks were lowered, and why."""
-    seconds = Counter[str]()
+    seconds: dict[str, float] = {}
     for shard in shards:
-        seconds.update(shard.telemetry.get("throttled_seconds", {}))
+        for reason, amount in shard.throttled_seconds.items():
+            seconds[reason] = seconds.get(reason, 0.0) + amount
     if not seconds:
         return ""
     reasons = words.listed(
         f"{reason.replace('_', ' ')} {words.duration(amount)}"
-        for reason, amount in seconds.most_common()
+        for reason, amount in sorted(seconds.items(), key=lambda one: -one[1])
     )
     return (
         f"GPUs lowered their clocks: {reasons}. A power cap is usual under full load; a thermal "

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from featuremill.report import words
 from featuremill.report.shards import Shard
@@ -55,11 +55,11 @@ def of(shards: Sequence[Shard], num_residues: int) -> Energy | None:
     return Energy(joules, joules / (num_residues * share) * 1e6, len(told), len(shards))
 
 
-def used(telemetry: Sequence[dict[str, Any]]) -> str:
-    """Return in a few words how a device was used, from what the receipts of its shards say."""
+def used(shards: Sequence[Shard]) -> str:
+    """Return in a few words how a device was used that had these shards."""
     said = []
     for key, combine, unit in USES:
-        if seen := [one[key] for one in telemetry if key in one]:
+        if seen := [shard.telemetry[key] for shard in shards if key in shard.telemetry]:
             said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
     return ", ".join(said)
 

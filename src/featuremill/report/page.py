@@ -204,15 +204,15 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
     rows = []
     receipts = {receipt["shard"]: receipt for receipt in facts.manifest["receipts"]}
     for lane in sorted({shard.lane for shard in facts.shards}):
-        names = [shard.name for shard in facts.shards if shard.lane == lane]
-        mine = [receipts[name] for name in names]
+        shards = [shard for shard in facts.shards if shard.lane == lane]
+        mine = [receipts[shard.name] for shard in shards]
         rows.append(
             {
                 "name": lane,
                 "shards": len(mine),
                 "busy": words.duration(facts.busy_seconds(lane)),
                 "memory": words.size(int(max(r["peak_memory_mb"] for r in mine) * 2**20)),
-                "use": energy.used([r.get("telemetry", {}) for r in mine]) or "–",
+                "use": energy.used(shards) or "–",
                 "settings": ", ".join(
                     f"{label} {words.listed(sorted({str(r[key]) for r in mine}))}"
                     for label, key in (

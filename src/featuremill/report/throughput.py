@@ -133,7 +133,7 @@ def _roofs(facts: Facts, shards: list[Shard]) -> list[Roof]:
 
 
 def _sentence(facts: Facts, shards: list[Shard], num_shown: int, known: list[Roof]) -> str:
-    text = ""
+    text = "" if known else "Computing took too short to have a rate of its own. "
     for roof in known:
         own = [shard for shard in shards if shard.device == roof.device]
         running = [shard.running_rate for shard in own if shard.running_rate is not None]
