@@ -122,6 +122,8 @@ def _sentence(facts: Facts, usage: Usage) -> str:
         text += ", averaged where there are many." if len(usage.points) > 500 else "."
     else:
         text += " Drawn from the shards' receipts: one level a shard."
+    if len({point.device for point in usage.points}) > len(CATEGORIES):
+        text += " So many devices share a colour: point at a line to read whose it is."
     if usage.num_shards < len(facts.shards):
         text += f" Of {usage.num_shards:,} of the {len(facts.shards):,} shards."
     return text.strip()

@@ -40,7 +40,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
         return Figure("timeline", TITLE, NOTHING_COMPUTED)
     layout = clock.layout
     num_lanes = len(layout.lanes)
-    height = 46 if num_lanes <= 8 else 32 if num_lanes <= MAX_LABELS else 10
+    height, thick = (46, 18) if num_lanes <= 8 else (32, 13) if num_lanes <= MAX_LABELS else (10, 8)
     no_labels = alt.Axis(
         labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
     )
@@ -49,7 +49,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
     rows = [_row(clock, bar, pieces) for bar in layout.bars]
     bars = (
         alt.Chart(values(rows))
-        .mark_bar(style="shard", height=min(18, height - 2), yOffset=min(9, height / 4))
+        .mark_bar(style="shard", height=thick, yOffset=min(9, height / 4))
         .encode(x=clock.x("begin"), x2="end:Q", y=y, color=_color(rows), tooltip=_tooltip())
     )
     layers = [bars]
