@@ -11,11 +11,15 @@ import select
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+VIEWS = {"desktop": (1100, False), "phone": (390, False), "dark": (1100, True)}
+"""Widths in pixels, and whether the reader's screen is dark."""
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
@@ -139,3 +143,11 @@ def browser(profile: Path) -> Iterator[Tab]:
         process.wait()
         os.close(says[1])
         os.close(hears[0])
+
+
+if __name__ == "__main__":
+    page, folder = (Path(argument).resolve() for argument in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as tab:
+        for name, (width, is_dark) in VIEWS.items():
+            tab.open_drawn(page, width=width, dark=is_dark)
+            tab.screenshot(folder / f"{page.stem}-{name}.png")

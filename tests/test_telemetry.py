@@ -4,23 +4,25 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import textwrap
 import time
 from itertools import pairwise
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mounts import Mount
 from nvml_node import Gpu, Slice
 
+from featuremill import machine, telemetry
 from featuremill import run_log as run_log_module
-from featuremill import telemetry
+from featuremill.devices import Device
 from featuremill.errors import UserError
 from featuremill.telemetry import writer as writer_module
 from featuremill.telemetry.sampler import Sampler
 from featuremill.telemetry.writer import Writer, seconds_between
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-NEVER_SECONDS = 100
 OF_A_GPU = {"power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"}
 
 
@@ -159,7 +161,7 @@ SHARED = {
 }
 
 
-@pytest.mark.parametrize("what", SHARED)
+@pytest.mark.parametrize("what", ["a slice", pytest.param("half a GPU", marks=pytest.mark.slow)])
 def test_what_is_the_whole_gpus_is_said_and_belongs_to_nobody(verbs, on_gpus, what):
     gpu, slots, of_whole_gpu, told = SHARED[what]
     _, plan = on_gpus(gpu, batch_seconds=0.5)
@@ -187,9 +189,13 @@ TROUBLE = {
     "a device that is lost": ({"lost": 1}, None),
     "an error on every question": ({"error": 999}, None),
 }  # fmt: skip
+QUICK = ("an error on one question", "a call that never returns")
 
 
-@pytest.mark.parametrize("trouble", TROUBLE)
+@pytest.mark.parametrize(
+    "trouble",
+    [pytest.param(t, marks=() if t in QUICK else pytest.mark.slow) for t in TROUBLE],
+)
 def test_trouble_with_nvml_costs_values_and_nothing_else(verbs, on_gpus, trouble):
     more, lacking = TROUBLE[trouble]
     hold = verbs.folder / "hold"
@@ -222,6 +228,21 @@ def test_trouble_with_nvml_costs_values_and_nothing_else(verbs, on_gpus, trouble
         assert {"utilisation", "power_w", "energy_j"} <= set(device)
 
 
+def test_a_worker_that_dies_and_its_successor_are_one_attempt(verbs, on_gpus):
+    records = [*GOOD, ("bad", "CRASH")]
+    _, plan = on_gpus(Gpu(more={"power_mw": 200_000}), records=records, batch_seconds=0.2)
+    verbs.extract(plan)
+    (attempt,) = telemetry.read(file_of(verbs, plan))
+    assert len(attempt.devices) == 3, "a lease for each of three workers"
+    last = attempt.samples[-1]
+    assert (last["rows_done"], last["rows_failed"]) == (21, 1) and last["devices"]
+    done = [sample["rows_done"] for sample in attempt.samples if "rows_done" in sample]
+    assert done == sorted(done)
+    (receipt,) = verbs.receipts(plan)
+    assert receipt["telemetry"]["energy_j"] == pytest.approx(attempt.energy_j, abs=0.2)
+    assert " 2 crashes " in run_log(verbs)[-1]
+
+
 def test_what_a_killed_job_sampled_stays_and_its_energy_counts(verbs, on_gpus):
     hold = verbs.folder / "hold"
     hold.touch()
@@ -243,8 +264,8 @@ def test_what_a_killed_job_sampled_stays_and_its_energy_counts(verbs, on_gpus):
     verbs.extract(plan)
     first, second = telemetry.read(path)
     assert first == killed and second.start["attempt"] == 2
-    committed = log_rows = second.start["rows_done"]
-    assert committed >= 5 and log_rows % 5 == 0
+    committed = second.start["rows_done"]
+    assert committed >= 5 and committed % 5 == 0
     (receipt,) = verbs.receipts(plan)
     assert receipt["resumed_batches"] == committed // 5
     taken = first.energy_j + second.energy_j
@@ -288,7 +309,7 @@ def test_a_job_that_is_stopped_or_fails_says_so_in_both_files(verbs):
     assert all(start[4] == start[7] == "-" and start.endswith("Z") for start in starts)
 
 
-@pytest.mark.parametrize("harm", ["full", "read-only"])
+@pytest.mark.parametrize("harm", ["full", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
     try:
         mount = Mount(verbs.folder / "small", "64k")
@@ -306,8 +327,7 @@ def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
         mount.remount("ro")
     log = verbs.folder / "extract.log"
     command = ["extract", verbs.run_folder.root, plan["shards"][0]["shard"], "--log", log]
-    words = ["python", "-m", "featuremill", *command]
-    words[0] = os.fspath(Path(os.sys.executable))
+    words = [sys.executable, "-m", "featuremill", *command]
     process = subprocess.run(
         mount.command(*words), cwd=verbs.folder, env=verbs.environment, capture_output=True,
         text=True, timeout=60,
@@ -476,10 +496,33 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
             sampler._sample(file, is_wanted=True)
         print((time.process_time() - began) / 200)
     """
-    import sys
-    import textwrap
-
     node = gpu_node(4)
     command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "x.jsonl"), *node.uuids]
     done = subprocess.run(command, env=node.environment, capture_output=True, text=True)
     assert float(done.stdout) < 0.005, done.stderr
+
+
+def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
+    peaks = (3 * 2**20, 5 * 2**20)
+    torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_allocated=lambda place: peaks[place]))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    gpu, other = (Device("cuda", uuid, "", True) for uuid in ("a", "b"))
+    assert machine.allocated_peak_mb([gpu, other]) == 5
+    assert machine.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
+    monkeypatch.delitem(sys.modules, "torch")
+    assert machine.allocated_peak_mb([gpu]) is None
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_is_sampled(verbs):
+    verbs("weights", "mill_t6_1M", "--output", verbs.folder / "w.json")
+    options = {"model": "mill_t6_1M", "batch_tokens": 400}
+    more = ("--weights", verbs.folder / "w.json")
+    plan = verbs.plan(GOOD, "esm2", options, cost=10**6, more=more, device="cuda")
+    verbs.extract(plan)
+    (attempt,) = telemetry.read(file_of(verbs, plan))
+    (values,) = attempt.samples[-1]["devices"]
+    assert {"utilisation", "memory_mb", "power_w", "sm_mhz", "throttle", "energy_j"} <= set(values)
+    assert values["energy_j"] > 1 and values["power_w"] > 1
+    assert attempt.samples[-1]["torch_peak_mb"] > 0
+    assert verbs.receipts(plan)[0]["telemetry"]["energy_j"] > 1

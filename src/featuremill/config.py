@@ -49,7 +49,7 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids; the accession will do for a UniProt id."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 
@@ -206,6 +206,11 @@ def without_effect(run: Run) -> list[str]:
         for kind in sorted(delivered)
         if not any(NEEDS.get(output, kind) == kind for output in run.outputs)
     ]
+    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
+        found.append(
+            "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
+            "and outputs names neither."
+        )
     if run.device == "cpu" and run.gpus > 1:
         found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
     return found

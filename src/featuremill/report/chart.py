@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
 from featuremill.report.timeline import Layout
 
@@ -66,7 +67,7 @@ def drawn(
 
 def specification(chart: Any) -> dict[str, Any]:
     """Return the chart as plain data, without what the page decides."""
-    plain: dict[str, Any] = chart.to_dict()
+    plain: dict[str, Any] = chart.to_dict(validate=False)
     plain.pop("config", None)
     plain.pop("$schema", None)
     plain["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -75,7 +76,8 @@ def specification(chart: Any) -> dict[str, Any]:
 
 def values(rows: Iterable[dict[str, Any]]) -> Any:
     """Return `rows` as a chart's data."""
-    return alt.Data(values=list(rows))
+    with debug_mode(False):  # or altair checks each of thousands of rows against its schema
+        return alt.Data(values=list(rows))
 
 
 def evenly(rows: Sequence[Row], most: int) -> Sequence[Row]:

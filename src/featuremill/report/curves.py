@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -92,7 +91,8 @@ def _chart(
     ]
     is_few = len(devices) <= len(CATEGORIES)
     has_legend = is_first and len(devices) > 1
-    legend = alt.Legend(title=None, columns=1, offset=26) if has_legend else None
+    stroke = {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 160}
+    legend = alt.Legend(title=None, columns=1, offset=26, **stroke) if has_legend else None
     scale = alt.Scale(domainMin=0)
     if quantity.top is not None:
         scale = alt.Scale(domain=[0, quantity.top])
@@ -122,6 +122,8 @@ def _sentence(facts: Facts, usage: Usage) -> str:
         text += ", averaged where there are many." if len(usage.points) > 500 else "."
     else:
         text += " Drawn from the shards' receipts: one level a shard."
+    if len({point.device for point in usage.points}) > len(CATEGORIES):
+        text += " So many devices share a colour: point at a line to read whose it is."
     if usage.num_shards < len(facts.shards):
         text += f" Of {usage.num_shards:,} of the {len(facts.shards):,} shards."
     return text.strip()
@@ -145,14 +147,15 @@ def _typical(usage: Usage) -> str:
 
 def _slowed(shards: Sequence[Shard]) -> str:
     """Say how long clocks were lowered, and why."""
-    seconds = Counter[str]()
+    seconds: dict[str, float] = {}
     for shard in shards:
-        seconds.update(shard.telemetry.get("throttled_seconds", {}))
+        for reason, amount in shard.throttled_seconds.items():
+            seconds[reason] = seconds.get(reason, 0.0) + amount
     if not seconds:
         return ""
     reasons = words.listed(
         f"{reason.replace('_', ' ')} {words.duration(amount)}"
-        for reason, amount in seconds.most_common()
+        for reason, amount in sorted(seconds.items(), key=lambda one: -one[1])
     )
     return (
         f"GPUs lowered their clocks: {reasons}. A power cap is usual under full load; a thermal "

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from featuremill.report import words
 from featuremill.report.shards import Shard
 from featuremill.report.timeline import CLOCK_TOLERANCE_SECONDS
+
+USES: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
+    ("utilisation_percent", statistics.fmean, "%"),
+    ("power_w", statistics.fmean, "W"),
+    ("temperature_c", max, "°C"),
+    ("cpu_percent", statistics.fmean, "% of a core"),
+)
 
 
 class Energy(NamedTuple):
@@ -45,6 +53,15 @@ def of(shards: Sequence[Shard], num_residues: int) -> Energy | None:
     joules = math.fsum(shard.telemetry["energy_j"] for shard in told)
     share = tokens / sum(shard.tokens for shard in shards)
     return Energy(joules, joules / (num_residues * share) * 1e6, len(told), len(shards))
+
+
+def used(shards: Sequence[Shard]) -> str:
+    """Return in a few words how a device was used that had these shards."""
+    said = []
+    for key, combine, unit in USES:
+        if seen := [shard.telemetry[key] for shard in shards if key in shard.telemetry]:
+            said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
+    return ", ".join(said)
 
 
 def _are_side_by_side(shards: Sequence[Shard]) -> bool:

@@ -27,7 +27,7 @@ COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
     "computed",
     "resumed",
     "after a crash",
-    "stopped before its end",
+    "cut short",
 )
 COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
@@ -40,7 +40,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
         return Figure("timeline", TITLE, NOTHING_COMPUTED)
     layout = clock.layout
     num_lanes = len(layout.lanes)
-    height = 46 if num_lanes <= 8 else 32 if num_lanes <= MAX_LABELS else 10
+    height, thick = (46, 18) if num_lanes <= 8 else (32, 13) if num_lanes <= MAX_LABELS else (10, 8)
     no_labels = alt.Axis(
         labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
     )
@@ -49,7 +49,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
     rows = [_row(clock, bar, pieces) for bar in layout.bars]
     bars = (
         alt.Chart(values(rows))
-        .mark_bar(style="shard", height=min(18, height - 2), yOffset=min(9, height / 4))
+        .mark_bar(style="shard", height=thick, yOffset=min(9, height / 4))
         .encode(x=clock.x("begin"), x2="end:Q", y=y, color=_color(rows), tooltip=_tooltip())
     )
     layers = [bars]
@@ -64,7 +64,7 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
 def _color(rows: list[dict[str, Any]]) -> Any:
     present = {row["state"] for row in rows}
     shown = [state for state in STATES if state in present]
-    legend = alt.Legend(title=None, values=shown, offset=24) if len(shown) > 1 else None
+    legend = alt.Legend(title=None, values=shown, offset=24, columns=3) if len(shown) > 1 else None
     scale = alt.Scale(domain=list(STATES), range=list(COLOURS))
     return alt.Color("state:N", scale=scale, legend=legend)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.accession import accessions
 from featuremill.errors import UserError
 from featuremill.inputs import columns, format_of, source, table
 from featuremill.report.failures import clipped
@@ -22,8 +23,6 @@ apart."""
 OTHER, NONE = "other labels", "no label"
 MAX_TEXT = 40
 MAX_ROW_BYTES = 10_000_000
-DATABASES = ("sp", "tr")
-"""First fields of a UniProt id such as sp|P12345|NAME_HUMAN; its accession is the second."""
 
 
 class Labels(NamedTuple):
@@ -66,13 +65,14 @@ class Labels(NamedTuple):
 def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
     """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed).
 
-    The table is read row by row and may be as long as it likes. A row counts whose id is the same,
-    or the accession of a UniProt id (P12345 for sp|P12345|NAME_HUMAN); the first one that has a
-    label. Raises UserError where there is no such table or column.
+    The table is read row by row and may be as long as it likes. A row counts whose id is the same
+    or is the accession in it (P12345 for sp|P12345|NAME_HUMAN); the first one that has a label.
+    Raises UserError where there is no such table or column.
     """
     wanted: dict[str, list[int]] = {}
-    for place, id in enumerate(ids):
-        for key in _keys(id):
+    known = accessions(pa.array(ids, pa.string())).to_pylist()
+    for place, keys in enumerate(zip(ids, known, strict=True)):
+        for key in set(keys):
             wanted.setdefault(key, []).append(place)
     texts: list[str | None] = [None] * len(ids)
     source.check(path)
@@ -87,11 +87,6 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
     except (csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
     return Labels(column, path, texts)
-
-
-def _keys(id: str) -> set[str]:
-    fields = id.split("|")
-    return {id, fields[1]} if len(fields) > 2 and fields[0] in DATABASES else {id}
 
 
 def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:

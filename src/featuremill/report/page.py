@@ -15,7 +15,7 @@ import yaml
 from featuremill import __version__
 from featuremill.outputs import FILES, file_name
 from featuremill.receipts import devices_of, is_on_gpu
-from featuremill.report import troubles, words
+from featuremill.report import energy, troubles, words
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
 from featuremill.store import replacing
@@ -170,6 +170,8 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
         tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
     else:
         tiles["shards"] = words.count(len(facts.shards))
+    if spent := energy.of(facts.shards, facts.lengths.total):
+        tiles["energy per M residues"] = words.energy(spent.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 
@@ -202,14 +204,15 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
     rows = []
     receipts = {receipt["shard"]: receipt for receipt in facts.manifest["receipts"]}
     for lane in sorted({shard.lane for shard in facts.shards}):
-        names = [shard.name for shard in facts.shards if shard.lane == lane]
-        mine = [receipts[name] for name in names]
+        shards = [shard for shard in facts.shards if shard.lane == lane]
+        mine = [receipts[shard.name] for shard in shards]
         rows.append(
             {
                 "name": lane,
                 "shards": len(mine),
                 "busy": words.duration(facts.busy_seconds(lane)),
                 "memory": words.size(int(max(r["peak_memory_mb"] for r in mine) * 2**20)),
+                "use": energy.used(shards) or "–",
                 "settings": ", ".join(
                     f"{label} {words.listed(sorted({str(r[key]) for r in mine}))}"
                     for label, key in (

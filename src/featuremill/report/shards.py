@@ -29,8 +29,10 @@ class Shard(NamedTuple):
     oom_splits: int
     seconds: dict[str, float]
     """By stage, and in total. `prepare` and `write` go on beside `run`."""
-    telemetry: dict[str, Any]
+    telemetry: dict[str, float]
     """What its samples come to; empty where none were taken."""
+    throttled_seconds: dict[str, float]
+    """How long a GPU's clocks were lowered, by reason."""
     claimed: Interval
     """From the job's start, waiting for a device included."""
     working: Interval
@@ -68,6 +70,8 @@ def lane_of(devices: Sequence[dict[str, Any]], host: str) -> str:
 
 def shard_of(receipt: dict[str, Any]) -> Shard:
     """Return what the figures need of a receipt."""
+    told = receipt.get("telemetry", {})
+    slow = told.get("throttled_seconds", {})
     devices, host = devices_of(receipt), clipped(receipt["host"])
     seconds: dict[str, float] = receipt["seconds"]
     started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
@@ -87,7 +91,8 @@ def shard_of(receipt: dict[str, Any]) -> Shard:
         crashes=receipt["retries"],
         oom_splits=receipt["oom_splits"],
         seconds=seconds,
-        telemetry=receipt.get("telemetry", {}),
+        telemetry={key: float(told[key]) for key in told if key != "throttled_seconds"},
+        throttled_seconds={clipped(reason): float(slow[reason]) for reason in slow},
         claimed=Interval(started, finished),
         working=Interval(min(started + seconds["wait"], finished), finished),
     )

@@ -145,9 +145,8 @@ def _sentence(shards: list[Shard]) -> str:
     parts = [f"{stage} {words.share(spent[stage], whole)}" for stage in STAGES if spent[stage] > 0]
     prepared = sum(shard.seconds["prepare"] for shard in shards)
     text = (
-        f"Computing took {words.share(spent['run'], whole)} of the shards' "
-        f"{words.duration(whole)}, starting up (load and other) {words.share(start_up, whole)}: "
-        f"{words.listed(parts)}."
+        f"The shards took {words.duration(whole)} in all: {words.listed(parts)}. Starting up (load "
+        f"and other) is {words.share(start_up, whole)} of it."
     )
     if prepared > 0.01 * whole:
         text += f" Preparing batches took {words.duration(prepared)} beside it, on a host thread."

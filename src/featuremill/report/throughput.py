@@ -45,16 +45,18 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
         return Figure("throughput", TITLE, sentence)
     known = _roofs(facts, shards)
     shown = evenly(shards, MAX_SHARDS)
-    colour = _colour(sorted({shard.device for shard in shards}))
+    devices = sorted({shard.device for shard in shards})
     rows = [row for shard in shown for row in _rows(shard, clock)]
-    layers = [_points(rows, clock, colour), *_lines(known, colour)]
+    layers = [_points(rows, clock, _colour(devices, True)), *_lines(known, _colour(devices, False))]
     chart = alt.layer(*layers).properties(width="container", height=260)
+    chart = chart.resolve_legend(color="independent")
     sentence = _sentence(facts, shards, len(shown), known)
     return drawn("throughput", TITLE, sentence, chart, terms=TERMS)
 
 
-def _colour(devices: list[str]) -> Any:
-    legend = alt.Legend(title=None, columns=1, offset=26) if len(devices) > 1 else None
+def _colour(devices: list[str], has_legend: bool) -> Any:
+    legend = alt.Legend(title=None, columns=1, offset=26, symbolType="square")
+    legend = legend if has_legend and len(devices) > 1 else None
     return alt.Color("device:N", scale=categories(devices), legend=legend)
 
 
@@ -86,7 +88,7 @@ def _points(rows: list[dict[str, Any]], clock: Clock, colour: Any) -> Any:
             shape=alt.Shape(
                 "kind:N",
                 scale=alt.Scale(domain=list(KINDS), range=["circle", "triangle-down"]),
-                legend=alt.Legend(title=None, offset=26),
+                legend=alt.Legend(title=None, offset=26, symbolFillColor="gray"),
             ),
             tooltip=[
                 "shard:N",
@@ -131,7 +133,7 @@ def _roofs(facts: Facts, shards: list[Shard]) -> list[Roof]:
 
 
 def _sentence(facts: Facts, shards: list[Shard], num_shown: int, known: list[Roof]) -> str:
-    text = ""
+    text = "" if known else "Computing took too short to have a rate of its own. "
     for roof in known:
         own = [shard for shard in shards if shard.device == roof.device]
         running = [shard.running_rate for shard in own if shard.running_rate is not None]

@@ -48,11 +48,6 @@ KINDS = (
         lambda shard: shard.resumed_batches,
         "Nothing: the shard went on where it had been stopped.",
     ),
-    Kind(
-        "records failed",
-        lambda shard: shard.failed,
-        "They are in the table above, by reason.",
-    ),
 )
 
 

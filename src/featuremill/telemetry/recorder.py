@@ -19,8 +19,9 @@ from featuremill.telemetry.gpus import Poller
 from featuremill.telemetry.rate import Reports
 from featuremill.telemetry.sampler import Sampler
 
-LAST_SECONDS = 0.5
-"""How long the job waits for the last sample, and for the last line."""
+LAST_SECONDS = 2.0
+"""How long the job waits for the last sample, and for the last line: so long only where a disk
+hangs, or where the machine has far too much to do. NVML is not waited for."""
 OF_A_GPU = ["power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"]
 """What NVML tells of whole GPUs only, not of MIG slices."""
 SLOTS = re.compile(r"@\d+of(\d+)")

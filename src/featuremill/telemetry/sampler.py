@@ -48,8 +48,9 @@ class Sampler:
         self._sums = Summary()
         self._meter: ProcessMeter | None = None
         self._num_earlier = 0
-        """Attempts that this one goes on from, and what each of them took."""
+        """Attempts that this one goes on from."""
         self._earlier_energy_j: list[float] = []
+        """What each of them took, where that is known."""
         self._sampled_at = time.monotonic()
         self._write_at = 0.0
         self._stage = ""

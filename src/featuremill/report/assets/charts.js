@@ -21,8 +21,9 @@
       axisY: { domain: false, ticks: false, titleAngle: 0, titleAlign: "left", titleAnchor: "end", titleX: 0, titleY: -10 },
       legend: {
         orient: "top", direction: "horizontal", labelColor: ink, titleColor: muted, labelFontSize: 12,
-        titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0, symbolBaseFillColor: muted,
+        titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0,
         gradientThickness: 8, gradientLength: 180, offset: 12, labelLimit: 260, titleOrient: "left",
+        layout: { top: { direction: "vertical", anchor: "start", margin: 6 } },
       },
       range: { ramp: token("ramp").split(",").map((colour) => colour.trim()) },
       mark: { color: token("first") },
