@@ -6,18 +6,22 @@ import os
 import pty
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 from conftest import ROOT
+from nvml_node import Gpu
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
+from test_gpu_workflow import GpuWorkflow
 
-from featuremill import workflow_totals
+from featuremill import owner, workflow_totals, working
 from featuremill.top import lines
 from featuremill.top.picture import picture
 from featuremill.top.reader import Reader
@@ -30,7 +34,7 @@ DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
 FAR_AWAY = "node7"
 
 
-def top(verbs, *more, folder="results/test", **environment):
+def top(verbs, *more, folder="results/test"):
     """Return the verb's exit status and what it prints on both outputs."""
     process = verbs.start("top", folder, *more, stdout=subprocess.PIPE)
     stdout, stderr = process.communicate(timeout=120)
@@ -41,13 +45,6 @@ def top(verbs, *more, folder="results/test", **environment):
 def looked(run):
     """Return what a first look at the run finds, as programs get it."""
     return as_json(Reader(run.folder.root).look())
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def drawn(scene, width=120, height=None):
@@ -312,21 +309,24 @@ def test_time_is_shared_by_the_time_in_which_anything_was_computed(run):
 
 
 def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs):
+    """From before there is a plan until whoever computes the run has ended, as Snakemake would."""
     code, said, stderr = top(verbs, "--once")
     assert (code, said) == (2, "") and "there is no such folder" in stderr
-    records = [*GOOD, ("bad", "RAISEK"), ("worse", "RAISEKK"), ("refused", "MK*L")]
-    plan = verbs.plan(records, "poison", {"batch_seconds": 0.3, "batch_records": 2}, cost=11)
-    extract = verbs.start("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
-    log = verbs.run_folder.journal(plan["recipe"], plan["shards"][0]["shard"]).with_suffix(".log")
-    wait_for(lambda: log.exists() and "commit" in log.read_text())
+    (verbs.folder / ".snakemake").mkdir()
+    computing = owner.claim(verbs.run_folder.root)
+    owner.sign(computing, "snakemake")
     watching = verbs.start("top", "results/test", "--every", "0.2", stdout=subprocess.PIPE)
-    first = watching.stdout.readline()
-    assert re.match(r"\d\d:\d\d:\d\d  [\d.]+ % of the work · \d+ of 22 records · 1 job", first)
-    extract.communicate(timeout=60)
+    said = watching.stdout.readline()
+    assert re.match(r"\d\d:\d\d:\d\d  started, and there is no plan yet$", said)
+    records = [*GOOD, ("bad", "RAISEK"), ("worse", "RAISEKK"), ("refused", "MK*L")]
+    options = {"batch_seconds": 0.4, "batch_records": 4}
+    plan = verbs.plan(records, "poison", options, cost=11)
     verbs.extract(plan)
-    verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "--max-failed", "2")
+    verbs("merge", verbs.run_folder.root, "--outputs", "npy", "--max-failed", "2")
+    computing.close()
     said, stderr = watching.communicate(timeout=60)
     assert watching.returncode == 2 and not stderr
+    assert re.search(r"  \d+\.\d % of the work · \d+ of 22 records · 1 job · ", said)
     assert "2 records failed: error in the workload → " in said
     assert "23 input records = 20 ok + 2 failed + 1 refused + 0 duplicate" in said
     assert "\x1b" not in said
@@ -402,3 +402,94 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     assert said.splitlines()[0].startswith(
         "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
     )
+
+
+class Tmux:
+    """A terminal of tmux that one can read."""
+
+    def __init__(self, command, columns, rows, folder, environment):
+        if not shutil.which("tmux"):
+            pytest.fail("needs tmux (Debian, Ubuntu: apt install tmux) for a terminal to look at")
+        self._tmux = ["tmux", "-u", "-f", "/dev/null", "-S", str(folder / "tmux")]
+        self._environment = {**environment, "LC_ALL": "C.UTF-8"}
+        size = ["-x", str(columns), "-y", str(rows)]
+        self._call("new-session", "-d", *size, "-c", str(folder), command)
+
+    def _call(self, *arguments):
+        return subprocess.run(
+            [*self._tmux, *arguments],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def screen(self):
+        """Return what stands on it."""
+        return self._call("capture-pane", "-p")
+
+    def close(self):
+        self._call("kill-server")
+
+
+@pytest.mark.slow
+def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
+    """Nine shards on three simulated devices, watched from before the plan to the report."""
+    node = gpu_node(*(Gpu(busy=90 + n, more={"temperature": 60 + n}) for n in range(3)))
+    workflow = GpuWorkflow(tmp_path, environment, node, 9, batch_seconds=3, batch_records=2)
+    records = (tmp_path / "in.fa").read_text()
+    (tmp_path / "in.fa").write_text(f"{records}>bad\nRAISEK\n>refused\nMK*L\n")
+    process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
+    claimed = owner.path_of(workflow.run_folder.root)
+    until(lambda: working.is_held(claimed))
+    command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
+    terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
+    try:
+        screens = [terminal.screen()]
+        while "ended with" not in screens[-1]:
+            time.sleep(0.5)
+            screens.append(terminal.screen())
+            assert process.poll() in (None, 0) and len(screens) < 500, screens[-1]
+    finally:
+        terminal.close()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert re.search(r"^ +top │ \d+\.\d % of the work · \d+ of 91 records", said, re.MULTILINE)
+    shares = [
+        float(found[1]) for s in screens if (found := re.search(r"^([\d.]+) % of the", s, re.M))
+    ]
+    assert shares == sorted(shares) and len(set(shares)) > 10
+    heads = [uuid.removeprefix("GPU-")[:4] for uuid in node.uuids]
+    row = r"^{} Simulated GPU +[0-9a-f]{{8}} .*━.* \d+ % +\d+/\d+ +9\d % .* 6\d "
+    rows = [[re.search(row.format(head), s, re.M) for head in heads] for s in screens]
+    assert any(all(found) for found in rows), "all three at work at once"
+    assert any("about" in screen and "left with 3 devices" in screen for screen in screens)
+    check_end(screens[-1], workflow, heads)
+
+
+def until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def check_end(screen, workflow, heads):
+    """The last screen is right to the record: against the manifest and the receipts."""
+    counts = workflow.counts()
+    kinds = ("ok", "failed", "refused", "duplicate")
+    total = " + ".join(f"{counts[kind]} {kind}" for kind in kinds)
+    assert f"{counts['input']} input records = {total}" in screen
+    assert counts == {"input": 92, "ok": 90, "failed": 1, "refused": 1, "duplicate": 0}
+    assert "results/test  done, and 1 record failed" in screen and "ended with 2" in screen
+    assert "1 record failed: error in the workload" in screen
+    shards, records = Counter(), Counter()
+    for receipt in workflow.receipts():
+        (device,) = receipt["devices"]
+        head = device["uuid"].removeprefix("GPU-")[:4]
+        shards[head] += 1
+        records[head] += receipt["rows"]
+    for head in heads:
+        row = re.search(rf"^{head} Simulated GPU +(\d+) +(\d+) ", screen, re.M)
+        assert (int(row[1]), int(row[2])) == (shards[head], records[head])
+    assert shards.total() == 9 and records.total() == 91

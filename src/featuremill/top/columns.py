@@ -76,4 +76,4 @@ def _drawn(cell: Text | float | None, width: int) -> RenderableType:
         return cell
     if cell is None:
         return Text()
-    return ProgressBar(total=1.0, completed=cell, width=width, complete_style="cyan")
+    return ProgressBar(total=1.0, completed=round(cell, 2), width=width, complete_style="cyan")

@@ -78,10 +78,16 @@ def phase(scene: Scene) -> str:
         "starting": "started, and there is no plan yet",
         "computing": "computing",
         "merging": "merging now",
-        "between": "running, and no job computes at this moment",
+        "between": _between(scene),
         "unknown": "whether anybody is at it cannot be told from here",
         "rest": "nobody is at it now",
     }[scene.phase]
+
+
+def _between(scene: Scene) -> str:
+    if scene.totals.shards_done == scene.totals.shards:
+        return "every part is there; the results are next"
+    return "running, and no job computes at this moment"
 
 
 def end(scene: Scene) -> str:
@@ -129,7 +135,11 @@ def reasons(scene: Scene) -> list[tuple[str, str]]:
         told = [(one.number, one.key.status, one.key.reason, one.remedy) for one in groups]
     else:
         told = [(one.number, "failed", one.reason, one.remedy) for one in scene.reasons]
-    return [
+    said = [
         (f"{words.records(number)} {status}: {one_line(plain(reason))}", remedy)
         for number, status, reason, remedy in told
     ]
+    if running := sum(job.rows_failed for job in scene.jobs):
+        what = f"{words.records(running)} failed in shards that are at work"
+        said.append((what, "The reasons come with the parts."))
+    return said

@@ -105,8 +105,9 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
         parts.append(Text(lines.accounting(scene)))
         return parts
     shards = f"{totals.shards_done:,} of {words.plural(totals.shards, 'shard')}"
-    done = [lines.share(scene), lines.records(scene), shards]
-    parts.append(Text(lines.SEPARATOR.join(done)))
+    done = lines.SEPARATOR.join([lines.share(scene), lines.records(scene), shards])
+    failed = "".join(f"{lines.SEPARATOR}{said}" for said in lines.failed(scene))
+    parts.append(Text.assemble(done, (failed, BAD)))
     if scene.phase in ("computing", "between") and scene.rest:
         parts.append(Text(lines.SEPARATOR.join([*lines.speed(scene), lines.left(scene)])))
     return parts
