@@ -32,4 +32,4 @@ onsuccess:
 
 
 onerror:
-    print("Nothing computed is lost. Mend what is said above; the same command goes on then.")
+    print(closing(failures, results))

@@ -50,7 +50,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, max_failed, keep."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep."),
         ("inputs: a\nmodel: x", "my.yaml:2: model: there is no such key here; put it under 'options:'."),
         ("inputs: a\n\ncost: 3", "my.yaml:3: cost: there is no such key here; put it under 'shards:'."),
         ("inputs: a\nshards:\n  costs: 3", "my.yaml:3: shards.costs: there is no such key here; did you mean 'cost'?"),
@@ -119,6 +119,15 @@ def test_values_that_no_output_holds_are_named(tmp_path):
     assert config.without_effect(read(tmp_path, idle.replace("npy", "parquet"))) == []
 
 
+def test_labels_for_a_map_that_is_not_drawn_are_named(tmp_path):
+    labels = "inputs: a\nlabels: {file: b.tsv, column: c}\n"
+    assert config.without_effect(read(tmp_path, labels)) == []
+    (said,) = config.without_effect(read(tmp_path, f"{labels}outputs: npy"))
+    assert said.startswith("labels: they colour the report's map")
+    assert "file and column belong together" in refusal(tmp_path, "inputs: a\nlabels: {file: b}")
+    assert "put it under 'labels:'" in refusal(tmp_path, "inputs: a\ncolumn: b")
+
+
 def test_several_gpus_for_a_cpu_are_named(tmp_path):
     spread = "inputs: a\ngpus: 2\n"
     assert config.without_effect(read(tmp_path, spread)) == []
@@ -152,9 +161,14 @@ def test_the_schema_refuses_what_the_model_refuses(wrong):
 
 
 def test_every_option_is_described():
-    for model in (config.Run, config.Shards, *(find_workload(name).Options for name in BUILT_IN)):
+    for model in (
+        config.Run,
+        config.Shards,
+        config.Labels,
+        *(find_workload(name).Options for name in BUILT_IN),
+    ):
         for name, field in model.model_fields.items():
-            assert field.description or name == "shards", f"{model}.{name}"
+            assert field.description or name in ("shards", "labels"), f"{model}.{name}"
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):

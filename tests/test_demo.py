@@ -14,7 +14,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
+from browser import CHROMIUM, browser
 from conftest import ROOT
+from report_runs import FIGURES
 
 import featuremill
 from featuremill.store import RunFolder
@@ -88,8 +90,26 @@ def test_the_report_goes_into_snakemakes_own(demo, environment):
     folder, _ = demo
     finish(snakemake(folder, environment, "--report", "report.html"))
     page = (folder / "report.html").read_text()
-    for figure in ("accounting", "timeline", "throughput", "stages", "lengths", "embeddings"):
+    for figure in sorted(FIGURES):
         assert figure in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
+def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path, environment):
+    folder, _ = demo
+    report = folder / "results" / "demo" / "report.html"
+    assert report.stat().st_size < 5e6
+    finish(snakemake(folder, environment, "--report", "snakemake.html"))
+    with browser(tmp_path / "profile") as tab:
+        for width in (1200, 390):
+            assert tab.open_drawn(report, width=width) >= 6
+            assert tab.value("document.documentElement.scrollWidth") <= width
+        assert tab.console == tab.requests == []
+        tab.open(folder / "snakemake.html", width=1200)
+        assert "Figures" in tab.wait("document.body.innerText")
+        assert tab.requests == []
+        assert not [said for said in tab.console if "error" in said.lower()]
 
 
 @pytest.mark.slow

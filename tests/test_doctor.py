@@ -646,7 +646,7 @@ def finished_run(gpu_node, tmp_path, environment):
         tmp_path, environment | node.environment | {"PYTHONPATH": environment["PYTHONPATH"]}
     )
     plan = verbs.plan(RECORDS, options={})
-    verbs.extract(plan, 0, "--log", tmp_path / "logs/test/extract.log")
+    verbs.extract(plan, 0, "--log-file", tmp_path / "logs/test/extract.log")
     log = tmp_path / "logs" / "test" / "extract.log"
     sequence = RECORDS[0][1]
     with log.open("a") as file:

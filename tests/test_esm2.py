@@ -304,6 +304,17 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(both, dtype):
 # Long proteins.
 
 
+def test_what_is_cut_is_noted(tmp_path):
+    path = tmp_path / "in.fa"
+    path.write_text(f">short\n{'MKV' * 3}\n>long\n{'MKV' * 5}J\n")
+
+    def notes(long):
+        options = esm2.Options(long=long, max_residues=10, chunk_overlap=4)
+        return [record.note for record in esm2.records([path], options)]
+
+    assert notes("chunk") == ["", "J read as X; longer than 10 residues, in windows"]
+
+
 def test_windows():
     def cut(length, long, **options):
         return windows(length, esm2.Options(long=long, **options))

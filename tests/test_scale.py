@@ -28,7 +28,7 @@ class Planning:
         config = {"inputs": ["in.fa"], "workload": "composition", "shards": {"cost": 500_000}}
         self.arguments = (
             *("plan", verbs.run_folder.root, "--config-json", json.dumps(config)),
-            *("--threads", "2", "--log", verbs.folder / "plan.log"),
+            *("--threads", "2", "--log-file", verbs.folder / "plan.log"),
         )
         heeds_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also below nohup
         self.process = verbs.start(*self.arguments, start_new_session=True, preexec_fn=heeds_ctrl_c)

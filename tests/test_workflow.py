@@ -272,6 +272,25 @@ def test_a_failed_shard_stops_no_other_and_the_rest_is_kept(tmp_path, environmen
     assert workflow.news() == []
 
 
+def test_labels_draw_the_report_anew_and_nothing_else(workflow):
+    config = {"inputs": "in.fa", "run": "test", "workload": "composition", "device": "cpu"}
+    (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config))
+    workflow()
+    made = workflow.run_folder.plan.stat().st_mtime_ns, workflow.data()
+    table = ["id\tfamily"] + [f"p0.{n}\tfamily {n % 3}" for n in range(200)]
+    (workflow.folder / "labels.tsv").write_text("\n".join(table))
+    labels = "labels={file: labels.tsv, column: family}"
+    said = workflow("--config", labels)
+    assert "report │" in said and "extract │" not in said and "merge │" not in said
+    assert (workflow.run_folder.plan.stat().st_mtime_ns, workflow.data()) == made
+    report = (workflow.run_folder.root / "report.html").read_text()
+    assert "Coloured by family of labels.tsv." in report and "family 2" in report
+    (workflow.folder / "labels.tsv").unlink()
+    said = workflow("--config", labels, "--forcerun", "report", status=1)
+    assert "labels.tsv" in said
+    assert workflow.data() == made[1]
+
+
 def test_a_wrong_config_is_one_sentence(workflow):
     wrong = "inputs: in.fa\nworkload: poison\nshard: {cost: 3}\n"
     (workflow.folder / "config.yaml").write_text(wrong)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import platform
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +26,7 @@ VERBS = {
     "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
+    "top": "show a run while it goes on: how far, how fast, how long yet, on which device",
     "retry": "make failed records run again",
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
@@ -48,7 +51,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
-        log.set_up(parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET")), parsed.log)
+        log.set_up(_level(parsed), parsed.log_file)
+        verb_log.debug(
+            "%sfeaturemill %s (version %s, on %s)",
+            log.BEGIN,
+            shlex.join(given),
+            __version__,
+            platform.node(),
+        )
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
@@ -56,6 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
         verb_log.debug("the whole story", exc_info=True)
+        return 1
+    except Exception as error:
+        verb_log.error("%s: %s; please report this.", type(error).__name__, error, exc_info=True)
         return 1
     return int(status or 0)
 
@@ -72,6 +85,29 @@ def _sentence(error: OSError, folder: Path | None) -> str:
     return f"{where}{what}; nothing is lost: mend that and run the same command again."
 
 
+def _add_talk(parser: argparse.ArgumentParser) -> None:
+    """Add what every verb takes: how much it says, and where."""
+    loudness = parser.add_mutually_exclusive_group()
+    loudness.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
+    loudness.add_argument(
+        "-v", "--verbose", action="store_true", help="details too, and what libraries print"
+    )
+    parser.add_argument(
+        "--log-file", type=Path, help="also write everything, dated, to the end of this file"
+    )
+    parser.add_argument(  # the name of old
+        "--log", type=Path, dest="log_file", default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
+
+
+def _level(parsed: argparse.Namespace) -> int:
+    """Return what is worth the screen; what was typed beats the environment."""
+    if parsed.verbose:
+        return logging.DEBUG
+    is_quiet = parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET"))
+    return logging.WARNING if is_quiet else logging.INFO
+
+
 def _parser(chosen: str | None) -> argparse.ArgumentParser:
     """Build the parser; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
@@ -79,8 +115,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, summary in VERBS.items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
-        sub.add_argument("--quiet", action="store_true", help="only warnings and errors")
-        sub.add_argument("--log", type=Path, help="also write a dated log to this file")
+        _add_talk(sub)
         if verb == chosen:
             module = import_module(f"featuremill.{verb.replace('-', '_')}")
             module.add_arguments(sub)

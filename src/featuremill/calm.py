@@ -1,6 +1,7 @@
 """Keep Snakemake's talk about its own scheduling off the screen while jobs run.
 
-The verbs say what happens to the records; Snakemake's count of steps, warnings and errors stay. Its
+The verbs say what happens to the records; Snakemake's count of steps, warnings and errors stay, but
+what it says of a failed job (twenty lines of paths) becomes one line, and a summary at the end. Its
 log file under .snakemake/log keeps everything, and so does the screen of a dry run, and with
 --printshellcmds or --verbose.
 """
@@ -8,9 +9,14 @@ log file under .snakemake/log keeps everything, and so does the screen of a dry 
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any
 
+from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
+
+from featuremill.text import plain
+from featuremill.workflow_failures import FailedJob, Failures, told
 
 SCREEN = "DefaultStreamHandler"
 """Snakemake's name for the handler that writes to the terminal."""
@@ -37,14 +43,38 @@ BEGINNINGS = (
 )
 
 
-def calm_output(workflow: Any) -> None:
-    """Filter the screen of a real run's main process."""
+class RefusedError(WorkflowError):  # type: ignore[misc]
+    """What the user asked for cannot be done, in one sentence; where we noticed it is no help."""
+
+    said = ""
+    """The last one's sentence."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(sentence)
+        type(self).said = plain(sentence)
+
+
+def calm_output(workflow: Any) -> Failures:
+    """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
     settings = workflow.output_settings
-    if settings.dryrun or settings.printshellcmds or settings.verbose:
-        return
+    shows_all = settings.dryrun or settings.printshellcmds or settings.verbose
+    failures = Failures()
+
+    def matters(record: logging.LogRecord) -> bool:
+        if getattr(record, "exception", None) == RefusedError.__name__ and not settings.verbose:
+            print(RefusedError.said, file=sys.stderr)
+            return False
+        failed = failures.hear(record)
+        if shows_all or not failed:
+            return shows_all or _matters(record)
+        if isinstance(failed, FailedJob):
+            print(told(failed, is_here=workflow.nodes is None), file=sys.stderr)
+        return False
+
     for handler in logger.handlers:
         if handler.name == SCREEN:
-            handler.addFilter(_matters)
+            handler.addFilter(matters)
+    return failures
 
 
 def _matters(record: logging.LogRecord) -> bool:

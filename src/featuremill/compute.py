@@ -61,6 +61,22 @@ def is_device_error(error: Exception) -> bool:
     return any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
 
 
+def misuse_of_torch(error: Exception) -> str:
+    """Return what to do where torch itself is in the way, whatever the record; else nothing."""
+    text = str(error)
+    if "Torch not compiled with CUDA enabled" in text:
+        return (
+            "this torch is a build for CPUs and the job has a GPU; install a build for CUDA, or "
+            "set device: cpu"
+        )
+    if "Cannot re-initialize CUDA in forked subprocess" in text:
+        return (
+            "the workload started a process by fork when CUDA was in use already; let it start "
+            "its processes with multiprocessing.get_context('spawn')"
+        )
+    return ""
+
+
 def free_device_memory() -> None:
     """Give cached device memory back, so that a smaller batch has all of it."""
     gc.collect()

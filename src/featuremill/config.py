@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from featuremill import config_problems
+from featuremill import config_problems, config_yaml
+from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.workload import BUILT_IN, find_workload
 
@@ -24,16 +23,12 @@ NEEDS: dict[str, str] = {
 """What an output cannot do without; parquet and parquet_dataset take whatever there is."""
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
-MAX_VALUES = 10_000
-"""Values in a config file, aliases unfolded; an honest one has dozens."""
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
 MAX_NAME = 100
 """Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
 Model = TypeVar("Model", bound=BaseModel)
-Lines = Mapping[tuple[str, ...], int]
-"""The line of each key in the YAML file, by the path that leads to it."""
 
 
 class Section(BaseModel):
@@ -48,6 +43,21 @@ class Shards(Section):
     cost: int = Field(default=2_000_000, ge=1, strict=True)
     """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). Aim at minutes
     of device time and at several shards a device. Affects only shards made from now on."""
+
+
+class Labels(Section):
+    """What colours the points of the report's map instead of their length."""
+
+    file: str = ""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them."""
+    column: str = ""
+    """Its column of names or numbers that colours the points of the report's map."""
+
+    @model_validator(mode="after")
+    def _both_or_none(self) -> Labels:
+        if bool(self.file.strip()) != bool(self.column.strip()):
+            raise ValueError("file and column belong together: name a table, and a column of it")
+        return self
 
 
 class Run(Section):
@@ -72,6 +82,7 @@ class Run(Section):
     """Files that merge writes to `results/<run>/`: `embeddings.parquet`, `embeddings.npy`,
     `per-protein.h5`, `per-residue.h5`, and with `parquet_dataset` the folder `embeddings/` of
     files with a million rows each, which is what fits from some million records on."""
+    labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
     """Merge stops with an error when more records than this failed."""
     keep: Literal["all", "parts", "results"] = "all"
@@ -109,33 +120,32 @@ class Run(Section):
             raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
         return values
 
-    @field_validator("options", "shards", mode="before")
+    @field_validator("options", "shards", "labels", mode="before")
     @classmethod
     def _all_commented_out(cls, value: Any) -> Any:
         return {} if value is None else value  # YAML's value of `options:` with nothing below it
 
 
-def validate(raw: Mapping[str, Any], source: str = "config", lines: Lines | None = None) -> Run:
+def validate(raw: Mapping[str, Any], source: str = "config", places: Places | None = None) -> Run:
     """Return the validated run; raise UserError naming each wrong key and the nearest valid one.
 
-    `source` and `lines` say in the messages where `raw` came from.
+    `places` say in the messages where in `raw` a key stands, and `source` does for all others.
     """
-    _refuse_impossible(raw, source, lines or {})
-    run = _checked(Run, raw, (), _sections, source, lines or {})
+    places = places or {}
+    _refuse_impossible(raw, source, places)
+    run = _checked(Run, raw, (), _sections, source, places)
     workload = run.workload
     try:
         model = find_workload(workload).Options
     except UserError as error:
-        raise UserError(f"{_place(source, lines or {}, ('workload',))}: {error}") from None
-    options = _checked(
-        model, run.options, ("options",), lambda: _others(workload), source, lines or {}
-    )
+        raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
+    options = _checked(model, run.options, ("options",), lambda: _others(workload), source, places)
     return run.model_copy(update={"options": options.model_dump(mode="json")})
 
 
-def _refuse_impossible(raw: Mapping[str, Any], source: str, lines: Lines) -> None:
+def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
     """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
-    for path in ((), ("options",), ("shards",)):
+    for path in ((), ("options",), ("shards",), ("labels",)):
         section = raw.get(path[0]) if path else raw
         for key, value in section.items() if isinstance(section, Mapping) else ():
             for single in value if isinstance(value, list | tuple) else [value]:
@@ -147,13 +157,21 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, lines: Lines) -> Non
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{_place(source, lines, where)}: {config_problems.name_of(where)}: "
+                    f"{_place(source, places, where)}: {config_problems.name_of(where)}: "
                     f"{problem}; give another one."
                 )
 
 
 def read(path: Path) -> Run:
     """Return the validated run of the YAML file `path`."""
+    raw, places = load(path)
+    run = validate(raw, str(path), places)
+    check_outputs(run, str(path))
+    return run
+
+
+def load(path: Path) -> tuple[dict[str, Any], Places]:
+    """Return what the YAML file `path` says, not validated, and where each key stands."""
     try:
         text = path.read_text("utf-8")
     except OSError as error:
@@ -165,10 +183,7 @@ def read(path: Path) -> Run:
         raise UserError(
             f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
         ) from None
-    raw, lines = _load(str(path), text)
-    run = validate(raw, str(path), lines)
-    check_outputs(run, str(path))
-    return run
+    return config_yaml.load(str(path), text)
 
 
 def check_outputs(run: Run, source: str = "config") -> None:
@@ -191,6 +206,11 @@ def without_effect(run: Run) -> list[str]:
         for kind in sorted(delivered)
         if not any(NEEDS.get(output, kind) == kind for output in run.outputs)
     ]
+    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
+        found.append(
+            "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
+            "and outputs names neither."
+        )
     if run.device == "cpu" and run.gpus > 1:
         found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
     return found
@@ -202,80 +222,20 @@ def _checked(
     path: tuple[str, ...],
     elsewhere: Callable[[], Mapping[str, str]],
     source: str,
-    lines: Lines,
+    places: Places,
 ) -> Model:
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
         problems = config_problems.explain(model, error, path, elsewhere())
-        sentences = [f"{_place(source, lines, key)}: {text}" for key, text in problems.items()]
+        sentences = [f"{_place(source, places, key)}: {text}" for key, text in problems.items()]
         raise UserError("\n".join(sentences)) from None
 
 
-def _place(source: str, lines: Lines, key: tuple[str, ...]) -> str:
-    """Return the source and the line of `key`, or of the nearest key around it that has one."""
+def _place(source: str, places: Places, key: tuple[str, ...]) -> str:
+    """Return where `key` stands, or the nearest key around it whose place is known."""
     around = [key[:length] for length in range(len(key), 0, -1)]
-    line = next((lines[outer] for outer in around if outer in lines), None)
-    return f"{source}:{line}" if line else source
-
-
-def _load(source: str, text: str) -> tuple[dict[str, Any], Lines]:
-    """Return the mapping that the YAML `text` holds, and the lines of its keys."""
-    try:
-        document = yaml.compose(text, yaml.SafeLoader)
-        if document is not None and _size(document, {}) > MAX_VALUES:
-            raise UserError(
-                f"{source}: its aliases (*) unfold into more than {MAX_VALUES:,} values, or into "
-                "themselves; write out what they stand for."
-            )
-        raw = yaml.safe_load(text)
-    except RecursionError:
-        raise UserError(
-            f"{source}: its brackets or indents are nested too deeply; a config needs three levels."
-        ) from None
-    except UserError:
-        raise
-    except Exception as error:  # what stands behind a tag such as !!bool may raise anything
-        raise UserError(config_problems.not_yaml(source, error)) from None
-    if document is None or not isinstance(raw, dict):
-        raise UserError(
-            f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
-        )
-    return raw, _lines(source, document)
-
-
-def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Return how many values `node` stands for once its aliases are unfolded."""
-    if id(node) not in known:
-        known[id(node)] = math.inf  # for whoever comes back here before it is known
-        inside: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            inside = [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            inside = node.value
-        known[id(node)] = 1 + sum(_size(part, known) for part in inside)
-    return known[id(node)]
-
-
-def _lines(source: str, document: yaml.Node) -> Lines:
-    """Return the line of every key in the YAML `document`; refuse a key that is there twice."""
-    lines: dict[tuple[str, ...], int] = {}
-    for key, line in _keys(document, ()):
-        if key in lines:
-            raise UserError(
-                f"{source}:{line}: {config_problems.name_of(key)} stands here and in line "
-                f"{lines[key]}; keep one."
-            )
-        lines[key] = line
-    return lines
-
-
-def _keys(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield every key of the YAML mapping `node`, nested ones too, with its line."""
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield (*path, str(key.value)), key.start_mark.line + 1
-            yield from _keys(value, (*path, key.value))
+    return next((places[outer] for outer in around if outer in places), source)
 
 
 def _sections() -> dict[str, str]:
@@ -283,6 +243,7 @@ def _sections() -> dict[str, str]:
     models = [find_workload(built_in).Options for built_in in BUILT_IN]
     options = {name for model in models for name in model.model_fields}
     hints = dict.fromkeys(options, "put it under 'options:'")
+    hints |= dict.fromkeys(Labels.model_fields, "put it under 'labels:'")
     return hints | dict.fromkeys(Shards.model_fields, "put it under 'shards:'")
 
 

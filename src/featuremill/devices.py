@@ -143,6 +143,6 @@ def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
     if not gpus and choice == "cuda":
         raise UserError(
             "device: cuda was asked for, but no NVIDIA GPU is visible here; "
-            "check nvidia-smi and CUDA_VISIBLE_DEVICES, or set device: cpu."
+            "`featuremill doctor` tells why, or set device: cpu."
         )
     return gpus or [cpu()]

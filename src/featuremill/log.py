@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 from pathlib import Path
 
 from featuremill.text import plain
 
+BEGIN = "begin: "
+"""What a verb's first line in a log file says: each attempt of a job writes behind the last one."""
+LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
+TAIL_BYTES = 64 * 2**10
 
-def set_up(quiet: bool, log_file: Path | None) -> None:
-    """Send warnings (and, unless `quiet`, progress) to stderr, and everything to `log_file`."""
+
+def set_up(level: int, log_file: Path | None) -> None:
+    """Send what is of `level` or more to stderr, and everything to `log_file`."""
     root = logging.getLogger("featuremill")
     root.setLevel(logging.DEBUG)
     root.propagate = False
@@ -19,7 +25,7 @@ def set_up(quiet: bool, log_file: Path | None) -> None:
         root.removeHandler(handler)
         handler.close()
     screen = logging.StreamHandler(sys.stderr)
-    screen.setLevel(logging.WARNING if quiet else logging.INFO)
+    screen.setLevel(level)
     screen.setFormatter(_Short())
     root.addHandler(screen)
     if log_file:
@@ -29,10 +35,36 @@ def set_up(quiet: bool, log_file: Path | None) -> None:
         root.addHandler(handler)
 
 
-def logs_to_file() -> bool:
-    """Tell whether there is a log file."""
+def last_error(path: Path) -> str:
+    """Return the error of the last verb that began in the log file `path`; empty for none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    found: list[str] = []
+    is_same = False
+    for level, message in (match.groups() for match in map(LINE.match, lines) if match):
+        if message.startswith(BEGIN):
+            found = []
+        if level == "ERROR":
+            found = [*found, message] if is_same else [message]
+        is_same = level == "ERROR"
+    return " ".join(found)
+
+
+def keeps_details() -> bool:
+    """Tell whether debug lines go anywhere: into a log file, or with -v to the screen."""
     handlers = logging.getLogger("featuremill").handlers
-    return any(isinstance(handler, logging.FileHandler) for handler in handlers)
+    return any(handler.level <= logging.DEBUG for handler in handlers)
+
+
+def place() -> str:
+    """Return what to call the place where details stand: a log file, or the screen."""
+    handlers = logging.getLogger("featuremill").handlers
+    has_file = any(isinstance(handler, _LogFile) for handler in handlers)
+    return "the log" if has_file else "what stands above"
 
 
 class _LogFile(logging.FileHandler):
@@ -57,14 +89,18 @@ class _Short(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         verb = record.name.removeprefix("featuremill.").partition(".")[0]
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return _lines(f"{verb:>8} │ {mark}", record.getMessage())
+        return _lines(f"{verb:>8} │ {mark}", record.getMessage()) + _story(self, record)
 
 
 class _Dated(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         start = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: "
-        story = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
-        return _lines(start, record.getMessage()) + plain(story)
+        return _lines(start, record.getMessage()) + _story(self, record)
+
+
+def _story(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """Return the traceback that belongs to a record, where there is one."""
+    return plain(f"\n{formatter.formatException(record.exc_info)}") if record.exc_info else ""
 
 
 def _lines(start: str, message: str) -> str:

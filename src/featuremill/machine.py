@@ -121,6 +121,15 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 
 
+def allocated_peak_mb(devices: Sequence[Device]) -> int | None:
+    """Return the most that torch had in use on one of the devices; None where it has none."""
+    torch = sys.modules.get("torch")
+    if torch is None or devices[0].kind != "cuda":
+        return None
+    peaks = [torch.cuda.max_memory_allocated(place) for place in range(len(devices))]
+    return int(max(peaks) // 2**20)
+
+
 def versions() -> dict[str, str]:
     """Return the versions that values can depend on, of what this process has loaded."""
     found = {"featuremill": __version__, "python": platform.python_version()}

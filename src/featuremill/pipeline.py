@@ -11,12 +11,14 @@ after it is computed again, so that the rows of a part keep their order.
 from __future__ import annotations
 
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featuremill import compute
 from featuremill.batches import Batch, Queue
@@ -25,6 +27,7 @@ from featuremill.watch import Watch
 from featuremill.workload import Workload
 
 MOST_IN_FLIGHT = 2
+MOST_TRACEBACKS = 20
 
 
 class _BehindAFailureError(Exception):
@@ -40,6 +43,11 @@ class Shard:
         self.write_seconds = 0.0
         self.num_batches = 0
         self._rows = rows
+
+    @property
+    def num_bytes(self) -> int:
+        """The payloads' size: of proteins, their residues."""
+        return int(pc.sum(pc.binary_length(self._rows["payload"])).as_py() or 0)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
         """Return what is computed."""
@@ -70,9 +78,17 @@ class Pipeline:
     """Computes the batches of a queue with a loaded model."""
 
     def __init__(
-        self, workload: Workload, model: Any, shard: Shard, queue: Queue, watch: Watch
+        self,
+        workload: Workload,
+        model: Any,
+        shard: Shard,
+        queue: Queue,
+        watch: Watch,
+        note: Callable[[str], None],
     ) -> None:
+        """`note` takes what only a log is for."""
         self.prepare_seconds = 0.0
+        self._note = note
         self._workload = workload
         self._model = model
         self._shard = shard
@@ -82,6 +98,7 @@ class Pipeline:
         self._writer = ThreadPoolExecutor(1, "collect")
         self._ahead: tuple[Batch, Future[Any]] | None = None
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
+        self._num_told = 0
         self._must_wait = False
         """Whether a batch failed, so that nothing behind it may be committed."""
 
@@ -172,7 +189,7 @@ class Pipeline:
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
         """Put failed batches back before everything else; what failed by itself is committed."""
         for _, error in failed:
-            if compute.is_device_error(error):
+            if compute.is_device_error(error) or compute.misuse_of_torch(error):
                 raise error
         if self._ahead:
             self._queue.put_back(self._ahead[0])
@@ -183,4 +200,11 @@ class Pipeline:
                 self._queue.put_back(batch)
             elif not compute.make_room(self._queue, batch, error):
                 self._shard.commit_failed(batch.rows[0], compute.reason_of(error))
+                self._tell(error)
         self._look_ahead()
+
+    def _tell(self, error: Exception) -> None:
+        """Leave the first errors of single records in the log, whole; all of them could fail."""
+        self._num_told += 1
+        if self._num_told <= MOST_TRACEBACKS and not compute.is_out_of_memory(error):
+            self._note("".join(traceback.format_exception(error)))

@@ -1,42 +1,67 @@
-"""Progress lines of long work: on a terminal for people, otherwise only in the log file."""
+"""Progress lines of long work: one every ten seconds, on a terminal or not.
+
+A job of a workflow that has others beside it keeps them to its log file: on the screen they would
+mix with those of the others, and Snakemake's main process says there how far all of them are.
+"""
 
 from __future__ import annotations
 
 import logging
-import sys
+import os
 import time
 from typing import Any
+
+from featuremill.machine import DIE_WITH_PARENT
 
 EVERY_SECONDS = 10.0
 
 
 class Progress:
-    """Logs how far a worker is, now and then."""
+    """Says now and then how far one piece of work is; what takes less than that says nothing."""
 
-    def __init__(self, log: logging.Logger, what: str, cost_unit: str) -> None:
+    def __init__(
+        self, log: logging.Logger, what: str, unit: str = "records", has_others_beside: bool = False
+    ) -> None:
+        """`what` is done, in `unit` a second; `has_others_beside` is for jobs that Snakemake starts
+        many of."""
         self._log = log
         self._what = what
-        self._cost_unit = cost_unit
-        self._level = logging.INFO if sys.stderr.isatty() else logging.DEBUG
-        self._last = time.monotonic()
+        self._unit = unit
+        is_one_of_many = has_others_beside and DIE_WITH_PARENT in os.environ
+        self._level = logging.DEBUG if is_one_of_many else logging.INFO
+        self._started = self._last = time.monotonic()
 
     def show(self, event: dict[str, Any]) -> None:
         """Log a worker's progress event: rows, speed and the time left, by cost."""
-        now = time.monotonic()
-        if now - self._last < EVERY_SECONDS or not event["cost_run"]:
+        if not event["cost_run"] or not self._is_time():
             return
-        self._last = now
         speed = event["cost_run"] / event["seconds"]
-        self._log.log(
-            self._level,
-            "%s: %s of %s records, %s %s/s, %s left",
-            self._what,
-            f"{event['rows']:,}",
-            f"{event['of']:,}",
-            f"{speed:,.0f}",
-            self._cost_unit,
-            clock(event["cost_left"] / speed),
+        self._say(
+            f"{event['rows']:,} of {event['of']:,} records",
+            f"{speed:,.0f} {self._unit}/s",
+            f"{clock(event['cost_left'] / speed)} left",
         )
+
+    def at(self, done: int, of: int | None = None) -> None:
+        """Log that `done` units are done, of so many if that is known."""
+        if not done or not self._is_time():
+            return
+        speed = done / (self._last - self._started)
+        if of is None:
+            self._say(f"{done:,} {self._unit}", f"{speed:,.0f}/s")
+        else:
+            left = clock(max(0, of - done) / speed)
+            self._say(f"{done:,} of {of:,} {self._unit}", f"{speed:,.0f}/s", f"{left} left")
+
+    def _is_time(self) -> bool:
+        now = time.monotonic()
+        if now - self._last < EVERY_SECONDS:
+            return False
+        self._last = now
+        return True
+
+    def _say(self, *facts: str) -> None:
+        self._log.log(self._level, "%s: %s", self._what, ", ".join(facts))
 
 
 def clock(seconds: float) -> str:

@@ -24,7 +24,9 @@ KINDS = (
     Kind(
         "nan",
         r"not finite|\bnan\b|\binf",
-        "The values left the range of the number format. Set options.dtype: fp32 and run again.",
+        "A value left the range of its number format, or the workload gave none. In options, set "
+        "dtype: fp32 (or bf16, where it was fp16) and, for values per residue, output_dtype: "
+        "float32, which computes everything again; or raise max_failed and do without these.",
     ),
     Kind(
         "oom",
@@ -81,7 +83,6 @@ KINDS = (
         r"\bid\b|identifier|\bname\b",
         "Give the record an id of its own in the input.",
     ),
-    Kind("pending", r"^not computed yet$", "Nothing: the run's own command computes it."),
 )
 OTHER = Kind(
     "other",

@@ -4,7 +4,8 @@ results/<run>/plan.json                        what is to be computed (Snakemake
 results/<run>/manifest.parquet                 one row an input record
 results/<run>/receipts/<recipe>/<shard>.json   one a finished part (declared to Snakemake)
 results/<run>/store/shards/<shard>.arrow       records, named by their content; never deleted by a
-rule results/<run>/store/parts/<recipe>/<shard>.arrows
+rule
+results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
 results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
 """
 
@@ -51,6 +52,10 @@ class RunFolder(NamedTuple):
 
     def part(self, recipe: str, shard: str) -> Path:
         return self.store / "parts" / recipe / f"{shard}.arrows"
+
+    def telemetry(self, recipe: str, shard: str) -> Path:
+        """Return the file that says how the part's job goes, or went."""
+        return self.store / "parts" / recipe / f"{shard}.telemetry.jsonl"
 
     def journal(self, recipe: str, shard: str) -> Path:
         """Return the journal's data file; its log and lock stand beside it."""
@@ -99,6 +104,17 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def take_space(descriptor: int, start: int, size: int) -> None:
+    """Take disk space from `start` on now: a hole in a file would end in SIGBUS on a full disk.
+
+    Where the system has no such call (macOS), the file only grows.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, size)
+    else:
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, start + size))
 
 
 def sync(path: Path) -> None:

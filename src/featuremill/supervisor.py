@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from featuremill import journal, machine, working
+from featuremill import log as logs
 from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.lease import Lease, Request, lease
-from featuremill.log import logs_to_file
 from featuremill.progress import Progress
+from featuremill.telemetry.recorder import Recorder
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
@@ -75,7 +76,13 @@ class Supervisor:
     """Runs workers on one shard until its journal is finished."""
 
     def __init__(
-        self, job: Job, journal_path: Path, device_choice: Any, wanted: Request, lock: int
+        self,
+        job: Job,
+        journal_path: Path,
+        device_choice: Any,
+        wanted: Request,
+        lock: int,
+        recorder: Recorder,
     ) -> None:
         self.num_deaths = 0
         self.seconds_waited = 0.0
@@ -84,6 +91,7 @@ class Supervisor:
         self._choice = device_choice
         self._wanted = wanted
         self._lock = lock
+        self._recorder = recorder
         self._solo: set[int] = set()
         self._condemned: dict[str, str] = {}
         self._failures: Counter[str] = Counter()
@@ -104,10 +112,12 @@ class Supervisor:
             commits = self._num_commits()
             avoid = self._given_up(manner)
             working.say(self._lock, devices=[])
+            self._recorder.waits()
             waiting_since = time.monotonic()
             with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
                 working.say(self._lock, devices=[device.name for device in held.devices])
+                self._recorder.has(held)
                 try:
                     summary = self._run_worker(held)
                 except _WorkerDiedError as death:
@@ -164,8 +174,8 @@ class Supervisor:
             names = ", ".join(device.name for device in allowed)
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
-                f"the last worker {manner}; see the log, then run the same command again: it goes "
-                "on from here."
+                f"the last worker {manner}; see {logs.place()}, then run the same command again: "
+                "it goes on from here."
             )
         return given_up
 
@@ -182,7 +192,7 @@ class Supervisor:
             condemned=self._condemned,
         )
         # What libraries and crashes print belongs into the log file; without one, on the screen.
-        log_level = logging.DEBUG if logs_to_file() else logging.WARNING
+        log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
         worker = subprocess.Popen(
             [sys.executable, "-m", "featuremill.worker"],
             stdin=subprocess.PIPE,
@@ -195,6 +205,7 @@ class Supervisor:
         )
         listener = threading.Thread(target=_log_lines, args=(worker.stderr, log_level), daemon=True)
         listener.start()
+        self._recorder.starts(worker.pid)
         try:
             return self._follow(worker, job)
         finally:
@@ -209,16 +220,21 @@ class Supervisor:
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
             pipe.write(json.dumps(asdict(job)))
         trouble: dict[str, Any] = {}
-        progress = Progress(log, self._name, job.cost_unit)
+        progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:
             event = json.loads(line)
             kind = event.pop("event")
+            self._recorder.learns(event.pop("state", {}))
+            if kind == "state":
+                continue
             if kind == "progress":
                 progress.show(event)
             elif kind == "warning":
                 log.warning("%s: %s", self._name, event["message"])
+            elif kind == "note":
+                log.debug("worker: %s", event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
-                return dict(event)
+                return {**event, "telemetry": self._recorder.sees_the_end()}
             else:
                 trouble = event
         status = worker.wait()
@@ -230,7 +246,7 @@ class Supervisor:
         if "errno" in trouble:
             raise OSError(trouble["errno"], os.strerror(trouble["errno"]), trouble["filename"])
         if status == WorkloadError.exit_status and message:
-            raise WorkloadError(f"{self._name}: {message}; the log has the traceback.")
+            raise WorkloadError(f"{self._name}: {message}; {logs.place()} has the traceback.")
         if -status in machine.INTERRUPTS:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:

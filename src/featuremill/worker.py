@@ -20,7 +20,7 @@ from featuremill import compute, journal, machine
 from featuremill import weights as weights_verb
 from featuremill.batches import Queue, make_batches
 from featuremill.devices import Device
-from featuremill.errors import DeviceError, IntegrityError, UserError
+from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.pipeline import Pipeline, Shard
 from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
@@ -60,8 +60,10 @@ def main() -> int:
         return OS_ERROR_STATUS
     except Exception as error:
         traceback.print_exc()
-        _say(events, "error", message=f"{type(error).__name__}: {error}")
-        return 1
+        advice = compute.misuse_of_torch(error)
+        told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
+        _say(events, "error", message=told)
+        return WorkloadError.exit_status
     return 0
 
 
@@ -106,6 +108,7 @@ class Worker:
         self.watch = Watch(job.stall_seconds)
         self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
+        self.pipeline: Pipeline | None = None
         self.cost_planned = 0
         self._told = 0.0
 
@@ -117,6 +120,8 @@ class Worker:
         if self._plan():
             self._load()
             self._compute()
+        self.cost_planned = self.watch.cost_run
+        self._tell("state", "finish")
         self.seconds["write"] = self.shard.write_seconds
         digest = self.journal.finish()
         _say(self.events, "done", part=digest, **self._summary())
@@ -134,6 +139,8 @@ class Worker:
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
         self.queue.add(([row] for row in solo), is_alone=True)
+        self.cost_planned = self.queue.cost_left
+        self._tell("state", "load")
         return bool(left or solo)
 
     def _load(self) -> None:
@@ -143,7 +150,8 @@ class Worker:
         except Exception as error:
             if compute.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error
-            if self.devices[0].kind == "cuda" and isinstance(error, RuntimeError):
+            is_runtime = isinstance(error, RuntimeError) and not compute.misuse_of_torch(error)
+            if self.devices[0].kind == "cuda" and is_runtime:
                 raise DeviceError(
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
@@ -163,8 +171,11 @@ class Worker:
 
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
-        pipeline = Pipeline(self.workload, self.model, self.shard, self.queue, self.watch)
-        self.cost_planned = self.queue.cost_left
+        pipeline = Pipeline(
+            self.workload, self.model, self.shard, self.queue, self.watch, self._note
+        )
+        self.pipeline = pipeline
+        self._tell("state", "run")
         try:
             pipeline.run(self._tell_progress)
         except RuntimeError as error:
@@ -182,19 +193,44 @@ class Worker:
     def _warn(self, sentence: str) -> None:
         _say(self.events, "warning", message=f"{self._device_name}: {sentence}")
 
+    def _note(self, text: str) -> None:
+        _say(self.events, "note", message=text)
+
     def _tell_progress(self) -> None:
         now = time.monotonic()
         if now - self._told >= PROGRESS_SECONDS:
             self._told = now
-            _say(
-                self.events,
+            self._tell(
                 "progress",
+                "run",
                 rows=len(self.journal.rows_done),
                 of=len(self.costs),
                 cost_run=self.watch.cost_run,
                 cost_left=max(0, self.cost_planned - self.watch.cost_run),
                 seconds=now - self.watch.started,
             )
+
+    def _tell(self, event: str, stage: str, **facts: Any) -> None:
+        """Say how far this is, as samples have it (`featuremill.telemetry`)."""
+        cost_left = max(0, self.cost_planned - self.watch.cost_run)
+        state = {
+            "stage": stage,
+            "rows_done": len(self.journal.rows_done),
+            "rows_failed": self.journal.counts["failed"],
+            "cost_done": sum(self.costs) - cost_left,
+            "cost_left": cost_left,
+            "batches": self.shard.num_batches + self.journal.num_resumed,
+            "oom_splits": self.queue.num_oom,
+            "seconds": {
+                "load": round(self.seconds["load"], 3),
+                "prepare": round(self.pipeline.prepare_seconds if self.pipeline else 0.0, 3),
+                "run": round(self.watch.busy_seconds, 3),
+                "write": round(self.shard.write_seconds, 3),
+            },
+            "torch_peak_mb": machine.allocated_peak_mb(self.devices),
+        }
+        known = {key: value for key, value in state.items() if value is not None}
+        _say(self.events, event, state=known, **facts)
 
     def _summary(self) -> dict[str, Any]:
         counts = self.journal.counts
@@ -206,6 +242,7 @@ class Worker:
             "resumed_batches": self.journal.num_resumed,
             "oom_splits": self.queue.num_oom,
             "cost": sum(self.costs),
+            "payload_bytes": self.shard.num_bytes,
             "batch_cost": self.journal.batch_cost,
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
             "devices": [

@@ -10,15 +10,17 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from snakemake.exceptions import WorkflowError
-
 from featuremill import owner, store, times
+from featuremill.calm import RefusedError
 from featuremill.config import Run
+from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.workflow_support import checkpoint_files, executes
 
 LOCKS = Path(".snakemake/locks")
+TARGETS = ("plan", "weights", "partial", "--until", "-U", "--touch")
+"""Words on a command line that ask for less than the whole run; Snakemake tells them too late."""
 _claimed: list[TextIO] = []
 """The main process's lock on the run, held for as long as it lives."""
 
@@ -26,6 +28,7 @@ _claimed: list[TextIO] = []
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if workflow.is_main_process and executes(workflow):
+        refuse_without_gpu(workflow, run, results)
         claim_run(results)
         forget_what_is_gone(run, results)
         check_times(run, results)
@@ -42,13 +45,13 @@ def claim_run(results: str) -> None:
     try:
         file = owner.claim(Path(results))
     except BlockingIOError:
-        raise WorkflowError(
+        raise RefusedError(
             f"{results}: another snakemake is computing this run; wait for it, or stop it."
         ) from None
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     except OSError as error:
-        raise WorkflowError(f"{error.filename}: {error.strerror}; mend that first.") from None
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
     if file is None:
         return
     _claimed.append(file)
@@ -60,6 +63,27 @@ def claim_run(results: str) -> None:
             lock.unlink()
     if was_here or not stale:
         owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
+
+
+def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
+    """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
+
+    Not where jobs go elsewhere, where a target is named (a plan needs none), and where every shard
+    is computed already.
+    """
+    names_target = any(word.startswith((*TARGETS, f"{results}/")) for word in sys.argv[1:])
+    if run.device != "cuda" or workflow.nodes is not None or names_target:
+        return
+    folder = store.RunFolder(Path(results))
+    plan = store.read_sealed(folder.plan)
+    if plan and all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
+        return
+    try:
+        devices_for(run.device)
+    except UserError as error:
+        raise RefusedError(
+            f"{error} To plan here and compute elsewhere: snakemake plan …"
+        ) from None
 
 
 def forget_what_is_gone(run: Run, results: str) -> None:
@@ -88,7 +112,7 @@ def check_times(run: Run, results: str) -> None:
     try:
         times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     times.bring_back(Path(results), clock)
 
 

@@ -10,17 +10,18 @@ import _thread
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snakemake.exceptions import WorkflowError
 from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 from featuremill import clean, machine, store
-from featuremill.config import Run, check_outputs, validate, without_effect
+from featuremill.calm import RefusedError
+from featuremill.config import Run, check_outputs, load, validate, without_effect
+from featuremill.config_yaml import Places
 from featuremill.errors import IntegrityError, UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
@@ -37,6 +38,8 @@ GPU_RESOURCES = {
     "wait_seconds": "gpu_wait",
 }
 """Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+NOT_PLANNED = {"outputs", "labels", "max_failed", "keep"}
+"""Keys of a config that change nothing about the plan."""
 LOOKING = (
     "--report",
     "--lint",
@@ -56,14 +59,15 @@ LOOKING = (
 _started = time.time()
 
 
-def validated(config: Mapping[str, Any]) -> Run:
+def validated(config: Mapping[str, Any], workflow: Any) -> Run:
     """Return the validated run, or stop Snakemake with one sentence."""
     try:
-        run = validate(config)
-        check_outputs(run)
+        source, places = _sources(config, workflow.configfiles)
+        run = validate(config, source, places)
+        check_outputs(run, source)
         _refuse_wildcards(run)
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     for sentence in without_effect(run):
         logger.warning(sentence)
     # Not a parameter of the rule: other outputs are no reason to plan again.
@@ -71,9 +75,26 @@ def validated(config: Mapping[str, Any]) -> Run:
     return run
 
 
+def _sources(config: Mapping[str, Any], paths: Sequence[str | Path]) -> tuple[str, Places]:
+    """Return what to call the config, and where its keys stand in the YAML files that it is from.
+
+    What another file, --config or an importing workflow set has no place in a file.
+    """
+    source, places = "config", dict[tuple[str, ...], str]()
+    for path in map(Path, paths):
+        raw, found = load(Path(os.path.relpath(path)))
+        if raw == config:
+            source = os.path.relpath(path)
+        same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
+        places |= {key: place for key, place in found.items() if key[0] in same}
+    return source, places
+
+
 def _refuse_wildcards(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
-    for key, values in {"inputs": run.inputs, "options": run.options.values()}.items():
+    labels = [run.labels.file]
+    names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
+    for key, values in names.items():
         for value in values:
             if isinstance(value, str) and WILDCARD_REGEX.search(value):
                 raise UserError(
@@ -95,12 +116,18 @@ def checkpoint_files(run: Run) -> list[str]:
     return [model] if is_path(model) else []
 
 
+def report_labels(run: Run) -> list[str]:
+    """Return the arguments of `featuremill report` that colour its map."""
+    labels = run.labels
+    return [f"--label-file={labels.file}", f"--label={labels.column}"] if labels.file else []
+
+
 def read_plan(path: str) -> dict[str, Any]:
     """Return what plan.json says, or stop Snakemake with one sentence."""
     try:
         return store.read_plan(store.RunFolder(Path(path).parent))
     except (UserError, IntegrityError) as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
 
 
 def prepare_jobs(workflow: Any) -> None:
@@ -148,7 +175,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     try:
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
     except UserError as error:
-        raise WorkflowError(str(error)) from None
+        raise RefusedError(str(error)) from None
     given = workflow.global_resources.get("gpu")
     cap = given.value if given is not None else None
     if workflow.is_main_process:
@@ -156,12 +183,12 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
             cap = max(1, num_slots)
             workflow.register_resource("gpu", cap)
             if 0 < num_slots < gpus and not only_looks():
-                raise WorkflowError(
+                raise RefusedError(
                     f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
                     "or look at featuremill doctor."
                 )
         elif device != "cpu" and cap and cap < gpus and not only_looks():
-            raise WorkflowError(
+            raise RefusedError(
                 f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
                 f"give gpu={gpus} or a multiple of it."
             )

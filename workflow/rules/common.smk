@@ -4,20 +4,22 @@
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
 
-from featuremill import workflow_start
+from featuremill import workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
 from featuremill.outputs import FILES, FOLDERS
+from featuremill.workflow_failures import closing
 
-run = support.validated(config)
+failures = calm_output(workflow)
+run = support.validated(config, workflow)
 results = f"results/{run.run}"
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
 
-calm_output(workflow)
 support.prepare_jobs(workflow)
 support.answer_sigterm()
 workflow_start.prepare(workflow, run, results)
+workflow_totals.tell(workflow, results)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
 
 

@@ -26,4 +26,4 @@ rule extract:
         folder=subpath(output.receipt, ancestor=3),
     shell:
         "exec featuremill extract {params.folder:q} {wildcards.shard}"
-        " --recipe {wildcards.recipe} --threads {threads} --log {log:q}"
+        " --recipe {wildcards.recipe} --threads {threads} --log-file {log:q}"

@@ -27,4 +27,4 @@ rule merge:
         max_failed=run.max_failed,
     shell:
         "exec featuremill merge {params.folder:q} --outputs {params.outputs}"
-        " --max-failed {params.max_failed} --threads {threads} --log {log:q}"
+        " --max-failed {params.max_failed} --threads {threads} --log-file {log:q}"

@@ -23,5 +23,5 @@ rule partial:
         outputs=run.outputs,
     shell:
         "featuremill merge {params.folder:q} --partial --outputs {params.outputs}"
-        " --threads {threads} --log {log:q} &&"
-        " exec featuremill report {params.folder:q} --partial --log {log:q}"
+        " --threads {threads} --log-file {log:q} &&"
+        " exec featuremill report {params.folder:q} --partial --log-file {log:q}"

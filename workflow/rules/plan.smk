@@ -23,8 +23,8 @@ checkpoint plan:
         mem_mb=4000,
     params:
         folder=subpath(output.plan, parent=True),
-        config=json.dumps(run.model_dump(mode="json", exclude={"outputs", "max_failed", "keep"})),
+        config=json.dumps(run.model_dump(mode="json", exclude=support.NOT_PLANNED)),
         weights=[f"--weights={path}" for path in weights_files],
     shell:
         "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
-        " {params.weights:q} --threads {threads} --log {log:q}"
+        " {params.weights:q} --threads {threads} --log-file {log:q}"

@@ -1,14 +1,23 @@
 # report: draw what happened as one HTML page that opens offline.
 #
-#   in    manifest.json and what it names
+#   in    manifest.json and what it names; the table of config `labels`
 #   out   report.html; the same figures one by one, for `snakemake --report`
 
-figures = ["accounting", "timeline", "throughput", "stages", "lengths", "embeddings"]
+figures = [
+    "accounting",
+    "timeline",
+    "usage",
+    "throughput",
+    "stages",
+    "lengths",
+    "embeddings",
+]
 
 
 rule report:
     input:
         manifest=rules.merge.output.manifest,
+        labels=[run.labels.file] if run.labels.file else [],
     output:
         page=report(
             f"{results}/report.html",
@@ -34,6 +43,7 @@ rule report:
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
+        labels=support.report_labels(run),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
-        " --figures {params.figures:q} --log {log:q}"
+        " --figures {params.figures:q} {params.labels:q} --log-file {log:q}"

@@ -18,4 +18,4 @@ rule weights:
     params:
         model=run.options.get("model", ""),
     shell:
-        "exec featuremill weights {params.model:q} --output {output:q} --log {log:q}"
+        "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

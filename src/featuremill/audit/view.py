@@ -19,6 +19,8 @@ MEANINGS = {
     "neighbours": "how many proteins have the same nearest one in the sample as in fp32, by cosine "
     "of pooled vectors, and how many of their ten nearest are the same (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
+    table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
+    "eleven, a pooled vector takes a pool, and all of them take finite values",
 }
 
 
@@ -30,10 +32,12 @@ def lines(report: Report) -> Iterator[str]:
     for label, text in _facts(report):
         yield from _wrapped(text, f"  {label:10}", " " * 12)
     yield ""
-    yield from table.lines(report)
+    shown = list(table.lines(report))
+    yield from shown
     yield ""
     for label, text in MEANINGS.items():
-        yield from _wrapped(text, f"  {label:16}", " " * 18)
+        if label != table.NONE or any(table.NONE in line.split() for line in shown):
+            yield from _wrapped(text, f"  {label:16}", " " * 18)
     yield ""
     yield from _worst(report)
     yield ""

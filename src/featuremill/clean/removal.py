@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.clean.categories import Category
+from featuremill.progress import Progress
 
+log = logging.getLogger("featuremill.clean")
 BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system."""
 
@@ -61,8 +64,10 @@ def remove(categories: Iterable[Category]) -> Usage:
     """Remove the files, and the folders that are empty then; return what that freed."""
     meter = _Meter()
     files = size = 0
+    shown = Progress(log, "removing", "files")
     for category in categories:
         for path in category.paths:
+            shown.at(files)
             freed = meter.bytes_of(path)
             if freed is not None:
                 path.unlink(missing_ok=True)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import json
 import pwd
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pynvml
 
+from featuremill import gauges
 from featuremill.doctor.facts import Gpu, Node, Process
+from featuremill.gauges import tell
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request
 
-THROTTLES = {
-    0x8: "hardware slowdown",
-    0x20: "software thermal limit",
-    0x40: "hardware thermal limit",
-    0x80: "hardware power brake",
-}
-"""Bits of nvmlDeviceGetCurrentClocksThrottleReasons that mean trouble; idle and caps do not."""
+TROUBLE = (
+    "hardware_slowdown",
+    "software_thermal_limit",
+    "hardware_thermal_limit",
+    "hardware_power_brake",
+)
+"""Reasons for lower clocks that mean trouble; caps do not."""
 
 
 def main() -> None:
@@ -38,8 +40,8 @@ def _node() -> Node:
         gpus = [gpu for number in range(_count()) for gpu in _gpus(number)]
         offered = _offer()
         return Node(
-            driver=_tell(pynvml.nvmlSystemGetDriverVersion),
-            cuda=_tell(pynvml.nvmlSystemGetCudaDriverVersion_v2),
+            driver=tell(pynvml.nvmlSystemGetDriverVersion),
+            cuda=tell(pynvml.nvmlSystemGetCudaDriverVersion_v2),
             gpus=tuple(_with_visibility(gpus, offered) if offered else gpus),
             given_by=offered.given_by if offered else "",
         )
@@ -48,15 +50,7 @@ def _node() -> Node:
 
 
 def _count() -> int:
-    return _tell(pynvml.nvmlDeviceGetCount) or 0
-
-
-def _tell(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer, or None where it has none (old driver, slice, lost card)."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError:
-        return None
+    return tell(pynvml.nvmlDeviceGetCount) or 0
 
 
 def _gpus(number: int) -> Iterator[Gpu]:
@@ -68,7 +62,7 @@ def _gpus(number: int) -> Iterator[Gpu]:
         is_lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
         yield Gpu(number, trouble=str(error), is_lost=is_lost)
         return
-    mode = _tell(pynvml.nvmlDeviceGetMigMode, handle)
+    mode = tell(pynvml.nvmlDeviceGetMigMode, handle)
     if not (mode and mode[0]):
         yield whole
         return
@@ -77,9 +71,9 @@ def _gpus(number: int) -> Iterator[Gpu]:
 
 
 def _slices(handle: Any, whole: Gpu) -> Iterator[Gpu]:
-    for index in range(_tell(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        one = _tell(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
-        uuid = _tell(pynvml.nvmlDeviceGetUUID, one) if one else None
+    for index in range(tell(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        one = tell(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, index)
+        uuid = tell(pynvml.nvmlDeviceGetUUID, one) if one else None
         if uuid:
             known = Gpu(
                 whole.id, index, uuid, capability=whole.capability, compute_mode=whole.compute_mode
@@ -88,23 +82,23 @@ def _slices(handle: Any, whole: Gpu) -> Iterator[Gpu]:
 
 
 def _describe(handle: Any, known: Gpu) -> Gpu:
-    power_mw = _tell(pynvml.nvmlDeviceGetPowerUsage, handle)
-    utilisation = _tell(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    graphics = _tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
-    capability = _tell(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
-    compute_mode = _tell(pynvml.nvmlDeviceGetComputeMode, handle)
+    power_mw = tell(pynvml.nvmlDeviceGetPowerUsage, handle)
+    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    graphics = tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
+    capability = tell(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
+    compute_mode = tell(pynvml.nvmlDeviceGetComputeMode, handle)
     return replace(
         _with_memory(handle, known),
-        name=_tell(pynvml.nvmlDeviceGetName, handle) or "unknown",
+        name=tell(pynvml.nvmlDeviceGetName, handle) or "unknown",
         capability=tuple(capability) if capability else known.capability,
         utilisation=utilisation.gpu if utilisation else None,
-        temperature_c=_tell(
+        temperature_c=tell(
             pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
         ),
         power_w=None if power_mw is None else power_mw / 1000,
         processes=_processes(handle),
         compute_mode=known.compute_mode if compute_mode is None else compute_mode,
-        drives_display=_tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1 or bool(graphics),
+        drives_display=tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1 or bool(graphics),
         ecc_errors=_ecc_errors(handle),
         throttle=_throttle(handle),
     )  # fmt: skip
@@ -112,8 +106,7 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
 
 def _with_memory(handle: Any, known: Gpu) -> Gpu:
     """Add the memory, in the form that tells the driver's reserve from use where there is one."""
-    memory = _tell(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
-    memory = memory or _tell(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = gauges.memory_of(handle)
     if not memory:
         return replace(known, trouble="NVML does not tell its memory")
     total, used, free = (int(size // 2**20) for size in (memory.total, memory.used, memory.free))
@@ -121,7 +114,7 @@ def _with_memory(handle: Any, known: Gpu) -> Gpu:
 
 
 def _processes(handle: Any) -> list[Process]:
-    found = _tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    found = tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
     return [
         Process(
             process.pid,
@@ -150,12 +143,12 @@ def _command(pid: int) -> str:
 
 def _ecc_errors(handle: Any) -> int:
     uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    return _tell(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot) or 0
+    return tell(pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot) or 0
 
 
 def _throttle(handle: Any) -> list[str]:
-    bits = _tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle) or 0
-    return [text for bit, text in THROTTLES.items() if bits & bit]
+    reasons = gauges.throttles(handle) or []
+    return [reason.replace("_", " ") for reason in reasons if reason in TROUBLE]
 
 
 def _with_visibility(gpus: list[Gpu], offered: Offer) -> list[Gpu]:

@@ -62,6 +62,23 @@ def find(path: Path, names: Sequence[str]) -> Columns:
     return Columns(id, sequence, described[0] if len(described) == 1 else None)
 
 
+def find_id(path: Path, names: Sequence[str]) -> int:
+    """Return where the id stands in `names`; UserError where that is not clear."""
+    place = _find(path, names, IDS, "id")
+    if place is None:
+        raise UserError(
+            f"{path}: no column is the id column among {_list(names)}; call the right one 'id'."
+        )
+    return place
+
+
+def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
+    """Return where the column that is called `wanted` stands in `names`, or raise UserError."""
+    if wanted not in names:
+        raise UserError(f"{path}: there is no column {wanted!r}; it has {_list(names)}.")
+    return names.index(wanted)
+
+
 def _find(
     path: Path, names: Sequence[str], ranks: Sequence[Sequence[str]], wanted: str
 ) -> int | None:

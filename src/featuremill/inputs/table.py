@@ -24,7 +24,7 @@ MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
 
 def read(path: Path) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
-    separator, names = _header(path)
+    separator, names = header(path)
     places = columns.find(path, names)
     with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
         meter = source.meter_of(text)
@@ -69,7 +69,7 @@ def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterat
             yield protein(id.strip(), described[row].strip(), letters[row], str(path), line)
 
 
-def _header(path: Path) -> tuple[str, list[str]]:
+def header(path: Path) -> tuple[str, list[str]]:
     """Return the separator and the names in the first line, whatever separator the suffix means."""
     with source.open_text(path, errors="strict") as text:
         try:

@@ -98,7 +98,10 @@ def acquire(
         offered = offer(request, avoid)
         if not offered.devices and not offered.excluded:
             if choice == "cuda":
-                raise UserError(_no_gpu(offered))
+                raise UserError(
+                    f"device: cuda was asked for, but {_no_gpu(offered)}; `featuremill doctor` "
+                    "tells why, or set device: cpu."
+                )
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
         if offered.num_given == request.num_gpus:
@@ -118,7 +121,7 @@ def count_slots(request: Request) -> int:
 def _no_gpu(offered: Offer) -> str:
     if offered.given_by:
         return f"no GPU is visible here: {offered.given_by}={os.environ[offered.given_by]!r}"
-    return "no NVIDIA GPU is visible here; nvidia-smi may tell more"
+    return "no NVIDIA GPU is visible here"
 
 
 def _on_cpu(why: str) -> Lease:

@@ -24,6 +24,7 @@ from featuremill.outputs import (
     file_name,
     open_writer,
 )
+from featuremill.progress import Progress
 from featuremill.sizes import human_bytes
 from featuremill.store import RunFolder, replacing, sync
 
@@ -69,9 +70,11 @@ def write(
             stack.callback(writer.close)
             writers.append(writer)
         num_written = 0
+        shown = Progress(log, "writing")
         for block in gatherer.pieces() if writers else ():
             num_written += block.num_rows
             list(pool.map(lambda writer, block=block: writer.write(block), writers))
+            shown.at(num_written, num_ok)
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
     described = in_order(describe, paths.values(), gatherer.num_threads)

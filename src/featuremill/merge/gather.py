@@ -7,8 +7,8 @@ many records there are; what grows with them stands in files in `folder`.
 
 from __future__ import annotations
 
+import logging
 import mmap
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,9 +26,12 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.outputs import IDENTITY
 from featuremill.parts import Part
+from featuremill.progress import Progress
 from featuremill.shardfile import digests
 from featuremill.sizes import expected_bytes
+from featuremill.store import take_space
 
+log = logging.getLogger("featuremill.merge")
 BLOCK_BYTES = 128 * 2**20
 """Values of one block."""
 ROW_BYTES = 256
@@ -149,8 +152,7 @@ class Gatherer:
         """Write down where each shard's records stand in the input, shard by shard."""
         num_places = int(self._starts[-1])
         with self._places.open("w+b") as file:
-            # The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
-            os.posix_fallocate(file.fileno(), 0, max(1, num_places) * PLACE.itemsize)
+            take_space(file.fileno(), 0, max(1, num_places) * PLACE.itemsize)
             mapped = mmap.mmap(file.fileno(), 0)
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()
@@ -187,10 +189,12 @@ class Gatherer:
         shuffle = Shuffle(self.folder / "values.bin", columns, self.survey.edges)
         try:
             numbers = [number for number, part in enumerate(self.parts) if part]
-            for _ in in_order(
+            spooled = in_order(
                 lambda number: self._spool(number, shuffle), numbers, self.num_threads
-            ):
-                pass
+            )
+            shown = Progress(log, "reading the parts", "parts")
+            for count, _ in enumerate(spooled, 1):
+                shown.at(count, len(numbers))
             shuffle.finish()
             blocks = enumerate(self.blocks(IDENTITY.names))
             together = min(self.num_threads, BLOCKS_AT_ONCE)

@@ -10,6 +10,8 @@ import errno
 import os
 from pathlib import Path
 
+from featuremill.store import take_space
+
 STEP_BYTES = 2**22
 """Taken at once where there is so much."""
 NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -36,7 +38,7 @@ class Reserve:
     def _take(self, end: int, is_last_try: bool = False) -> bool:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            os.posix_fallocate(descriptor, self._taken, end - self._taken)
+            take_space(descriptor, self._taken, end - self._taken)
         except OSError as error:
             if error.errno not in NO_SUCH_CALL:
                 if is_last_try:

@@ -24,6 +24,9 @@ LARGE = {
 }
 """From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
 not read."""
+LEAST_SHARDS_A_JOB = 2
+"""With fewer, some devices have nothing to do for a good part of the run."""
+GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
@@ -40,19 +43,26 @@ def describe(
 ) -> list[str]:
     """Return the lines that say what will be done."""
     counts, lengths, options = plan["counts"], plan["lengths"], plan["settings"]["options"]
-    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
-    shards = plan["shards"]
-    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
-    done = f", {num_done:,} of them done already" if num_done else ""
     model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
     size = human_bytes(expected_bytes(schema, counts["planned"], lengths["total"]))
+    return [
+        *sizes_of(folder, plan),
+        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
+        f"values take about {size}, in store/ and again in each output",
+    ]
+
+
+def sizes_of(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
+    """Return the lines that say how much there is to do."""
+    counts, lengths, shards = plan["counts"], plan["lengths"], plan["shards"]
+    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
+    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
+    done = f", {num_done:,} of them done already" if num_done else ""
     return [
         f"{counted(counts['input'], 'record')}, {counted(lengths['total'], 'residue')}, "
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts['unique'], 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
-        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
-        f"values take about {size}, in store/ and again in each output",
     ]
 
 
@@ -67,13 +77,23 @@ def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
     for reason, count in plan["refusals"].items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
     shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
+    return [*lines, *_uneven(folder, plan, shards), *large_outputs(plan["counts"]["planned"])]
+
+
+def _uneven(folder: RunFolder, plan: dict[str, Any], shards: list[dict[str, Any]]) -> list[str]:
+    """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
+    the end."""
     num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    num_jobs = num_gpus // plan["gpus"]
+    if not 1 < len(shards) < LEAST_SHARDS_A_JOB * num_jobs:
+        return []
     idle = num_gpus - len(shards) * plan["gpus"]
-    if len(shards) > 1 and idle > 0:
-        lines.append(
-            f"{len(shards)} shards for {num_gpus} GPUs: {idle} will idle; lower shards.cost."
-        )
-    return [*lines, *large_outputs(plan["counts"]["planned"])]
+    what = f"{idle} will idle" if idle > 0 else "some will idle while others finish"
+    cost = max(1, sum(shard["cost"] for shard in shards) // (GOOD_SHARDS_A_JOB * num_jobs))
+    return [
+        f"{len(shards)} shards for {num_gpus} GPUs: {what}; set shards.cost to {cost:_} or so, and "
+        f"delete {folder.store / 'plan.json'} to have everything cut anew."
+    ]
 
 
 def large_outputs(num_records: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,10 @@ import pyarrow.parquet
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Shard
+from featuremill.progress import Progress
 from featuremill.store import replacing
 
+log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
 STATUSES = ["planned", "refused", "duplicate"]
 ROWS_A_GROUP = 100_000
@@ -51,6 +54,7 @@ def write_manifest(
     `numbers` are the indices in `shards` of what `locations` call their shard.
     """
     names = pa.array([shard.name for shard in shards], pa.string())
+    shown = Progress(log, "writing the manifest")
     start = 0
     with (
         replacing(path) as temporary,
@@ -68,6 +72,7 @@ def write_manifest(
             )
             writer.write_table(_block(block, start, status, shard, where["row"]))
             start = end
+            shown.at(start, len(locations))
 
 
 def _block(

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.plan.hands import Hands
 from featuremill.plan.spool import Chunk, Tally, chunks_of, spool
+from featuremill.progress import Progress
 from featuremill.workload import Record
 
-PROGRESS_SECONDS = 5.0
 log = logging.getLogger("featuremill.plan")
 
 
@@ -43,9 +42,7 @@ def read_records(
 
 
 def _with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    last = time.monotonic()
+    shown = Progress(log, "reading")
     for chunk in chunks:
         yield chunk
-        if time.monotonic() - last >= PROGRESS_SECONDS:
-            last = time.monotonic()
-            log.info("%s records read", f"{chunk.first + len(chunk.ids):,}")
+        shown.at(chunk.first + len(chunk.ids))

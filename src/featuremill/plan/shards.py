@@ -12,8 +12,7 @@ Buckets are worked on side by side, and so are groups of new shards.
 
 from __future__ import annotations
 
-import itertools
-import os
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -24,10 +23,12 @@ import pyarrow as pa
 
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.hands import Hands
+from featuremill.progress import Progress
 from featuremill.shardfile import write_shard
-from featuremill.store import RunFolder
+from featuremill.store import RunFolder, take_space
 
 Result = TypeVar("Result")
+log = logging.getLogger("featuremill.plan")
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
 """Where a record is: its shard's number, old shards first and new ones after them, and its row
 there; shard NOWHERE when it is refused."""
@@ -124,7 +125,11 @@ class Cutter:
             (work, len(self._old) + first, new[first : first + size_of_group])
             for first in range(0, len(new), size_of_group or 1)
         ]
-        written = list(itertools.chain.from_iterable(self._hands.map(_write_shards, groups)))
+        written: list[Shard] = []
+        shown = Progress(log, "cutting new shards", "shards")
+        for shards in self._hands.map(_write_shards, groups):
+            written += shards
+            shown.at(len(written), len(new))
         stays = np.append(used > 0, np.ones(len(new), bool))
         self.numbers = np.where(stays, np.cumsum(stays) - 1, NOWHERE)
         self.shards = [
@@ -134,7 +139,12 @@ class Cutter:
         ] + written
 
     def _for_each_bucket(self, function: Callable[[Work, int], Result]) -> Iterator[Result]:
-        return self._hands.map(function, [(self._work, number) for number in self._work.buckets])
+        buckets = self._work.buckets
+        shown = Progress(log, "sorting", "buckets")
+        results = self._hands.map(function, [(self._work, number) for number in buckets])
+        for number, result in enumerate(results, 1):
+            yield result
+            shown.at(number, len(buckets))
 
 
 def _wanted_bytes(work: Work, number: int) -> Integers:
@@ -234,11 +244,8 @@ def _write_shard(folder: RunFolder, table: pa.Table, cost: int) -> Shard:
 
 
 def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:
-    """Return an array of locations that lives in the file `path`.
-
-    The disk space is taken now: a hole in the file would end in SIGBUS on a full disk.
-    """
+    """Return an array of locations that lives in the file `path`."""
     size = max(1, num_records)
     with path.open("wb") as handle:
-        os.posix_fallocate(handle.fileno(), 0, size * LOCATION.itemsize)
+        take_space(handle.fileno(), 0, size * LOCATION.itemsize)
     return np.memmap(path, LOCATION, "r+", shape=(size,))

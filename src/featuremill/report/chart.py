@@ -1,17 +1,41 @@
-"""What all figures share: the form of a figure, and charts as plain data.
+"""What all figures share: the form of a figure, charts as plain data, and the axis of clock time.
 
 Charts carry data and geometry only. Colours and fonts come from the page (assets/charts.js), which
-knows whether the reader's screen is light or dark.
+knows whether the reader's screen is light or dark; a range such as `["--first"]` names colours of
+its style sheet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
+from altair.utils.schemapi import debug_mode
 
+from featuremill.report.timeline import Layout
+
+Row = TypeVar("Row")
 NOTHING_COMPUTED = "No record was left to compute, so there is nothing to show."
+CATEGORIES = ("--first", "--second", "--third", "--fourth", "--fifth", "--sixth", "--seventh")
+"""Colours that people with any kind of colour vision can tell apart."""
+REST, FAINT = "--rest", "--faint"
+"""The colours of what has none of its own, and of what is hardly there."""
+UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
+LABEL_WIDTH = 40
+"""Pixels left of every chart over clock time, so that their axes stand below one another."""
+
+
+class Panel(NamedTuple):
+    """One chart of a figure."""
+
+    name: str
+    """Names it in the page."""
+    title: str
+    """Stands above the chart; empty where the figure's own says it."""
+    chart: dict[str, Any]
+    """A Vega-Lite specification."""
+    renderer: str = "svg"
 
 
 class Figure(NamedTuple):
@@ -22,13 +46,28 @@ class Figure(NamedTuple):
     title: str
     sentence: str
     """What the figure shows, in words, with the numbers that matter."""
-    chart: dict[str, Any] | None
-    """A Vega-Lite specification; None where there is nothing to draw."""
+    panels: tuple[Panel, ...] = ()
+    """Empty where there is nothing to draw."""
+    terms: tuple[tuple[str, str], ...] = ()
+    """Words of the figure and what they mean."""
+
+
+def drawn(
+    name: str,
+    title: str,
+    sentence: str,
+    chart: Any,
+    renderer: str = "svg",
+    terms: tuple[tuple[str, str], ...] = (),
+) -> Figure:
+    """Return the figure of one chart."""
+    panel = Panel(name, "", specification(chart), renderer)
+    return Figure(name, title, sentence, (panel,), terms)
 
 
 def specification(chart: Any) -> dict[str, Any]:
     """Return the chart as plain data, without what the page decides."""
-    plain: dict[str, Any] = chart.to_dict()
+    plain: dict[str, Any] = chart.to_dict(validate=False)
     plain.pop("config", None)
     plain.pop("$schema", None)
     plain["autosize"] = {"type": "fit-x", "contains": "padding"}
@@ -37,4 +76,59 @@ def specification(chart: Any) -> dict[str, Any]:
 
 def values(rows: Iterable[dict[str, Any]]) -> Any:
     """Return `rows` as a chart's data."""
-    return alt.Data(values=list(rows))
+    with debug_mode(False):  # or altair checks each of thousands of rows against its schema
+        return alt.Data(values=list(rows))
+
+
+def evenly(rows: Sequence[Row], most: int) -> Sequence[Row]:
+    """Return at most `most` of `rows`, at even distances."""
+    return rows[:: max(1, -(-len(rows) // most))]
+
+
+def axis(**settings: Any) -> Any:
+    """Return an axis of large numbers (12k) and small ones, where Vega writes 0k and 600m."""
+    words = "datum.value === 0 ? '0' : datum.value < 1 ? format(datum.value, '~r') : datum.label"
+    return alt.Axis(format="~s", labelExpr=words, **settings)
+
+
+def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
+    """Return the scale that gives each name a colour; the last names take those of `rest`.
+
+    Names beyond the seventh begin again with the first colour.
+    """
+    own = (CATEGORIES[n % len(CATEGORIES)] for n in range(len(names) - len(rest)))
+    return alt.Scale(domain=list(names), range=[*own, *rest])
+
+
+class Clock(NamedTuple):
+    """The horizontal axis of clock time that several charts have in common."""
+
+    layout: Layout
+    unit: str
+    divisor: float
+    """Seconds in a unit."""
+
+    def at(self, seconds: float) -> float:
+        """Return where a moment (seconds since 1970) stands on the axis, in its unit."""
+        return round(self.layout.at(seconds) / self.divisor, 4)
+
+    def x(self, field: str, has_title: bool = True) -> Any:
+        """Return the encoding of a column that `at` made."""
+        cut = ", long pauses cut" if self.layout.pauses else ""
+        return alt.X(
+            f"{field}:Q",
+            title=f"{self.unit} since the first shard{cut}" if has_title else None,
+            scale=alt.Scale(domain=[0, max(self.layout.end, 0.1) / self.divisor], nice=False),
+            axis=alt.Axis(tickCount=8),
+        )
+
+
+def clock_of(layout: Layout) -> Clock:
+    """Return the axis in the largest unit that gives it some ticks."""
+    unit, divisor = next(u for u in UNITS if layout.end >= 3 * u[1] or u[1] == 1)
+    return Clock(layout, unit, divisor)
+
+
+def beside_labels() -> dict[str, Any]:
+    """Return the settings of a vertical axis that is as wide as in all charts of clock time."""
+    return {"minExtent": LABEL_WIDTH, "maxExtent": LABEL_WIDTH}

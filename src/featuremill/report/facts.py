@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,9 +16,13 @@ import pyarrow.parquet as pq
 
 from featuremill.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
-from featuremill.receipts import device_name, devices_of, is_on_gpu
-from featuremill.report import failures, projection, words
-from featuremill.report.timeline import Interval, seconds_of, wall_seconds
+from featuremill.receipts import device_name
+from featuremill.report import failures, labels, projection, roofs, usage
+from featuremill.report.labels import Labels
+from featuremill.report.roofs import Roof
+from featuremill.report.shards import Piece, Shard, shard_of
+from featuremill.report.timeline import seconds_of, wall_seconds
+from featuremill.report.usage import Usage
 from featuremill.store import RunFolder
 
 
@@ -36,44 +42,25 @@ class Lengths(NamedTuple):
         return int(self.values[min(int(reached), len(self.values) - 1)])
 
 
-class Shard(NamedTuple):
-    """One receipt, as the figures use it."""
-
-    name: str
-    host: str
-    device: str
-    """The device's model, such as "NVIDIA H200" or "2 × NVIDIA L4"."""
-    lane: str
-    """The device, or those that held one model together: model, identity and host."""
-    tokens: int
-    rows: int
-    failed: int
-    resumed_batches: int
-    crashes: int
-    seconds: dict[str, float]
-    """By stage, and in total. `prepare` and `write` go on beside `run`."""
-    claimed: Interval
-    """From the job's start, waiting for a device included."""
-    working: Interval
-    """On the device."""
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second on the device, loading included."""
-        return self.tokens / max(self.working.end - self.working.begin, 1e-3)
-
-
 class Facts(NamedTuple):
     """Everything that the page and the figures say."""
 
     manifest: dict[str, Any]
     lengths: Lengths
     shards: list[Shard]
+    pieces: list[Piece]
+    """What the timeline shows: the shards, and attempts that ended before theirs was done."""
     problems: failures.Problems
     embedding: projection.Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict the manifest; empty in every good run."""
+    usage: Usage | None
+    """How the devices were used; None where nothing was recorded."""
+    labels: Labels | None = None
+    """What the points of the map are coloured by, where that is not their length."""
+    roofs: Mapping[str, Roof] = MappingProxyType({})
+    """By device, where one was measured."""
 
     @property
     def wall_seconds(self) -> float:
@@ -89,7 +76,20 @@ class Facts(NamedTuple):
         return sum(shard.tokens for shard in self.shards)
 
 
-def read(root: Path, is_partial: bool = False) -> Facts:
+class Wishes(NamedTuple):
+    """What the report is asked to take in besides the run's own files."""
+
+    label_file: Path | None = None
+    label: str = ""
+    """The column of `label_file`."""
+    roofs: tuple[Path, ...] = ()
+    """Records of a benchmark."""
+
+
+NO_WISHES = Wishes()
+
+
+def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Facts:
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
     manifest_path = root / file_name("manifest.json", is_partial)
     if not manifest_path.exists():
@@ -97,7 +97,7 @@ def read(root: Path, is_partial: bool = False) -> Facts:
         raise UserError(f"{manifest_path}: there are no merged results here; run {first} first.")
     try:
         manifest = json.loads(manifest_path.read_text("utf-8"))
-        return _read(root, manifest, is_partial)
+        facts = _read(root, manifest, is_partial)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
         # Damaged JSON can lack any key, and a damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
@@ -105,12 +105,19 @@ def read(root: Path, is_partial: bool = False) -> Facts:
             f"{manifest_path}: it, or a file that it names, is damaged or gone ({problem}); "
             "delete manifest.json and run the same command again."
         ) from error
+    if wishes.label_file is not None and not isinstance(facts.embedding, str):
+        found = labels.read(wishes.label_file, wishes.label, facts.embedding.ids)
+        facts = facts._replace(labels=found)
+    threads = {device_name(r): r["threads"] for r in manifest["receipts"]}
+    return facts._replace(roofs=roofs.measured(wishes.roofs, manifest["settings"], threads))
 
 
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
     problems = failures.read(root / file_name("failed.tsv", is_partial))
     rows, lengths = _lengths(RunFolder(root).manifest)
-    shards = sorted((_shard(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed)
+    shards = sorted(
+        (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed
+    )
     embedding: projection.Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
@@ -123,7 +130,10 @@ def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
             found["embeddings.parquet"] = num_rows
             embedding = projection.read(paths, num_rows)
     doubts = _doubts(manifest["counts"], found)
-    return Facts(manifest, lengths, shards, problems, embedding, doubts)
+    used = usage.read(RunFolder(root), manifest["recipe"], shards)
+    pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
+    pieces += used.stopped if used else []
+    return Facts(manifest, lengths, shards, pieces, problems, embedding, doubts, used)
 
 
 def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
@@ -153,28 +163,3 @@ def _lengths(path: Path) -> tuple[int, Lengths]:
     ordered = sorted(lengths)
     counts = np.array([lengths[value] for value in ordered], np.int64)
     return rows, Lengths(np.array(ordered, np.int64), counts)
-
-
-def _shard(receipt: dict[str, Any]) -> Shard:
-    devices, host = devices_of(receipt), failures.clipped(receipt["host"])
-    seconds: dict[str, float] = receipt["seconds"]
-    started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
-    # A receipt may carry whole seconds; its durations are finer.
-    finished = max(finished, started + seconds["total"])
-    name = failures.clipped(device_name(receipt))
-    uuids = "+".join(sorted(device["uuid"].removeprefix("GPU-")[:8] for device in devices))
-    identity = f" {uuids}" if is_on_gpu(receipt) else ""
-    return Shard(
-        name=receipt["shard"],
-        host=host,
-        device=name,
-        lane=f"{name}{identity} · {host}",
-        tokens=receipt["cost"],
-        rows=receipt["rows"],
-        failed=receipt["failed"],
-        resumed_batches=receipt["resumed_batches"],
-        crashes=receipt["retries"],
-        seconds=seconds,
-        claimed=Interval(started, finished),
-        working=Interval(min(started + seconds["wait"], finished), finished),
-    )

@@ -7,78 +7,95 @@ from typing import Any
 import altair as alt
 
 from featuremill.report import words
-from featuremill.report.chart import NOTHING_COMPUTED, Figure, specification, values
-from featuremill.report.facts import Facts, Shard
-from featuremill.report.timeline import Bar, Layout, lay_out
+from featuremill.report.chart import (
+    CATEGORIES,
+    LABEL_WIDTH,
+    NOTHING_COMPUTED,
+    REST,
+    Clock,
+    Figure,
+    beside_labels,
+    drawn,
+    values,
+)
+from featuremill.report.facts import Facts
+from featuremill.report.shards import Piece
+from featuremill.report.timeline import Bar, Layout
 
 TITLE = "Which device did what, and when"
-STATES = ("computed", "resumed", "after a crash")
+COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
+    "computed",
+    "resumed",
+    "after a crash",
+    "cut short",
+)
+COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
 """Lanes that still get their device's name written above them."""
-UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 
 
-def figure(facts: Facts) -> Figure:
+def figure(facts: Facts, clock: Clock | None) -> Figure:
     """Return the timeline of a run's shards."""
-    if not facts.shards:
-        return Figure("timeline", TITLE, NOTHING_COMPUTED, None)
-    shards = facts.shards
-    layout = lay_out([shard.working for shard in shards], [shard.lane for shard in shards])
-    unit, divisor = next(u for u in UNITS if layout.end >= 3 * u[1] or u[1] == 1)
+    if clock is None:
+        return Figure("timeline", TITLE, NOTHING_COMPUTED)
+    layout = clock.layout
     num_lanes = len(layout.lanes)
-    height = 46 if num_lanes <= 8 else 32 if num_lanes <= MAX_LABELS else 10
-    x = alt.X(
-        "begin:Q",
-        title=f"{unit} since the first shard" + (", long pauses cut" if layout.pauses else ""),
-        scale=alt.Scale(domain=[0, max(layout.end, 0.1) / divisor], nice=False),
-        axis=alt.Axis(tickCount=8),
+    height, thick = (46, 18) if num_lanes <= 8 else (32, 13) if num_lanes <= MAX_LABELS else (10, 8)
+    no_labels = alt.Axis(
+        labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
     )
-    y = alt.Y("lane:O", axis=None, scale=alt.Scale(padding=0))
-    rows = [_row(layout, bar, shards, divisor) for bar in layout.bars]
+    y = alt.Y("lane:O", axis=no_labels, scale=alt.Scale(padding=0))
+    pieces = facts.pieces
+    rows = [_row(clock, bar, pieces) for bar in layout.bars]
     bars = (
         alt.Chart(values(rows))
-        .mark_bar(style="shard", height=min(18, height - 2), yOffset=min(9, height / 4))
-        .encode(x=x, x2="end:Q", y=y, color=_color(rows), tooltip=_tooltip())
+        .mark_bar(style="shard", height=thick, yOffset=min(9, height / 4))
+        .encode(x=clock.x("begin"), x2="end:Q", y=y, color=_color(rows), tooltip=_tooltip())
     )
     layers = [bars]
     if num_lanes <= MAX_LABELS:
         layers.append(_labels(layout, y, height))
     if layout.pauses:
-        layers += _pauses(layout, divisor)
+        layers += _pauses(layout, clock.divisor)
     chart = alt.layer(*layers).properties(width="container", height=height * num_lanes)
-    return Figure("timeline", TITLE, _sentence(facts, layout), specification(chart))
+    return drawn("timeline", TITLE, _sentence(facts, layout), chart)
 
 
 def _color(rows: list[dict[str, Any]]) -> Any:
     present = {row["state"] for row in rows}
     shown = [state for state in STATES if state in present]
-    legend = alt.Legend(title=None, values=shown, offset=24) if len(shown) > 1 else None
-    return alt.Color("state:N", scale=alt.Scale(domain=list(STATES)), legend=legend)
+    legend = alt.Legend(title=None, values=shown, offset=24, columns=3) if len(shown) > 1 else None
+    scale = alt.Scale(domain=list(STATES), range=list(COLOURS))
+    return alt.Color("state:N", scale=scale, legend=legend)
 
 
 def _tooltip() -> list[Any]:
     tokens = alt.Tooltip("tokens:Q", format=",d")
-    return ["shard:N", "device:N", "started:N", "took:N", tokens, "records:N"]
+    return ["shard:N", "device:N", "state:N", "started:N", "took:N", tokens, "records:N"]
 
 
-def _row(layout: Layout, bar: Bar, shards: list[Shard], divisor: float) -> dict[str, Any]:
-    members = [shards[i] for i in bar.members]
-    failed = sum(shard.failed for shard in members)
-    resumed = any(shard.resumed_batches for shard in members)
-    crashed = any(shard.crashes for shard in members)
+def _row(clock: Clock, bar: Bar, pieces: list[Piece]) -> dict[str, Any]:
+    members = [pieces[i] for i in bar.members]
+    shards = [piece.shard for piece in members if piece.shard is not None]
+    failed = sum(shard.failed for shard in shards)
+    resumed = any(shard.resumed_batches for shard in shards)
+    crashed = any(shard.crashes for shard in shards)
     more = f" and {len(members) - 1:,} more" if len(members) > 1 else ""
-    return {
+    row: dict[str, Any] = {
         "lane": bar.lane,
-        "begin": round(bar.begin / divisor, 4),
-        "end": round(bar.end / divisor, 4),
-        "state": STATES[2 if crashed else 1 if resumed else 0],
+        "begin": round(bar.begin / clock.divisor, 4),
+        "end": round(bar.end / clock.divisor, 4),
+        "state": CRASHED if crashed else RESUMED if resumed else COMPUTED if shards else STOPPED,
         "shard": members[0].name[:12] + more,
-        "device": layout.lanes[bar.lane],
+        "device": clock.layout.lanes[bar.lane],
         "started": words.moment(members[0].working.begin),
-        "took": words.duration(sum(s.working.end - s.working.begin for s in members)),
-        "tokens": sum(shard.tokens for shard in members),
-        "records": f"{sum(s.rows for s in members):,}" + (f", {failed:,} failed" if failed else ""),
+        "took": words.duration(sum(p.working.end - p.working.begin for p in members)),
     }
+    if shards:
+        row["tokens"] = sum(shard.tokens for shard in shards)
+        row["records"] = f"{sum(shard.rows for shard in shards):,}"
+        row["records"] += f", {failed:,} failed" if failed else ""
+    return row
 
 
 def _labels(layout: Layout, y: Any, height: int) -> Any:
@@ -93,7 +110,7 @@ def _labels(layout: Layout, y: Any, height: int) -> Any:
     return (
         alt.Chart(values(rows))
         .mark_text(style="lane", align="left", baseline="middle", dy=2 - height / 4)
-        .encode(x=alt.value(0), y=y, text="device:N")
+        .encode(x=alt.value(-LABEL_WIDTH), y=y, text="device:N")
     )
 
 
@@ -118,8 +135,10 @@ def _sentence(facts: Facts, layout: Layout) -> str:
     busy = sum(facts.busy_seconds(lane) for lane in lanes)
     text += (
         f" From the first to the last{', pauses aside' if layout.pauses else ''}, {subject} busy "
-        f"{words.share(busy, facts.wall_seconds * len(lanes))} of the time."
+        f"{words.share(busy, facts.wall_seconds * len(lanes))} of the time; gaps are idle time."
     )
-    if len(layout.bars) < len(shards):
+    if stopped := len(facts.pieces) - len(shards):
+        text += f" {words.plural(stopped, 'earlier attempt')} ended before the shard was done."
+    if len(layout.bars) < len(facts.pieces):
         text += " Neighbouring shards share a bar."
     return text

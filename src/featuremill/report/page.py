@@ -15,7 +15,7 @@ import yaml
 from featuremill import __version__
 from featuremill.outputs import FILES, file_name
 from featuremill.receipts import devices_of, is_on_gpu
-from featuremill.report import words
+from featuremill.report import energy, troubles, words
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
 from featuremill.store import replacing
@@ -45,6 +45,8 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         warnings=[text[0].upper() + text[1:] for text in manifest["warnings"]],
         figures=figures,
         problems=facts.problems,
+        troubles=troubles.found(facts.shards),
+        no_trouble=troubles.sentence(facts.shards),
         recipe={"digest": manifest["recipe"], "settings": _flat(manifest["settings"])},
         inputs=manifest["inputs"],
         outputs=manifest["outputs"],
@@ -63,6 +65,8 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
         title=f"{run}: accounting",
         accounting=_accounting(facts),
         problems=facts.problems,
+        troubles=troubles.found(facts.shards),
+        no_trouble=troubles.sentence(facts.shards),
     )
     for name, figure in figures.items():
         _write(
@@ -72,8 +76,12 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
 
 def _write(path: Path, template: str, **context: Any) -> None:
     text = _environment().get_template(template).render(context)
-    with replacing(path) as temporary:
-        temporary.write_text(text, "utf-8")
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, "utf-8")
+    except OSError as error:
+        error.filename = str(path)  # a full disk does not say where it is
+        raise
 
 
 @cache
@@ -162,6 +170,8 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
         tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
     else:
         tiles["shards"] = words.count(len(facts.shards))
+    if spent := energy.of(facts.shards, facts.lengths.total):
+        tiles["energy per M residues"] = words.energy(spent.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 
@@ -194,14 +204,15 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
     rows = []
     receipts = {receipt["shard"]: receipt for receipt in facts.manifest["receipts"]}
     for lane in sorted({shard.lane for shard in facts.shards}):
-        names = [shard.name for shard in facts.shards if shard.lane == lane]
-        mine = [receipts[name] for name in names]
+        shards = [shard for shard in facts.shards if shard.lane == lane]
+        mine = [receipts[shard.name] for shard in shards]
         rows.append(
             {
                 "name": lane,
                 "shards": len(mine),
                 "busy": words.duration(facts.busy_seconds(lane)),
                 "memory": words.size(int(max(r["peak_memory_mb"] for r in mine) * 2**20)),
+                "use": energy.used(shards) or "–",
                 "settings": ", ".join(
                     f"{label} {words.listed(sorted({str(r[key]) for r in mine}))}"
                     for label, key in (
@@ -235,6 +246,8 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         ],
         "max_failed": manifest["counts"]["failed"],
     }
+    if facts.labels:
+        config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
     name = f"{manifest['run']}.yaml"
     gpus = len({device["uuid"] for r in receipts if is_on_gpu(r) for device in devices_of(r)})
     limit = f" --resources gpu={gpus}" if gpus else ""

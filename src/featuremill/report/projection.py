@@ -11,9 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.report import words
-from featuremill.report.failures import clipped
-
 MAX_POINTS = 5_000
 MAX_READ = 100_000_000
 """Values that are read to take the sample from; a larger file gives some of its row groups."""
@@ -30,6 +27,7 @@ class Projection(NamedTuple):
     others: list[str]
     """Further columns of values that the file has."""
     ids: list[str]
+    """As long as they are."""
     lengths: list[int]
     xy: np.ndarray
     """(N, 2) float64."""
@@ -84,7 +82,7 @@ def _sample(files: Sequence[Any], column: str) -> tuple[list[str], list[int], np
         chosen = batch.take(pa.array(wanted[begin:end] - (first - batch.num_rows)))
         if not chosen.num_rows:
             continue
-        ids += [clipped(id) for id in chosen.column("id").to_pylist()]
+        ids += chosen.column("id").to_pylist()
         lengths += chosen.column("length").to_pylist()
         flat = chosen.column(column).flatten().to_numpy(zero_copy_only=False)
         values.append(flat.astype(np.float32).reshape(chosen.num_rows, -1))
@@ -118,18 +116,3 @@ def principal_plane(values: np.ndarray) -> tuple[np.ndarray, tuple[float, float]
         xy[:, axis] *= 1.0 if xy[np.abs(xy[:, axis]).argmax(), axis] >= 0 else -1.0
     share = np.square(scale[:2]) / variance if variance > 0 else np.zeros(2)
     return xy, (float(share[0]), float(share[1]))
-
-
-def sentence(found: Projection) -> str:
-    """Return what the map shows and how it was made."""
-    shown, total = len(found.ids), found.total
-    sampling = f"All {shown:,} records"
-    if shown < total:
-        sampling = f"{shown:,} of {total:,} records, evenly spaced in the file"
-    text = (
-        f"{sampling}, by the two directions in which {found.column} varies most "
-        f"({words.share(sum(found.explained), 1)} of the variance)."
-    )
-    if found.others:
-        text += f" The file also holds {words.listed(found.others)}."
-    return text

@@ -41,6 +41,16 @@ class Pause(NamedTuple):
     seconds: float
 
 
+class Stretch(NamedTuple):
+    """Clock time that is drawn as long as it was."""
+
+    begin: float
+    """Clock time."""
+    end: float
+    skipped: float
+    """What to subtract from clock time to get the axis's seconds."""
+
+
 class Layout(NamedTuple):
     """Where everything is drawn."""
 
@@ -49,6 +59,12 @@ class Layout(NamedTuple):
     pauses: list[Pause]
     end: float
     """Where the axis ends, in its seconds."""
+    stretches: list[Stretch]
+
+    def at(self, moment: float) -> float:
+        """Return where a clock time stands on the axis; within a pause, where that begins."""
+        stretch = next((s for s in reversed(self.stretches) if moment >= s.begin), None)
+        return 0.0 if stretch is None else min(moment, stretch.end) - stretch.skipped
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -91,21 +107,22 @@ def lay_out(spans: Sequence[Interval], devices: Sequence[str]) -> Layout:
     """Put every shard on a lane of its device, and shorten the pauses that would hide the work."""
     covered = union(spans)
     shown = 0.03 * sum(end - begin for begin, end in covered)
-    offset = covered[0].begin
-    skipped = [(offset, offset)]  # from this clock time on, subtract that much
+    begin, skipped = covered[0].begin, covered[0].begin
     marks: list[Pause] = []
-    for end, begin in pauses(covered):
-        marks.append(Pause(end - offset + shown / 2, begin - end))
-        offset += begin - end - shown
-        skipped.append((begin, offset))
+    stretches: list[Stretch] = []
+    for pause in pauses(covered):
+        stretches.append(Stretch(begin, pause.begin, skipped))
+        marks.append(Pause(pause.begin - skipped + shown / 2, pause.end - pause.begin))
+        skipped += pause.end - pause.begin - shown
+        begin = pause.end
+    stretches.append(Stretch(begin, covered[-1].end, skipped))
+    end = covered[-1].end - skipped
     lanes, lane_of = _lanes(spans, devices)
-    bars: list[Bar] = []
+    layout = Layout([], lanes, marks, end, stretches)
     for position in sorted(range(len(spans)), key=lambda index: spans[index]):
-        begin, end = spans[position]
-        shift = [amount for start, amount in skipped if begin >= start][-1]
-        bars.append(Bar(lane_of[position], begin - shift, end - shift, (position,)))
-    last = max((bar.end for bar in bars), default=0.0)
-    return Layout(_coarser(bars, last), lanes, marks, last)
+        place = (layout.at(spans[position].begin), layout.at(spans[position].end))
+        layout.bars.append(Bar(lane_of[position], *place, (position,)))
+    return layout._replace(bars=_coarser(layout.bars, end))
 
 
 def _lanes(spans: Sequence[Interval], devices: Sequence[str]) -> tuple[list[str], dict[int, int]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:  # top says numbers without it
+    import numpy as np
 
 NBSP = "\u00a0"
 """Between a number and its unit, where no line may end."""
@@ -67,6 +69,13 @@ def parsed(moment: str) -> float:
 def size(num_bytes: int) -> str:
     """Return a file's size in decimal units, as file managers show it."""
     return f"{short(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes}{NBSP}B"
+
+
+def energy(joules: float) -> str:
+    """Return joules, and from a kilowatt hour on those."""
+    if joules < 3.6e6:
+        return f"{short(joules)}J" if joules >= 1000 else f"{joules:.3g}{NBSP}J"
+    return f"{short(joules / 3600)}Wh"
 
 
 def share(part: float, whole: float) -> str:

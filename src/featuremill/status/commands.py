@@ -16,6 +16,8 @@ RERUN = "--rerun-incomplete"
 NAMING = ("--forcerun", "-R", "--until", "-U", "--omit-from", "-O")
 """Options of Snakemake that are followed by what they mean."""
 FORCING = ("--forceall", "-F", "--force", "-f")
+STACKS = "Fatal Python error|Timeout|Traceback"
+"""What stands above a stack in a log."""
 ORDER = ("plan", "extract", "merge")
 MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
@@ -57,6 +59,16 @@ class Commands:
     def retry(self, kind: str | None = None) -> str:
         """Return what lets failed records be tried again: all of them, or those of one kind."""
         return f"featuremill retry {self._given}" + (f" --reason {kind}" if kind else "")
+
+    def logs(self) -> str | None:
+        """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
+        if not (self.is_snakemakes and self._plan):
+            return None
+        logs = self._working / "logs" / self._plan["run"] / "extract" / self._plan["recipe"]
+        if not logs.is_dir():
+            return None
+        here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs
+        return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(here))}"
 
     def report(self) -> list[str]:
         """Return what draws the report."""

@@ -49,6 +49,8 @@ class Group(NamedTuple):
     """Ids."""
     command: str | None = None
     """What lets them be tried again, where that makes sense."""
+    logs: str | None = None
+    """What finds the logs that tell more, where they do."""
 
 
 class Failures(NamedTuple):
@@ -79,7 +81,7 @@ def read_failures(
     for reason, number in plan["refusals"].items():
         counts[_key("refused", reason)] += number
     examples: dict[Key, list[str]] = {}
-    failed = {shard.name: _failed_rows(folder, plan["recipe"], shard.name) for shard in chosen}
+    failed = {shard.name: failed_keys(folder, plan["recipe"], shard.name) for shard in chosen}
     is_readable = True
     try:
         seen = _Finder(failed, list(counts), folder.manifest).find()
@@ -95,8 +97,12 @@ def read_failures(
 
 
 def _group(key: Key, number: int, examples: list[str]) -> Group:
-    remedy = next((kind.remedy for kind in KINDS if kind.name == key.kind), OTHER.remedy)
-    return Group(key, remedy, number, examples)
+    return Group(key, remedy_of(key), number, examples)
+
+
+def remedy_of(key: Key) -> str:
+    """Return what to do about it."""
+    return next((kind.remedy for kind in KINDS if kind.name == key.kind), OTHER.remedy)
 
 
 def _key(status: str, reason: str) -> Key:
@@ -106,7 +112,7 @@ def _key(status: str, reason: str) -> Key:
     return Key(status, kind.name, stable)
 
 
-def _failed_rows(folder: RunFolder, recipe: str, shard: str) -> dict[int, Key]:
+def failed_keys(folder: RunFolder, recipe: str, shard: str) -> dict[int, Key]:
     """Return the shard's rows that failed, each with its reason."""
     try:
         rows, reasons = failed_rows(folder.part(recipe, shard))

@@ -65,6 +65,7 @@ def _reason(group: Group) -> dict[str, Any]:
         "examples": group.examples,
         "remedy": group.remedy,
         "command": group.command,
+        "logs": group.logs,
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 from featuremill.status.shards import Shard
 
@@ -27,18 +28,11 @@ class Rest(NamedTuple):
 
 
 def estimate(shards: list[Shard]) -> Rest | None:
-    """Return what the rest takes; None where nothing is left, or no part tells how long one takes.
-
-    Parts that went on from an earlier job's batches do not tell: their seconds are of the end only.
-    """
+    """Return what the rest takes; None where nothing is left, or no part tells how long one
+    takes."""
     pending = [shard for shard in shards if shard.state not in ("finished", "removed")]
-    whole = [
-        shard.receipt
-        for shard in shards
-        if shard.receipt and shard.receipt["cost"] and not shard.receipt.get("resumed_batches")
-    ]
-    newest = sorted(whole, key=lambda receipt: str(receipt.get("finished")))[-MOST_PARTS:]
-    seconds = sum(_working_seconds(receipt["seconds"]) for receipt in newest)
+    newest = newest_whole([shard.receipt for shard in shards if shard.receipt])
+    seconds = sum(working_seconds(receipt["seconds"]) for receipt in newest)
     if not pending or not seconds:
         return None
     left = sum(shard.cost * (1 - _share_done(shard)) for shard in pending)
@@ -47,7 +41,17 @@ def estimate(shards: list[Shard]) -> Rest | None:
     return Rest(left * a_cost, jobs, len(newest))
 
 
-def _working_seconds(seconds: dict[str, float]) -> float:
+def newest_whole(receipts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the newest `receipts` that tell how long a part takes, the oldest of them first.
+
+    Parts that went on from an earlier job's batches do not tell: their seconds are of the end only.
+    """
+    whole = [one for one in receipts if one["cost"] and not one.get("resumed_batches")]
+    return sorted(whole, key=lambda receipt: str(receipt.get("finished")))[-MOST_PARTS:]
+
+
+def working_seconds(seconds: dict[str, float]) -> float:
+    """Return how long a job was at it while it had its device."""
     return float(seconds.get("total", 0.0)) - float(seconds.get("wait", 0.0))
 
 

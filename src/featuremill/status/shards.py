@@ -45,6 +45,23 @@ class Shard(NamedTuple):
     """What is damaged or gone: the receipt, or the shard's own file while it is still needed."""
 
 
+class Holder(NamedTuple):
+    """Who has a journal's lock."""
+
+    state: Literal["running", "unclear", ""]
+    """Empty: nobody."""
+    who: dict[str, Any]
+
+
+def held_by(lock: Path) -> Holder:
+    """Return who has the lock file of a journal."""
+    who, is_held = working.read(lock), working.is_held(lock)
+    if is_held:
+        return Holder("running", who)
+    is_unclear = bool(who) and (is_held is None or who.get("host") != platform.node())
+    return Holder("unclear" if is_unclear else "", who)
+
+
 def read_shards(
     folder: RunFolder, plan: dict[str, Any], known: dict[str, dict[str, Any]]
 ) -> list[Shard]:
@@ -57,16 +74,16 @@ def read_shards(
     where = folder.root / "receipts" / recipe
     declared = {
         name: known.get(name) or read_sealed(where / f"{name}.json")
-        for name in _names(plan, _listed(where))
+        for name in _names(plan, listed(where))
     }
-    parts = _listed(folder.store / "parts" / recipe)
-    journals = _listed(folder.store / "journals" / recipe)
+    parts = listed(folder.store / "parts" / recipe)
+    journals = listed(folder.store / "journals" / recipe)
     found = []
     for entry in plan["shards"]:
         name = entry["shard"]
         receipt, is_there = declared.get(name), f"{name}.arrows" in parts
         trouble: Literal["", "receipt"] = ""
-        if name in declared and not _is_of(receipt, recipe, name):
+        if name in declared and not is_of(receipt, recipe, name):
             receipt, trouble = None, "receipt"
         if is_there and receipt is None:
             receipt = _kept(folder, recipe, name)
@@ -74,20 +91,21 @@ def read_shards(
         if is_there and receipt:
             found.append(begun._replace(state="finished"))
         else:
-            found.append(_unfinished(folder, recipe, begun, journals, entry["bytes"]))
+            found.append(unfinished(folder, recipe, begun, journals, entry["bytes"]))
     return found
 
 
-def _unfinished(
+def unfinished(
     folder: RunFolder, recipe: str, shard: Shard, journals: set[str], num_bytes: int
 ) -> Shard:
     """Return what there is of a shard whose part was not found."""
     data = folder.journal(recipe, shard.name)
     lock = data.with_suffix(".lock")
-    who = working.read(lock) if lock.name in journals else {}
-    is_held = working.is_held(lock) if lock.name in journals else False
-    work = _work(data, who) if data.with_suffix(".log").name in journals or is_held else None
-    if is_held:
+    holder = held_by(lock) if lock.name in journals else Holder("", {})
+    who = holder.who
+    has_log = data.with_suffix(".log").name in journals
+    work = _work(data, who) if has_log or holder.state == "running" else None
+    if holder.state == "running":
         return shard._replace(state="running", work=work)
     part = folder.part(recipe, shard.name)
     if part.exists():  # since the parts were listed
@@ -95,7 +113,7 @@ def _unfinished(
             folder, recipe, shard.name
         )
         return shard._replace(state="finished" if receipt else "waiting", receipt=receipt)
-    if who and (is_held is None or who.get("host") != platform.node()):
+    if holder.state == "unclear":
         return shard._replace(state="unclear", work=work or Work(0, 0, None, who))
     if shard.receipt:
         return shard._replace(state="lost")
@@ -130,7 +148,7 @@ def _names(plan: dict[str, Any], listed: set[str]) -> list[str]:
     return [entry["shard"] for entry in plan["shards"] if f"{entry['shard']}.json" in listed]
 
 
-def _listed(path: Path) -> set[str]:
+def listed(path: Path) -> set[str]:
     """Return the names in the folder `path`; none when there is no such folder yet."""
     try:
         with os.scandir(path) as entries:
@@ -142,10 +160,10 @@ def _listed(path: Path) -> set[str]:
 def _kept(folder: RunFolder, recipe: str, name: str) -> dict[str, Any] | None:
     """Return the receipt that extract keeps beside the part and adopts."""
     kept = read_sealed(folder.part(recipe, name).with_suffix(".json"))
-    return kept if _is_of(kept, recipe, name) else None
+    return kept if is_of(kept, recipe, name) else None
 
 
-def _is_of(receipt: dict[str, Any] | None, recipe: str, name: str) -> bool:
+def is_of(receipt: dict[str, Any] | None, recipe: str, name: str) -> bool:
     """Tell whether the receipt is that of the part, with all that is read of it here."""
     return (
         receipt is not None

@@ -25,7 +25,7 @@ REPORTED = {"no": "none yet", "yes": "report.html", "older": "of earlier results
 
 def lines(facts: Facts) -> Iterator[str]:
     """Yield the lines of the page."""
-    yield from _wrapped(f"{facts.given}: {_verdict(facts)}")
+    yield from _wrapped(f"{facts.given}: {verdict(facts)}")
     yield ""
     if facts.plan:
         yield from _stages(facts, facts.plan)
@@ -39,7 +39,8 @@ def lines(facts: Facts) -> Iterator[str]:
     yield from _next(facts)
 
 
-def _verdict(facts: Facts) -> str:
+def verdict(facts: Facts) -> str:
+    """Return in a sentence how the run stands."""
     if facts.plan is None:
         return "planning now." if facts.is_planning else "there is no plan yet."
     if facts.exit_status == DONE:
@@ -178,8 +179,8 @@ def _reasons(facts: Facts, status: str, heading: str) -> Iterator[str]:
             ids = ", ".join(map(_printable, group.examples))
             yield from _wrapped(f"such as {ids}", "    ", "      ")
         yield from _wrapped(group.remedy, "    → ", "      ")
-        if group.command:
-            yield f"    → {group.command}"
+        for command in filter(None, (group.logs, group.command)):
+            yield f"    → {command}"
     if status == "failed" and facts.unread_failures:
         yield f"  and up to {facts.unread_failures:,} more in parts that only --verify reads"
     yield ""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ PLANNED = {
     "manifest_sha256": str,
 }
 """What is read of plan.json, and of which type it is."""
+IN_LOGS = {"crash", "hang", "error"}
+"""Kinds of failures of which a shard's log tells more."""
 TRACES = ("store", "receipts", "manifest.parquet", "manifest.json")
 """What a run's folder holds, sooner or later, beside plan.json."""
 
@@ -41,12 +45,25 @@ TRACES = ("store", "receipts", "manifest.parquet", "manifest.json")
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
     given: Path = arguments.run_folder
-    try:
+    with said_of_damage(given):
         facts = look(given, arguments.verify)
         if arguments.json:
             said = json.dumps(report.as_json(facts), indent=2, ensure_ascii=False)
         else:
             said = "\n".join(view.lines(facts))
+    sys.stdout.write(f"{said}\n")
+    return facts.exit_status
+
+
+@contextlib.contextmanager
+def said_of_damage(given: Path) -> Iterator[None]:
+    """Say in a sentence what of the run's files cannot be read in the block.
+
+    Raises:
+        UserError: with that sentence.
+    """
+    try:
+        yield
     except OSError as error:
         raise UserError(
             f"{error.filename or given}: {error.strerror or error}; while this cannot be read, "
@@ -59,8 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
             f"({type(error).__name__}: {error}); delete plan.json and run the same command again: "
             "what is computed stays."
         ) from error
-    sys.stdout.write(f"{said}\n")
-    return facts.exit_status
 
 
 def look(given: Path, verifies: bool = False) -> Facts:
@@ -72,22 +87,24 @@ def look(given: Path, verifies: bool = False) -> Facts:
     # `.` has no name; links stay, as Snakemake sees them.
     root = Path(os.path.normpath(given.absolute()))
     folder = RunFolder(root)
-    last, is_running = owner.read(root), working.is_held(owner.path_of(root))
-    is_elsewhere = last is not None and not last.is_of_this_machine()
-    is_merging = bool(working.is_held(folder.store / "merge.lock"))
-    facts = Facts(
-        given=given,
-        snakemake=Snakemake(None if is_elsewhere and not is_running else is_running, last),
-        # A merge holds plan's lock too.
-        is_planning=bool(working.is_held(folder.store / "plan.lock")) and not is_merging,
-        is_merging=is_merging,
-        verified=verifies,
-    )
+    last = owner.read(root)
+    facts = Facts(given, *at_work(folder, last), verifies)
     if not folder.plan.exists():
         _refuse_what_is_no_run(folder, given, last)
         return replace(facts, next=Commands(root, given, None, last).mending([]))
-    facts = _with_plan(facts, folder, _read_plan(folder, given))
+    facts = _with_plan(facts, folder, read_plan(folder, given))
     return _with_commands(facts, Commands(root, given, facts.plan, last))
+
+
+def at_work(folder: RunFolder, last: owner.Owner | None) -> tuple[Snakemake, bool, bool]:
+    """Return the run's Snakemake, whether a plan is being made, and whether a merge."""
+    is_running = working.is_held(owner.path_of(folder.root))
+    is_elsewhere = last is not None and not last.is_of_this_machine()
+    is_merging = bool(working.is_held(folder.store / "merge.lock"))
+    # A merge holds plan's lock too.
+    is_planning = bool(working.is_held(folder.store / "plan.lock")) and not is_merging
+    snakemake = Snakemake(None if is_elsewhere and not is_running else is_running, last)
+    return snakemake, is_planning, is_merging
 
 
 def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: owner.Owner | None) -> None:
@@ -101,7 +118,12 @@ def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: owner.Owner | N
     )
 
 
-def _read_plan(folder: RunFolder, given: Path) -> dict[str, Any]:
+def read_plan(folder: RunFolder, given: Path) -> dict[str, Any]:
+    """Return what plan.json says, with all that is read of it here.
+
+    Raises:
+        UserError: when it cannot be read as a plan.
+    """
     plan = read_sealed(folder.plan)
     shards = (plan or {}).get("shards")
     if (
@@ -183,7 +205,10 @@ def _with_commands(facts: Facts, commands: Commands) -> Facts:
         for problem in facts.problems
     ]
     groups = [
-        group._replace(command=commands.retry(group.key.kind))
+        group._replace(
+            command=commands.retry(group.key.kind),
+            logs=commands.logs() if group.key.kind in IN_LOGS else None,
+        )
         if group.key.status == "failed" and not facts.count("removed")  # retry reads the parts
         else group
         for group in facts.groups

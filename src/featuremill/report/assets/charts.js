@@ -7,7 +7,6 @@
   function theme() {
     const font = getComputedStyle(document.body).fontFamily;
     const [ink, muted, line, card] = ["ink", "muted", "line", "card"].map(token);
-    const category = ["first", "second", "third", "fourth", "fifth"].map(token);
     const text = { font, fontSize: 12, color: muted };
     return {
       background: card,
@@ -24,14 +23,18 @@
         orient: "top", direction: "horizontal", labelColor: ink, titleColor: muted, labelFontSize: 12,
         titleFontSize: 12, titleFontWeight: "normal", symbolType: "square", symbolStrokeWidth: 0,
         gradientThickness: 8, gradientLength: 180, offset: 12, labelLimit: 260, titleOrient: "left",
+        layout: { top: { direction: "vertical", anchor: "start", margin: 6 } },
       },
-      range: { category, ramp: token("ramp").split(",").map((colour) => colour.trim()) },
-      mark: { color: category[0] },
+      range: { ramp: token("ramp").split(",").map((colour) => colour.trim()) },
+      mark: { color: token("first") },
       style: {
-        "cell-bar": { fill: category[0], stroke: card, strokeWidth: 0.6 },
+        "cell-bar": { fill: token("first"), stroke: card, strokeWidth: 0.6 },
         "shard": { stroke: card, strokeWidth: 1, cornerRadius: 2 },
         "point": { filled: true, opacity: 0.75, size: 46 },
         "cloud": { opacity: 0.75 },
+        "roof": { strokeDash: [7, 4], strokeWidth: 1.5 },
+        "curve": { strokeWidth: 1.4, strokeJoin: "round" },
+        "hover": { filled: true, opacity: 0, size: 90 },
         "guide": { color: muted, strokeDash: [3, 3], strokeWidth: 1 },
         "remark": text,
         "lane": { ...text, color: ink },
@@ -39,12 +42,18 @@
     };
   }
 
+  // In a chart's own colours, "--name" is a colour of the style sheet.
+  function coloured(key, value) {
+    const colour = (each) => (String(each).startsWith("--") ? token(each.slice(2)) : each);
+    return key === "range" && Array.isArray(value) ? value.map(colour) : value;
+  }
+
   const tooltip = { disableDefaultStyle: true };
   const actions = { export: true, source: false, compiled: false, editor: false };
   const drawn = new Map();
 
   async function draw(element) {
-    const spec = JSON.parse(document.getElementById("data-" + element.dataset.chart).textContent);
+    const spec = JSON.parse(document.getElementById("data-" + element.dataset.chart).textContent, coloured);
     const renderer = element.dataset.renderer;
     try {
       if (drawn.has(element)) drawn.get(element).finalize();

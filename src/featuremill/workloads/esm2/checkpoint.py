@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from featuremill.progress import Progress
 from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 from featuremill.workloads.esm2.tokens import NUM_TOKENS
 
+log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number types that a checkpoint may have, and what the safetensors format calls them."""
 HEADS_OF_SHAPE = {
@@ -116,10 +119,12 @@ def write(checkpoint: Checkpoint, path: Path) -> str:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
+    shown = Progress(log, "converting", "MB")
     with path.open("wb") as file:
         for chunk in _chunks(checkpoint, len(text).to_bytes(8, "little") + text):
             file.write(chunk)
             digest.update(chunk)
+            shown.at(file.tell() // 10**6, end // 10**6)
     return digest.hexdigest()
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import logging
 import re
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.errors import UserError
+from featuremill.progress import Progress
 
 _log = logging.getLogger("featuremill.weights")
 
@@ -99,9 +103,9 @@ def download(source: Source) -> None:
     _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
     try:
         source.path.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(
-            source.location, str(source.path), progress=sys.stderr.isatty()
-        )
+        shows_bar = sys.stderr.isatty()
+        with contextlib.nullcontext() if shows_bar else _watched(source.path, 1000 * gigabytes):
+            torch.hub.download_url_to_file(source.location, str(source.path), progress=shows_bar)
     except OSError as error:  # urllib's errors are among them
         reason = getattr(error, "reason", error)
         raise UserError(
@@ -109,3 +113,27 @@ def download(source: Source) -> None:
             f"machine and set options: model: /path/{source.path.name}, or put it into "
             f"{source.path.parent}."
         ) from None
+
+
+@contextlib.contextmanager
+def _watched(path: Path, megabytes: float) -> Iterator[None]:
+    """Say now and then how much of `path` has come; of so many megabytes, about.
+
+    torch shows a bar or nothing, and writes to `<name>.<hex>.partial` beside `path` meanwhile.
+    """
+    is_over = threading.Event()
+
+    def watch() -> None:
+        shown = Progress(_log, "downloading", "MB")
+        while not is_over.wait(1.0):
+            with contextlib.suppress(OSError):  # renamed in this moment
+                sizes = [half.stat().st_size for half in path.parent.glob(f"{path.name}.*.partial")]
+                shown.at(max(sizes, default=0) // 10**6, round(megabytes))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watcher.join()

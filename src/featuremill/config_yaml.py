@@ -1,0 +1,77 @@
+"""A config file's YAML: what it says, and in which line each key stands."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+from featuremill import config_problems
+from featuremill.errors import UserError
+
+MAX_VALUES = 10_000
+"""Values in a config file, aliases unfolded; an honest one has dozens."""
+Places = Mapping[tuple[str, ...], str]
+"""File and line of each key in YAML, by the path that leads to it."""
+
+
+def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
+    """Return the mapping that the YAML `text` holds, and the places of its keys."""
+    try:
+        document = yaml.compose(text, yaml.SafeLoader)
+        if document is not None and _size(document, {}) > MAX_VALUES:
+            raise UserError(
+                f"{source}: its aliases (*) unfold into more than {MAX_VALUES:,} values, or into "
+                "themselves; write out what they stand for."
+            )
+        raw = yaml.safe_load(text)
+    except RecursionError:
+        raise UserError(
+            f"{source}: its brackets or indents are nested too deeply; a config needs three levels."
+        ) from None
+    except UserError:
+        raise
+    except Exception as error:  # what stands behind a tag such as !!bool may raise anything
+        raise UserError(config_problems.not_yaml(source, error)) from None
+    if document is None or not isinstance(raw, dict):
+        raise UserError(
+            f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
+        )
+    lines = _lines(source, document)
+    return raw, {key: f"{source}:{line}" for key, line in lines.items()}
+
+
+def _size(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return how many values `node` stands for once its aliases are unfolded."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # for whoever comes back here before it is known
+        inside: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inside = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inside = node.value
+        known[id(node)] = 1 + sum(_size(part, known) for part in inside)
+    return known[id(node)]
+
+
+def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
+    """Return the line of every key in the YAML `document`; refuse a key that is there twice."""
+    lines: dict[tuple[str, ...], int] = {}
+    for key, line in _keys(document, ()):
+        if key in lines:
+            raise UserError(
+                f"{source}:{line}: {config_problems.name_of(key)} stands here and in line "
+                f"{lines[key]}; keep one."
+            )
+        lines[key] = line
+    return lines
+
+
+def _keys(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield every key of the YAML mapping `node`, nested ones too, with its line."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield (*path, str(key.value)), key.start_mark.line + 1
+            yield from _keys(value, (*path, key.value))

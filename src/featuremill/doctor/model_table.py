@@ -1,0 +1,96 @@
+"""The table of docs/machines.md: what each ESM-2 takes of a GPU, of memory and of a disk.
+
+`python -m featuremill.doctor.model_table docs/machines.md` writes it anew; without a file it is
+printed. Nothing in it is measured: it is `memory.py`'s estimate, and what the formats come to.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.devices import Device
+from featuremill.doctor import memory
+from featuremill.sizes import human_bytes
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import sources
+
+PLACE = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
+PROTEINS = 10**6
+RESIDUES = 350
+"""Of a protein, for the last column: a round number near what proteins have on average."""
+
+
+class Card(NamedTuple):
+    """A GPU that stands for its kind."""
+
+    name: str
+    num_multiprocessors: int
+    has_bf16: bool
+
+
+CARDS = (Card("T4", 40, False), Card("RTX 4090", 128, True), Card("H100, H200", 132, True))
+HEADINGS = (
+    "model",
+    "parameters",
+    *(f"{card.name} ({'bf16' if card.has_bf16 else 'fp16'})" for card in CARDS),
+    "CPU, fp32",
+    "CPU, bf16",
+    "checkpoint + converted",
+    "10⁶ proteins, mean",
+    "10⁶ proteins, per residue",
+)
+
+
+def rows() -> Iterator[list[str]]:
+    """Yield the cells of each model's row."""
+    for name in sources.PUBLISHED_GIGABYTES:
+        model = memory.model_of(name)
+        numbers = model.num_matrix_numbers + model.num_other_numbers
+        on_cards = [
+            memory.need(model, Device("cuda", "", card.name, card.has_bf16, 0, 0, card[1]))
+            for card in CARDS
+        ]
+        on_cpu = [
+            memory.estimate_mb(model, "cpu", dtype, esm2.CPU_BATCH_TOKENS)
+            for dtype in ("fp32", "bf16")
+        ]
+        converted = numbers * memory.NUMBER_BYTES[model.file_dtype]
+        files = f"{sources.PUBLISHED_GIGABYTES[name]:g} + {converted / 1e9:.2g} GB"
+        mean = PROTEINS * model.width * memory.FLOAT_BYTES
+        residues = PROTEINS * RESIDUES * model.width * memory.NUMBER_BYTES["fp16"]
+        yield [
+            f"`{name}`",
+            f"{numbers / 1e6:,.0f} M",
+            *(_gib(need.memory_mb) for need in on_cards),
+            *map(_gib, on_cpu),
+            files,
+            human_bytes(mean),
+            human_bytes(residues),
+        ]
+
+
+def _gib(memory_mb: int) -> str:
+    return f"{memory_mb / 1024:.1f} GB"
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    lines = [HEADINGS, ["---"] * len(HEADINGS), *rows()]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def main() -> None:
+    """Print the table, or write it into the page that is named."""
+    if not sys.argv[1:]:
+        print(table())
+        return
+    page = Path(sys.argv[1])
+    page.write_text(PLACE.sub(rf"\g<1>{table()}\g<2>", page.read_text("utf-8")), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

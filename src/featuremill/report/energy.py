@@ -1,0 +1,73 @@
+"""What the GPUs of a run took, where NVML told."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from featuremill.report import words
+from featuremill.report.shards import Shard
+from featuremill.report.timeline import CLOCK_TOLERANCE_SECONDS
+
+USES: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
+    ("utilisation_percent", statistics.fmean, "%"),
+    ("power_w", statistics.fmean, "W"),
+    ("temperature_c", max, "°C"),
+    ("cpu_percent", statistics.fmean, "% of a core"),
+)
+
+
+class Energy(NamedTuple):
+    """Energy that GPUs took while they had shards."""
+
+    joules: float
+    per_million: float
+    """Joules for a million residues of the input."""
+    num_shards: int
+    """Shards that it is of."""
+    total_shards: int
+
+    @property
+    def sentence(self) -> str:
+        """Both numbers in words."""
+        is_whole = self.num_shards == self.total_shards
+        of = "" if is_whole else f" for {self.num_shards:,} of the shards"
+        return (
+            f"The GPUs took {words.energy(self.joules)}{of}: {words.energy(self.per_million)} for "
+            "a million residues."
+        )
+
+
+def of(shards: Sequence[Shard], num_residues: int) -> Energy | None:
+    """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
+
+    A job that shares its GPU is told what all of them take, and to add that up would be wrong.
+    """
+    told = [shard for shard in shards if "energy_j" in shard.telemetry]
+    tokens = sum(shard.tokens for shard in told)
+    if not tokens or not num_residues or _are_side_by_side(told):
+        return None
+    joules = math.fsum(shard.telemetry["energy_j"] for shard in told)
+    share = tokens / sum(shard.tokens for shard in shards)
+    return Energy(joules, joules / (num_residues * share) * 1e6, len(told), len(shards))
+
+
+def used(shards: Sequence[Shard]) -> str:
+    """Return in a few words how a device was used that had these shards."""
+    said = []
+    for key, combine, unit in USES:
+        if seen := [shard.telemetry[key] for shard in shards if key in shard.telemetry]:
+            said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
+    return ", ".join(said)
+
+
+def _are_side_by_side(shards: Sequence[Shard]) -> bool:
+    """Tell whether two shards were on the same devices at the same time."""
+    ordered = sorted(shards, key=lambda shard: (shard.lane, shard.working))
+    return any(
+        one.lane == two.lane and two.working.begin < one.working.end - CLOCK_TOLERANCE_SECONDS
+        for one, two in pairwise(ordered)
+    )

@@ -1,0 +1,120 @@
+"""Labels for the records on the map: one column of a user's table, joined by id."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill.accession import accessions
+from featuremill.errors import UserError
+from featuremill.inputs import columns, format_of, source, table
+from featuremill.report.failures import clipped
+
+MAX_NAMES = 7
+"""Labels with a colour of their own, the commonest ones; the page has no more that all can tell
+apart."""
+OTHER, NONE = "other labels", "no label"
+MAX_TEXT = 40
+MAX_ROW_BYTES = 10_000_000
+
+
+class Labels(NamedTuple):
+    """What a table says of some records."""
+
+    column: str
+    path: Path
+    texts: list[str | None]
+    """One a record, in their order; None where the table has none."""
+
+    @property
+    def file(self) -> str:
+        """The table's name, as the page shows it."""
+        return clipped(self.path.name)
+
+    @property
+    def title(self) -> str:
+        """The column's name, as the page shows it."""
+        return clipped(self.column, MAX_TEXT)
+
+    @property
+    def num_found(self) -> int:
+        return sum(text is not None for text in self.texts)
+
+    @property
+    def numbers(self) -> list[float | None] | None:
+        """The labels as numbers, where they all are and are too many to be names."""
+        known = {text for text in self.texts if text is not None}
+        if len(known) <= MAX_NAMES or not all(_is_number(text) for text in known):
+            return None
+        return [None if text is None else float(text) for text in self.texts]
+
+    @property
+    def names(self) -> list[str]:
+        """The labels that get a colour, the commonest first; the others are OTHER."""
+        counts = Counter(clipped(text, MAX_TEXT) for text in self.texts if text is not None)
+        return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NAMES]
+
+
+def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
+    """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed).
+
+    The table is read row by row and may be as long as it likes. A row counts whose id is the same
+    or is the accession in it (P12345 for sp|P12345|NAME_HUMAN); the first one that has a label.
+    Raises UserError where there is no such table or column.
+    """
+    wanted: dict[str, list[int]] = {}
+    known = accessions(pa.array(ids, pa.string())).to_pylist()
+    for place, keys in enumerate(zip(ids, known, strict=True)):
+        for key in set(keys):
+            wanted.setdefault(key, []).append(place)
+    texts: list[str | None] = [None] * len(ids)
+    source.check(path)
+    rows = _parquet if format_of(path).module == "parquet" else _delimited
+    try:
+        for id, text in rows(path, column):
+            for place in wanted.get(id, ()):
+                if text and texts[place] is None:
+                    texts[place] = text
+    except source.DamagedError as damage:
+        raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
+    except (csv.Error, pa.ArrowException) as error:
+        raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
+    return Labels(column, path, texts)
+
+
+def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:
+    separator, names = table.header(path)
+    at, of = columns.find_id(path, names), columns.find_named(path, names, column)
+    csv.field_size_limit(MAX_ROW_BYTES)
+    with source.open_text(path, "replace", MAX_ROW_BYTES) as text:
+        meter = source.meter_of(text)
+        reader = csv.reader(text, delimiter=separator)
+        next(reader)
+        for row in reader:
+            meter.num_open = 0
+            if len(row) > max(at, of):
+                yield row[at].strip(), row[of].strip()
+
+
+def _parquet(path: Path, column: str) -> Iterator[tuple[str, str]]:
+    with pq.ParquetFile(path, buffer_size=2**20) as file:
+        names = file.schema_arrow.names
+        at, of = columns.find_id(path, names), columns.find_named(path, names, column)
+        for batch in file.iter_batches(columns=[names[at], names[of]]):
+            pair = (batch.column(names[place]).cast(pa.string()) for place in (at, of))
+            for id, text in zip(*(values.to_pylist() for values in pair), strict=True):
+                yield (id or "").strip(), (text or "").strip()
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

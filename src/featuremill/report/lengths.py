@@ -1,0 +1,89 @@
+"""How long the records are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from featuremill.report import words
+from featuremill.report.chart import NOTHING_COMPUTED, Figure, axis, drawn, values
+from featuremill.report.facts import Facts, Lengths
+
+
+def figure(facts: Facts) -> Figure:
+    """Return the histogram of lengths."""
+    found = facts.lengths
+    if not len(found.values):
+        return Figure("lengths", "Lengths", NOTHING_COMPUTED)
+    total, longest = int(found.counts.sum()), int(found.values[-1])
+    median, most = found.quantile(0.5), found.quantile(0.95)
+    sentence = (
+        f"{words.records(total)} with {words.count(found.total)} residues. Half are no longer than "
+        f"{words.count(median)}, 95 % no longer than {words.count(most)}; the longest has "
+        f"{words.count(longest)}."
+    )
+    edges, counts = _bins(found)
+    low, high = int(edges[0]), int(edges[-1])
+    bars = alt.Chart(values(_bars(edges, counts))).mark_bar(style="cell-bar", orient="vertical")
+    bars = bars.encode(
+        x=alt.X(
+            "from:Q",
+            title="residues (logarithmic)",
+            scale=alt.Scale(type="log", domain=[low, high], nice=False),
+            axis=alt.Axis(values=ticks(low, high), format=",d", grid=False),
+        ),
+        x2="to:Q",
+        y=alt.Y("count:Q", title="records", axis=axis(tickMinStep=1)),
+        tooltip=[
+            alt.Tooltip("span:N", title="residues"),
+            alt.Tooltip("count:Q", title="records", format=",d"),
+        ],
+    )
+    # Left of the median and right of the other: on a phone they would run into each other.
+    marks = [(median, f"median {median:,}", "right" if median**4 > low**3 * high else "left")]
+    marks += [(most, f"95 % {most:,}", "left")] if most > median else []
+    chart = alt.layer(bars, *_guides(marks)).properties(width="container", height=260)
+    return drawn("lengths", "Lengths", sentence, chart)
+
+
+def _bars(edges: np.ndarray, counts: np.ndarray) -> list[dict[str, Any]]:
+    return [
+        {"from": first, "to": beyond, "count": int(count), "span": _span(first, beyond)}
+        for (first, beyond), count in zip(pairwise(edges.tolist()), counts, strict=True)
+        if count
+    ]
+
+
+def _guides(marks: list[tuple[int, str, str]]) -> list[Any]:
+    """Return vertical lines with a word at the top, beside the line."""
+    rules = alt.Chart(values({"at": at} for at, _, _ in marks)).mark_rule(style="guide")
+    return [rules.encode(x="at:Q")] + [
+        alt.Chart(values([{"at": at, "word": word}]))
+        .mark_text(style="remark", align=align, baseline="bottom", dx=-3 if align == "right" else 3)
+        .encode(x="at:Q", y=alt.value(0), text="word:N")
+        for at, word, align in marks
+    ]
+
+
+def _span(first: int, beyond: int) -> str:
+    return f"{first:,}" if beyond == first + 1 else f"{first:,} to {beyond - 1:,}"
+
+
+def _bins(found: Lengths) -> tuple[np.ndarray, np.ndarray]:
+    """Return whole-number edges, evenly spaced on a logarithmic axis, and what each bin holds."""
+    low, high = max(1, int(found.values[0])), int(found.values[-1]) + 1
+    num_bins = min(48, 8 + int(found.counts.sum() ** 0.5))  # few records, broad bins
+    edges = np.unique(np.geomspace(low, high, num_bins + 1).round().astype(np.int64))
+    counts, _ = np.histogram(found.values, bins=edges, weights=found.counts)
+    return edges, counts
+
+
+def ticks(low: float, high: float) -> list[int]:
+    """Return round numbers for a logarithmic axis."""
+    steps = (1, 2, 5) if high / low < 30 else (1, 3)
+    decades = range(int(np.log10(low)), int(np.log10(high)) + 1)
+    found = [step * 10**decade for decade in decades for step in steps]
+    return [tick for tick in found if low <= tick <= high] or [int(low)]

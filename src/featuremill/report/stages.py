@@ -1,0 +1,157 @@
+"""Where the time went: in all by device, and shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import altair as alt
+
+from featuremill.report import words
+from featuremill.report.chart import (
+    CATEGORIES,
+    NOTHING_COMPUTED,
+    REST,
+    Figure,
+    Panel,
+    evenly,
+    specification,
+    values,
+)
+from featuremill.report.facts import Facts
+from featuremill.report.shards import Shard
+
+TITLE = "Where the time went"
+STAGES = ("run", "load", "write", "other", "wait")
+MEANINGS = (
+    ("run", "the device computed batches"),
+    ("load", "the weights were read and put on the device"),
+    ("write", "rows were saved and the device had nothing to do; otherwise writing costs no time"),
+    ("other", "starting Python and libraries, attempts that were lost, a device without work"),
+    ("wait", "the shard waited for a free device"),
+)
+MAX_BARS = 120
+"""Shards that are drawn one by one; of more, evenly many."""
+
+
+def figure(facts: Facts) -> Figure:
+    """Return both charts."""
+    devices = sorted({shard.device for shard in facts.shards})
+    spent = {
+        device: _spent(shard for shard in facts.shards if shard.device == device)
+        for device in devices
+    }
+    if not sum(sum(seconds.values()) for seconds in spent.values()):
+        return Figure("stages", TITLE, NOTHING_COMPUTED)
+    panels = [Panel("stages", "All shards together", specification(_by_device(spent)))]
+    sentence = _sentence(facts.shards)
+    if len(facts.shards) > 1:
+        shown = evenly(facts.shards, MAX_BARS)
+        title = "Shard by shard, in the order in which they began"
+        if len(shown) < len(facts.shards):
+            title += f": {len(shown):,} of {len(facts.shards):,}, evenly chosen"
+        panels.append(Panel("stages-shards", title, specification(_by_shard(shown))))
+    return Figure("stages", TITLE, sentence, tuple(panels), MEANINGS)
+
+
+def _colour(has_legend: bool) -> Any:
+    return alt.Color(
+        "stage:N",
+        scale=alt.Scale(domain=list(STAGES), range=[*CATEGORIES[:4], REST]),
+        legend=alt.Legend(title=None) if has_legend else None,
+    )
+
+
+def _by_device(spent: dict[str, dict[str, float]]) -> Any:
+    y = alt.Y("lane:O", axis=None, scale=alt.Scale(padding=0))
+    share = alt.Axis(format="%", tickCount=5)
+    bars = (
+        alt.Chart(values(row for lane in spent.items() for row in _shares(*lane)))
+        .mark_bar(style="shard", height=26, yOffset=11)
+        .encode(
+            x=alt.X("seconds:Q", stack="normalize", title="share of all seconds", axis=share),
+            y=y,
+            color=_colour(True),
+            order="order:Q",
+            tooltip=["device:N", "stage:N", "took:N", "share:N"],
+        )
+    )
+    names = (
+        alt.Chart(values({"lane": device, "device": device} for device in spent))
+        .mark_text(style="lane", align="left", baseline="middle", dy=-14)
+        .encode(x=alt.value(0), y=y, text="device:N")
+    )
+    return alt.layer(bars, names).properties(width="container", height=58 * len(spent))
+
+
+def _by_shard(shards: Iterable[Shard]) -> Any:
+    rows = [
+        {"place": place, "shard": shard.name[:12], **row}
+        for place, shard in enumerate(shards)
+        for row in _shares(shard.lane, _spent([shard]))
+    ]
+    x = alt.X("place:O", title="shards", axis=alt.Axis(labels=False, ticks=False))
+    return (
+        alt.Chart(values(rows))
+        .mark_bar(style="shard")
+        .encode(
+            x=x,
+            y=alt.Y("seconds:Q", title="seconds"),
+            color=_colour(False),
+            order="order:Q",
+            tooltip=["shard:N", "device:N", "stage:N", "took:N", "share:N"],
+        )
+        .properties(width="container", height=190)
+    )
+
+
+def _spent(shards: Iterable[Shard]) -> dict[str, float]:
+    """Return the seconds of each stage; together they are the shards' total.
+
+    Preparing and writing go on beside running: of writing only what was left over is shown, of
+    preparing nothing. `other` is what no stage claims: starting Python, attempts that were lost,
+    and a device that waited for the host.
+    """
+    shards = list(shards)
+    spent = {stage: sum(s.seconds[stage] for s in shards) for stage in STAGES if stage != "other"}
+    total = sum(s.seconds["total"] for s in shards)
+    hidden = sum(spent.values()) - total
+    spent["write"] = max(0.0, spent["write"] - max(0.0, hidden))
+    spent["other"] = max(0.0, -hidden)
+    return spent
+
+
+def _shares(device: str, spent: dict[str, float]) -> list[dict[str, Any]]:
+    whole = sum(spent.values())
+    return [
+        {
+            "lane": device,
+            "device": device,
+            "stage": stage,
+            "order": order,
+            "seconds": round(spent[stage], 3),
+            "took": words.duration(spent[stage]),
+            "share": words.share(spent[stage], whole),
+        }
+        for order, stage in enumerate(STAGES)
+        if spent[stage] > 0
+    ]
+
+
+def _sentence(shards: list[Shard]) -> str:
+    spent = _spent(shards)
+    whole = sum(spent.values())
+    start_up = spent["load"] + spent["other"]
+    parts = [f"{stage} {words.share(spent[stage], whole)}" for stage in STAGES if spent[stage] > 0]
+    prepared = sum(shard.seconds["prepare"] for shard in shards)
+    text = (
+        f"The shards took {words.duration(whole)} in all: {words.listed(parts)}. Starting up (load "
+        f"and other) is {words.share(start_up, whole)} of it."
+    )
+    if prepared > 0.01 * whole:
+        text += f" Preparing batches took {words.duration(prepared)} beside it, on a host thread."
+    if spent["wait"] > 0.5 * whole:
+        text += " Most was waiting for a free device: with more of them the run ends sooner."
+    elif start_up > 0.25 * whole:
+        text += " Fewer, larger shards (shards.cost) would spend less on loading and starting."
+    return text

@@ -1,0 +1,71 @@
+"""What went wrong with shards and was got over, and what would spare the next run that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from featuremill.report import words
+from featuremill.report.shards import Shard
+
+MAX_EXAMPLES = 3
+
+
+class Kind(NamedTuple):
+    """One kind of trouble."""
+
+    name: str
+    count: Callable[[Shard], int]
+    remedy: str
+
+
+class Trouble(NamedTuple):
+    """All shards that had trouble of one kind."""
+
+    name: str
+    times: int
+    num_shards: int
+    remedy: str
+    examples: list[str]
+    """Shards and their devices, the worst first."""
+
+
+KINDS = (
+    Kind(
+        "memory ran out, batches were halved",
+        lambda shard: shard.oom_splits,
+        "Nothing is lost but time. A smaller batch (batch_tokens in the options of esm2) or a "
+        "device with more memory spares it.",
+    ),
+    Kind(
+        "the worker died and was started again",
+        lambda shard: shard.crashes,
+        "Nothing is lost but time. The shard's log in logs/<run>/extract/ says what happened; "
+        "featuremill doctor looks at the device.",
+    ),
+    Kind(
+        "batches were there from an earlier attempt",
+        lambda shard: shard.resumed_batches,
+        "Nothing: the shard went on where it had been stopped.",
+    ),
+)
+
+
+def found(shards: Sequence[Shard]) -> list[Trouble]:
+    """Return the kinds of trouble that there were."""
+    troubles = []
+    for kind in KINDS:
+        hit = sorted((s for s in shards if kind.count(s)), key=kind.count, reverse=True)
+        if hit:
+            examples = [f"{shard.name[:8]} on {shard.lane}" for shard in hit[:MAX_EXAMPLES]]
+            times = sum(kind.count(shard) for shard in hit)
+            troubles.append(Trouble(kind.name, times, len(hit), kind.remedy, examples))
+    return troubles
+
+
+def sentence(shards: Sequence[Shard]) -> str:
+    """Return what to say where no shard had trouble."""
+    return (
+        f"None of the {words.plural(len(shards), 'shard')} ran out of memory, lost its worker or "
+        "had to be resumed."
+    )

@@ -1,0 +1,143 @@
+"""The thread that takes samples, writes them and adds them up."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from featuremill import journal
+from featuremill.status.rows import count_rows
+from featuremill.telemetry.gpus import Poller
+from featuremill.telemetry.process import ProcessMeter
+from featuremill.telemetry.rate import Reports
+from featuremill.telemetry.reader import Attempt, read
+from featuremill.telemetry.summary import Summary
+from featuremill.telemetry.writer import EVERY_SECONDS, WAITING_SECONDS, Writer, seconds_between
+
+VERSION = 1
+FRESH_SECONDS = 0.25
+"""How long the last sample waits for what NVML says at that moment."""
+log = logging.getLogger("featuremill.extract")
+
+
+class Sampler:
+    """Samples whatever stands in its attributes, which another thread sets."""
+
+    def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
+        self.told: dict[str, Any] = {"stage": "wait"}
+        self.poller: Poller | None = None
+        self.worker: int | None = None
+        """Its process."""
+        self.reports = Reports()
+        self.energy_j: dict[str, float] = {}
+        """By UUID, in this attempt."""
+        self.summary: dict[str, Any] = {}
+        self.has_sampled = threading.Event()
+        self.orders: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        """Events to write; "sample" for one now; after "end" the thread ends."""
+        self._path = path
+        self._journal_path = journal_path
+        self._facts = facts
+        self._sums = Summary()
+        self._meter: ProcessMeter | None = None
+        self._num_earlier = 0
+        """Attempts that this one goes on from."""
+        self._earlier_energy_j: list[float] = []
+        """What each of them took, where that is known."""
+        self._sampled_at = time.monotonic()
+        self._write_at = 0.0
+        self._stage = ""
+
+    def run(self) -> None:
+        """Sample until the end is ordered."""
+        try:
+            self._run()
+        except Exception:  # samples are never worth a job
+            log.debug("%s: no telemetry from here on", self._path, exc_info=True)
+
+    def _run(self) -> None:
+        self._recall(_unfinished(read(self._path)))
+        writer = Writer(self._path)
+        writer.write("start", **self._start())
+        due = time.monotonic()
+        while True:
+            try:
+                event, facts = self.orders.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                due = max(due + EVERY_SECONDS, time.monotonic())
+                self._sample(writer)
+                continue
+            if event == "sample":
+                if self.poller and self.poller.latest():
+                    self.poller.refresh(FRESH_SECONDS)
+                self._sample(writer, is_wanted=True)
+                self.has_sampled.set()
+            else:
+                writer.write(event, **facts)
+            if event == "end":
+                writer.close()
+                return
+
+    def _recall(self, attempts: list[Attempt]) -> None:
+        taken = [attempt.energy_j for attempt in attempts]
+        self._num_earlier = len(taken)
+        self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
+
+    def _start(self) -> dict[str, Any]:
+        state = journal.read_log(self._journal_path.with_suffix(".log"))
+        ends = [end for end, _ in state.commits] if state else []
+        return {
+            "version": VERSION,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            **self._facts,
+            "rows_done": count_rows(self._journal_path, ends) if ends else 0,
+            "attempt": self._num_earlier + 1,
+        }
+
+    def _sample(self, writer: Writer, is_wanted: bool = False) -> None:
+        now, told, poller = time.monotonic(), self.told, self.poller
+        sample = {
+            **told,
+            "devices": (poller.latest() if poller else None) or None,
+            "process": self._process() or None,
+        }
+        if told["stage"] != "wait":
+            known = {key: value for key, value in sample.items() if value is not None}
+            self._sums.add(known, now - self._sampled_at)
+            self.summary = self._sums.told(self._all_energy_j(), self._num_earlier + 1)
+        self._sampled_at = now
+        is_new, self._stage = told["stage"] != self._stage, told["stage"]
+        if is_wanted or is_new or now >= self._write_at:
+            writer.write("sample", **sample, rate=self.reports.rate())
+            least = WAITING_SECONDS if told["stage"] == "wait" else 0.0
+            apart = max(least, seconds_between(writer.num_bytes))
+            self._write_at = now + apart - EVERY_SECONDS / 2  # the clock of the samples decides
+
+    def _process(self) -> dict[str, float]:
+        worker = self.worker
+        if worker is None:
+            return {}
+        if self._meter is None or self._meter.pid != worker:
+            self._meter = ProcessMeter(worker)
+        return self._meter.read()
+
+    def _all_energy_j(self) -> float | None:
+        """Return what this attempt and those that it goes on from took."""
+        known = [*self._earlier_energy_j, *self.energy_j.values()]
+        return math.fsum(known) if known else None
+
+
+def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
+    """Return the attempts since the part was last finished: this one goes on from them."""
+    finished = [
+        number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
+    ]
+    return attempts[finished[-1] + 1 :] if finished else attempts

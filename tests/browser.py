@@ -1,0 +1,153 @@
+"""A headless Chromium, asked over its debugging pipe what it drew, said and requested."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+VIEWS = {"desktop": (1100, False), "phone": (390, False), "dark": (1100, True)}
+"""Widths in pixels, and whether the reader's screen is dark."""
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-dev-shm-usage "
+    "--remote-debugging-pipe"
+)
+PATIENCE_SECONDS = 90
+
+
+class Tab:
+    """One page: what it logged, what it asked of any network, and its state."""
+
+    def __init__(self, say: int, hear: int) -> None:
+        self.console: list[str] = []
+        """Warnings, errors and whatever else the page said."""
+        self.requests: list[str] = []
+        """Everything that was fetched, but for the page itself and what stands inside it."""
+        self._say, self._hear = say, hear
+        self._session: dict[str, str] = {}
+        self._unread = b""
+        self._number = 0
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        session = self.ask("Target.attachToTarget", targetId=target, flatten=True)
+        self._session = {"sessionId": session["sessionId"]}
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.ask(f"{domain}.enable")
+        offline = {"latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+        self.ask("Network.emulateNetworkConditions", offline=True, **offline)
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Return the browser's answer to a command of its DevTools protocol."""
+        self._number += 1
+        question = {"id": self._number, "method": method, "params": parameters, **self._session}
+        os.write(self._say, json.dumps(question).encode() + b"\0")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (message := self._next(deadline)).get("id") != self._number:
+            self._note(message)
+        assert "error" not in message, message
+        return message["result"]
+
+    def _next(self, deadline: float) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            ready, _, _ = select.select([self._hear], [], [], deadline - time.monotonic())
+            assert ready, "the browser does not answer"
+            read = os.read(self._hear, 2**20)
+            assert read, "the browser is gone"
+            self._unread += read
+        message, _, self._unread = self._unread.partition(b"\0")
+        return json.loads(message)
+
+    def _note(self, message: dict[str, Any]) -> None:
+        found = message.get("params", {})
+        match message.get("method"):
+            case "Network.requestWillBeSent":
+                url = found["request"]["url"]
+                if not url.startswith(("file:", "data:", "blob:", "about:")):
+                    self.requests.append(url)
+            case "Runtime.consoleAPICalled" | "Runtime.exceptionThrown" | "Log.entryAdded":
+                self.console.append(json.dumps(found))
+
+    def value(self, expression: str) -> Any:
+        """Return what the JavaScript `expression` (or its promise) comes to."""
+        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = self.ask("Runtime.evaluate", **asked)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait(self, expression: str) -> Any:
+        """Return what `expression` comes to as soon as that counts as true."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (value := self.value(expression)):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.05)
+        return value
+
+    def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False) -> None:
+        """Open the file `path` in a window of `width` pixels, as a phone below 500."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+        self.ask("Page.navigate", url=path.as_uri())
+        self.wait(f"document.readyState === 'complete' && location.href === {path.as_uri()!r}")
+
+    def open_drawn(self, path: Path, **window: Any) -> int:
+        """Open a page of ours; return the number of its charts once all are drawn."""
+        self.open(path, **window)
+        if not self.value("document.querySelectorAll('[data-chart]').length"):
+            return 0
+        return int(self.wait("document.documentElement.dataset.drawn"))
+
+    def screenshot(self, path: Path) -> None:
+        """Write the whole page as a PNG file."""
+        picture = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+
+@contextlib.contextmanager
+def browser(profile: Path) -> Iterator[Tab]:
+    """Yield a tab of a Chromium of its own that keeps its files in `profile`."""
+    assert CHROMIUM
+    hears, says = os.pipe(), os.pipe()
+    # Chromium takes the descriptors 3 and 4; copied high first, neither overwrites the other.
+    theirs = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (says[0], hears[1])]
+    script = f'exec 3<&{theirs[0]} 4>&{theirs[1]}; exec "$@"'
+    command = [CHROMIUM, *FLAGS.split(), f"--user-data-dir={profile}", "about:blank"]
+    process = subprocess.Popen(
+        ["bash", "-c", script, "bash", *command],
+        pass_fds=theirs,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    for end in (*theirs, says[0], hears[1]):
+        os.close(end)
+    try:
+        yield Tab(says[1], hears[0])
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        os.close(says[1])
+        os.close(hears[0])
+
+
+if __name__ == "__main__":
+    page, folder = (Path(argument).resolve() for argument in sys.argv[1:])
+    with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as tab:
+        for name, (width, is_dark) in VIEWS.items():
+            tab.open_drawn(page, width=width, dark=is_dark)
+            tab.screenshot(folder / f"{page.stem}-{name}.png")

@@ -1,0 +1,190 @@
+"""What verbs say and where: the screen, quiet and verbose; log files; lines of long work."""
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from featuremill import log, progress
+from featuremill.__main__ import VERBS, main
+from featuremill.machine import DIE_WITH_PARENT
+from featuremill.progress import Progress
+
+GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
+HASTY = """
+import sys
+from featuremill import progress
+progress.EVERY_SECONDS = 0.0
+from featuremill.__main__ import main
+sys.exit(main())
+"""
+
+
+def hasty(verbs, *words, **variables):
+    """Run a verb that says at once what it would say after ten seconds."""
+    done = subprocess.run(
+        [sys.executable, "-c", HASTY, *map(str, words)],
+        cwd=verbs.folder,
+        env=verbs.environment | variables,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Return a list whose one entry is the time."""
+    now = [1000.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_the_same_words(verb, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    for word in ("-q, --quiet", "-v, --verbose", "--log-file LOG_FILE"):
+        assert word in told
+    assert "--log " not in told, "the name of old works and is not offered"
+
+
+def test_quiet_and_verbose_exclude_each_other(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "-q", "-v", "results/x"])
+    assert ended.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
+def test_what_the_screen_and_the_file_get(verbs):
+    plan = verbs.plan(GOOD, "poison", {"broken_load": True})
+    words = ("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
+    path = verbs.folder / "x.log"
+
+    usual = verbs(*words, "--log-file", path, status=1)
+    assert "error: " in usual and "worker: " not in usual and "leased" not in usual
+    kept = path.read_text()
+    assert "worker: Traceback" in kept and "leased the CPU" in kept
+    assert kept.count(log.BEGIN) == 1 and f"begin: featuremill extract {words[1]}" in kept
+    verbs("plan", words[1], "--config", "no.yaml", "-q", "--log-file", path, status=2)
+    assert path.read_text().count(log.BEGIN) == 2
+
+    verbs.environment = {**verbs.environment, "FEATUREMILL_QUIET": "1"}
+    quiet = verbs("merge", words[1], "--partial").splitlines()
+    assert quiet and all("│ warning: " in line for line in quiet)
+    loud = verbs(*words, "-v", status=1)
+    assert "worker: Traceback" in loud and "leased the CPU" in loud
+
+
+def test_long_work_says_how_far_it_is_off_a_terminal(verbs):
+    config = {"inputs": "in.fa", "workload": "poison", "shards": {"cost": 4}, "device": "cpu"}
+    config["options"] = {"batch_seconds": 0.7, "batch_records": 1}
+    (verbs.folder / "in.fa").write_text("".join(f">{i}\n{s}\n" for i, s in GOOD))
+    root = verbs.run_folder.root
+    planned = hasty(verbs, "plan", root, "--config-json", json.dumps(config))
+    assert "plan │ reading: 8 records, " in planned
+    assert "plan │ cutting new shards: 2 of 2 shards, " in planned
+    assert "plan │ writing the manifest: 8 of 8 records, " in planned
+    plan = json.loads(verbs.run_folder.plan.read_text())
+    first, second = (shard["shard"] for shard in plan["shards"])
+    alone = hasty(verbs, "extract", root, first)
+    assert f"extract │ shard {first[:8]}: " in alone and " of 4 records, " in alone
+    kept = verbs.folder / "x.log"
+    words = ("extract", root, second, "--log-file", kept)
+    beside = hasty(verbs, *words, **{DIE_WITH_PARENT: "1@elsewhere"})
+    assert " of 4 records, " not in beside, "other jobs say the same beside it"
+    assert " of 4 records, " in kept.read_text()
+    merged = hasty(verbs, "merge", root)
+    for line in ("checking the parts: 2 of 2", "reading the parts: 2 of 2", "writing: 8 of 8"):
+        assert f"merge │ {line} " in merged
+    assert "clean │ removing: 1 files, " in hasty(
+        verbs, "clean", root, "--keep", "nothing", "--yes"
+    )
+    assert " left" in planned and "/s, " in planned
+
+
+def test_lines_come_every_ten_seconds_with_an_honest_rate(clock, caplog):
+    caplog.set_level(logging.DEBUG)
+    shown = Progress(logging.getLogger("a"), "reading")
+    for second in range(1, 26):
+        clock[0] = 1000.0 + second
+        shown.at(100 * second, 10_000)
+    shown.at(0)
+    assert caplog.messages == [
+        "reading: 1,000 of 10,000 records, 100/s, 0:01:30 left",
+        "reading: 2,000 of 10,000 records, 100/s, 0:01:20 left",
+    ]
+    assert {record.levelno for record in caplog.records} == {logging.INFO}
+
+
+def test_what_takes_no_time_says_nothing(clock, caplog):
+    caplog.set_level(logging.DEBUG)
+    shown = Progress(logging.getLogger("a"), "reading")
+    shown.at(10**9)
+    event = {"rows": 1, "of": 2, "cost_run": 1, "cost_left": 1, "seconds": 1.0}
+    shown.show(event)
+    assert not caplog.messages
+    clock[0] += 10
+    shown.show(event | {"cost_run": 0})
+    assert not caplog.messages
+    shown.show(event)
+    assert caplog.messages == ["reading: 1 of 2 records, 1 records/s, 0:00:01 left"]
+
+
+def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
+    path = tmp_path / "logs" / "x.log"
+    arguments = ["plan", str(tmp_path / "run"), "--config-json", "[", "--log", str(path)]
+    assert main(arguments) == 2
+    assert log.last_error(path).startswith("--config-json: this is no JSON")
+    with path.open("a") as file:
+        file.write("\n2026-01-01 00:00:00,000 DEBUG   featuremill.plan: begin: another\nrubbish \n")
+    assert log.last_error(path) == ""
+    assert (
+        main(["plan", str(tmp_path / "run"), "--config", "no.yaml", "--log-file", str(path)]) == 2
+    )
+    assert "no.yaml: this config cannot be read" in log.last_error(path)
+    assert log.last_error(tmp_path / "none.log") == ""
+
+
+def test_an_error_that_nobody_foresaw_is_in_the_log_with_its_traceback(
+    tmp_path, monkeypatch, capsys
+):
+    from featuremill import status
+
+    def stumble(_arguments):
+        raise KeyError("nobody knows \x1b[2J")
+
+    monkeypatch.setattr(status, "run", stumble)
+    path = tmp_path / "x.log"
+    assert main(["status", "results/x", "--log-file", str(path)]) == 1
+    for said in (path.read_text(), capsys.readouterr().err):
+        assert "KeyError: 'nobody knows \\x1b[2J'; please report this." in said
+        assert "in stumble" in said and "\x1b" not in said
+
+
+def test_a_download_says_how_far_it_is(tmp_path, monkeypatch, caplog):
+    pytest.importorskip("torch")
+    from featuremill.workloads.esm2 import sources
+
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    said, seen = threading.Event(), []
+    monkeypatch.setattr(Progress, "_say", lambda self, *facts: (seen.append(facts[0]), said.set()))
+
+    def fetch(url, path, progress):
+        half = tmp_path / "esm2_t6_8M_UR50D.pt.0123.partial"
+        half.write_bytes(b"x" * 7_000_000)
+        assert not progress
+        assert said.wait(30)
+        half.rename(path)
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", fetch)
+    source = sources.locate("esm2_t6_8M_UR50D")._replace(path=tmp_path / "esm2_t6_8M_UR50D.pt")
+    sources.download(source)
+    assert seen[0] == "7 of 30 MB"

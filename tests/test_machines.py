@@ -1,0 +1,51 @@
+"""docs/machines.md: its table is the one that the code makes; what it says of other systems than
+Linux, as far as that can be seen here."""
+
+import json
+import subprocess
+import sys
+
+from conftest import ROOT
+
+from featuremill.doctor import model_table
+
+PAGE = (ROOT / "docs" / "machines.md").read_text("utf-8")
+WITHOUT = """
+import os, sys
+del os.posix_fallocate
+from featuremill.__main__ import main
+sys.exit(main())
+"""
+
+
+def test_the_table_of_models_is_made_by_its_command(tmp_path, monkeypatch):
+    assert model_table.table() in PAGE
+    copy = tmp_path / "machines.md"
+    copy.write_text(PAGE.replace("| `esm2_t6_8M_UR50D`", "| `an older one`"), "utf-8")
+    monkeypatch.setattr(sys, "argv", ["model_table", str(copy)])
+    model_table.main()
+    assert copy.read_text("utf-8") == PAGE
+
+
+def test_a_run_goes_through_where_disk_space_cannot_be_taken_ahead(verbs):
+    plan = verbs.plan([("a", "MKV"), ("b", "MKLV")])
+    root = verbs.run_folder.root
+
+    def run(*words):
+        command = [sys.executable, "-c", WITHOUT, *map(str, words)]
+        done = subprocess.run(
+            command, cwd=verbs.folder, env=verbs.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+
+    config = {"inputs": "in.fa", "workload": "composition", "shards": {"cost": 1000}}
+    run("plan", root, "--replan", "--config-json", json.dumps(config | {"device": "cpu"}))
+    again = json.loads(verbs.run_folder.plan.read_text())
+    assert again["shards"] == plan["shards"]
+    verbs.extract(plan)
+    outputs = ("--outputs", "npy", "per_protein_h5")
+    run("merge", root, *outputs)
+    files = [root / name for name in ("embeddings.npy", "per-protein.h5")]
+    found = [file.read_bytes() for file in files]
+    verbs("merge", root, *outputs)
+    assert [file.read_bytes() for file in files] == found

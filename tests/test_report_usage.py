@@ -1,0 +1,277 @@
+"""report: what stands beside the parts and in the user's tables: telemetry, labels, roofs."""
+
+from __future__ import annotations
+
+import datetime
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from report_runs import CPU, H200, HOSTILE, FakeRun, Page, make, rows_of
+
+from featuremill import __main__
+from featuremill.report import embedding, usage
+
+L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
+OF_GPUS = {"usage", "usage-memory", "usage-power", "usage-temperature", "usage-rate"}
+OF_CPUS = {"usage", "usage-process-memory", "usage-rate"}
+
+
+def panels(page: Page) -> set[str]:
+    return {name.removeprefix("data-") for name in page.data if "usage" in name}
+
+
+def refusal(root: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert __main__.main(["report", str(root), *arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_samples_become_curves_on_the_timelines_axis(tmp_path: Path) -> None:
+    run = FakeRun(ok=400, devices=(H200, L4), num_shards=6, telemetry="files", stopped_attempts=1)
+    page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
+    assert panels(page) == OF_GPUS
+    power = rows_of(page, "usage-power")
+    assert {row["device"] for row in power} == {
+        "NVIDIA H200 1f0c2a3b · node01",
+        "NVIDIA L4 9f0c2a3b · node01",
+    }
+    assert 500 < max(row["value"] for row in power) < 700
+    bars = rows_of(page, "timeline")
+    assert [bar["state"] for bar in bars].count("cut short") == 1
+    ends = {bar["shard"]: bar["end"] for bar in bars}  # of a shard's last attempt
+    assert all(row["at"] <= ends[row["shard"]] for row in power)
+    assert len({row["line"] for row in power}) == 7, "a line ends with its attempt"
+    assert "1 earlier attempt ended before the shard was done" in page.text
+    assert "GPUs lowered their clocks: power cap" in page.text
+    assert Page(tmp_path / "figures/usage.html").data.keys() == {f"data-{n}" for n in OF_GPUS}
+    assert "90 %, 400 W, 71 °C" in page.text.replace("\u00a0", " ")
+
+
+def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> None:
+    root = FakeRun(ok=40, num_shards=2, telemetry="receipts").write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    joules = sum(receipt["telemetry"]["energy_j"] for receipt in manifest["receipts"])
+    length = pq.read_table(root / "manifest.parquet")["length"]
+    per_million = joules / sum(length.to_pylist()) * 1e6
+    text = make(root).text.replace("\u00a0", " ")
+    said = (
+        f"The GPUs took {joules / 1e3:.2f} kJ: {per_million / 1e3:.0f} kJ for a million residues."
+    )
+    assert said in text
+    assert "Drawn from the shards' receipts" in text
+    first, second = manifest["receipts"]
+    second["started"], second["finished"] = first["started"], first["finished"]
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    assert "for a million residues" not in make(root).text, "two jobs saw one GPU's energy"
+
+
+def test_a_cpu_run_shows_its_process_and_an_old_one_says_why_not(tmp_path: Path) -> None:
+    page = make(FakeRun(devices=(CPU,), telemetry="files").write(tmp_path / "new"))
+    assert panels(page) == OF_CPUS
+    assert "CPU mostly 1.5 cores and memory at most 0.7 GB" in page.text.replace("\u00a0", " ")
+    page = make(FakeRun(devices=(CPU,)).write(tmp_path / "old"))
+    assert panels(page) == set()
+    assert "Nothing was recorded of this run" in page.text
+
+
+def test_of_many_shards_receipts_are_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "MAX_FILES", 100)
+    monkeypatch.setattr(usage, "MAX_POINTS", 150)
+    run = FakeRun(ok=300, num_shards=150, telemetry="files", devices=(H200, L4))
+    page = make(run.write(tmp_path / "demo"))
+    assert panels(page) == OF_GPUS - {"usage-rate"}
+    assert len(rows_of(page, "usage")) == 150
+    assert "Of 75 of the 150 shards." in page.text
+    assert "75 of 150, evenly chosen" in page.text
+
+
+def test_rubbish_beside_the_parts_costs_a_curve_and_no_report(tmp_path: Path) -> None:
+    root = FakeRun(num_shards=2, telemetry="files").write(tmp_path / "demo")
+    for path in (root / "store").rglob("*.telemetry.jsonl"):
+        lines = path.read_text().splitlines()
+        name = json.dumps(HOSTILE)
+        device = f'{{"event":"device","time":1,"devices":[{{"kind":"cuda","uuid":{name}}}]}}'
+        odd = ['{"event":"sample","time":1e9,"stage":"run","devices":[{"uuid":4},{}]}', "[", device]
+        path.write_text("\n".join([lines[0], *odd, *lines[1:]]))
+    page = make(root)
+    assert panels(page) == OF_GPUS
+    assert "<script>alert" not in page.source
+
+
+def test_troubles_of_shards_are_listed_with_what_helps(tmp_path: Path) -> None:
+    page = make(FakeRun(oom_splits=5, resumed_batches=2).write(tmp_path / "demo"))
+    assert "memory ran out, batches were halved 5 1 Nothing is lost but time." in page.text
+    assert "batches were there from an earlier attempt 2 1" in page.text
+    page = make(FakeRun().write(tmp_path / "good"))
+    assert "None of the 4 shards ran out of memory" in page.text
+
+
+# -- labels
+
+
+def table(path: Path, rows: list[tuple[str, ...]], separator: str = "\t") -> Path:
+    text = "".join(separator.join(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def names_of(page: Page) -> dict[str, str]:
+    return {row["id"]: row["group"] for row in rows_of(page, "embeddings")}
+
+
+def test_a_column_colours_the_map_by_accession_too(tmp_path: Path) -> None:
+    root = FakeRun().write(tmp_path / "demo")
+    rows = [("Entry", "family", "score"), ("P00001", HOSTILE, "1"), ("P00002", "kinase", "2")]
+    rows += [("sp|P00003|FAKE_3", "kinase", "x"), ("P00003", "later", "3"), ("P00004", " ", "4")]
+    rows += [("P00004", "kinase", "4"), ("P99999", "nobody's", "5"), ("P00005",)]
+    path = table(tmp_path / "labels.tsv.gz", rows)
+    page = make(root, "--label-file", str(path), "--label", "family")
+    names = names_of(page)
+    kinases = {id for id, name in names.items() if name == "kinase"}
+    assert kinases == {"sp|P00002|FAKE_2", "sp|P00003|FAKE_3", "sp|P00004|FAKE_4"}
+    assert names["sp|P00005|FAKE_5"] == "no label" and len(names) == 40
+    assert "Coloured by family of labels.tsv.gz, which has a label for 4 of them." in page.text
+    assert "<script>alert" not in page.source
+    assert "column: family" in page.text, "the config to do it again has it"
+    columns = zip(*(row for row in rows if len(row) == 3), strict=True)
+    pq.write_table(pa.table({name: values for name, *values in columns}), tmp_path / "l.parquet")
+    again = make(root, "--label-file", str(tmp_path / "l.parquet"), "--label", "family")
+    assert names_of(again) == names
+
+
+def test_rare_labels_are_grey_and_numbers_a_ramp(tmp_path: Path) -> None:
+    root = FakeRun(ids="p{0}").write(tmp_path / "demo")
+    rows = [("id", "kind", "score")]
+    rows += [(f"p{n}", f"kind {n if n > 30 else n % 8}", f"{n / 8}") for n in range(40)]
+    path = table(tmp_path / "labels.csv", rows, ",")
+    page = make(root, "--label-file", str(path), "--label", "kind")
+    groups = [row["group"] for row in rows_of(page, "embeddings")]
+    assert len(set(groups)) == 8 and groups.count("other labels") == 3 + 9
+    assert groups[:12] == ["other labels"] * 12, "what has a colour lies on top"
+    assert "10 rarer labels are grey" in page.text
+    scale = page.data["data-embeddings"]["encoding"]["color"]["scale"]
+    assert len(scale["domain"]) == len(scale["range"]) == 8
+    assert scale["range"][-1] == embedding.GREYS["other labels"]
+    page = make(root, "--label-file", str(path), "--label", "score")
+    assert [row["value"] for row in rows_of(page, "embeddings")] == [n / 8 for n in range(40)]
+
+
+def test_labels_that_cannot_be_had_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = FakeRun().write(tmp_path / "demo")
+    path = table(tmp_path / "labels.tsv", [("id", "family"), ("other", "kinase")])
+    page = make(root, "--label-file", str(path), "--label", "family")
+    assert "labels.tsv has no row with the id of one of them" in page.text
+    assert "length" in rows_of(page, "embeddings")[0]
+    file = ("--label-file", str(path))
+    said = refusal(root, capsys, *file, "--label", "famly")
+    assert "there is no column 'famly'; it has 'id', 'family'" in said
+    assert "belong together" in refusal(root, capsys, *file)
+    gone = str(tmp_path / "gone.tsv")
+    assert "does not exist" in refusal(root, capsys, "--label-file", gone, "--label", "family")
+    table(path, [("who", "family"), ("other", "kinase")])
+    assert "call the right one 'id'" in refusal(root, capsys, *file, "--label", "family")
+
+
+# -- roofs
+
+
+def test_a_benchmarks_record_is_the_roof_where_it_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"model": "esm2_t12_35M_UR50D", "dtype": "bf16"}
+    root = FakeRun(devices=(CPU,), options=options).write(tmp_path / "demo")
+    record = {
+        "started": "2026-11-20T15:09:36+00:00",
+        "machine": {"cpu": CPU["name"], "threads": 2},
+        "measured": {
+            "compare 35M mean": {
+                "shape": "35M",
+                "rows": [
+                    {"name": "GEMMs alone fp32", "tokens_per_second": 1},
+                    {"name": "GEMMs alone bf16", "tokens_per_second": 20_000.0},
+                ],
+            },
+            "same_bits 35M": {"rows": []},
+        },
+    }
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps(record))
+    page = make(root, "--roof", str(path))
+    assert rows_of_roofs(page) == [(20_000.0, "roof")]
+    said = "of 20.0 k, the model's matrix products alone, measured on 2026-11-20 (record.json)."
+    assert said in page.text.replace("\u00a0", " ")
+    assert "was not measured" not in page.text
+    record["machine"]["threads"] = 16
+    path.write_text(json.dumps(record))
+    page = make(root, "--roof", str(path))
+    assert rows_of_roofs(page)[0][1] == "fastest shard"
+    assert "What the device could do at most was not measured" in page.text
+    path.write_text('{"version": 1}')
+    assert "this is no benchmark record" in refusal(root, capsys, "--roof", str(path))
+
+
+def rows_of_roofs(page: Page) -> list[tuple[float, str]]:
+    layers = page.data["data-throughput"]["layer"]
+    return [(row["roof"], row["word"]) for row in layers[1]["data"]["values"]]
+
+
+def test_the_projects_own_record_is_one(tmp_path: Path) -> None:
+    (record,) = (Path(__file__).parents[1] / "bench/results").glob("*-cores-cpu.json")
+    device = {**CPU, "name": "AMD EPYC"}
+    options = {"model": "esm2_t6_8M_UR50D", "dtype": "fp32"}
+    root = FakeRun(devices=(device,), options=options).write(tmp_path / "demo")
+    assert rows_of_roofs(make(root, "--roof", str(record)))[0][1] == "roof"
+
+
+# -- a disk that is full
+
+
+def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
+    root = FakeRun().write(tmp_path / "demo")
+    command = f"ulimit -f 100; exec {sys.executable} -m featuremill report {root}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 1
+    assert f"{root / 'report.html'}: File too large; nothing is lost" in done.stderr
+    assert not list(root.glob("*report.html*"))
+
+
+def test_clock_times_survive_a_gap_of_a_month(tmp_path: Path) -> None:
+    month = datetime.timedelta(days=30).total_seconds()
+    run = FakeRun(ok=400, num_shards=6, gap_seconds=month, telemetry="files")
+    page = make(run.write(tmp_path / "demo"))
+    bars = {bar["shard"]: bar for bar in rows_of(page, "timeline")}
+    for row in rows_of(page, "usage"):
+        bar = bars[row["shard"]]
+        assert bar["begin"] - 0.3 <= row["at"] <= bar["end"] + 0.3
+
+
+def test_damaged_telemetry_in_the_manifest_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = FakeRun(telemetry="receipts").write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest["receipts"][0]["telemetry"]["energy_j"] = "much"
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    assert __main__.main(["report", str(root)]) == 4
+    assert "is damaged or gone" in capsys.readouterr().err
+
+
+def test_what_computes_in_no_time_has_no_rate_of_its_own(tmp_path: Path) -> None:
+    root = FakeRun(workload="composition", options={}).write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    for receipt in manifest["receipts"]:
+        receipt["seconds"]["run"] = 0.0
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    page = make(root)
+    assert "Computing took too short to have a rate of its own." in page.text
+    assert len(rows_of(page, "throughput")) == 4

@@ -1,0 +1,495 @@
+"""top: what it says of a run is so while it goes on, from anywhere, and right at the end."""
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+
+import pytest
+from conftest import ROOT
+from nvml_node import Gpu
+from rich.console import Console
+from running_runs import COST, A, B, C, RunningRun
+from test_gpu_workflow import GpuWorkflow
+
+from featuremill import owner, workflow_totals, working
+from featuremill.top import lines
+from featuremill.top.picture import picture
+from featuremill.top.reader import Reader
+from featuremill.top.report import as_json
+from featuremill.top.spread import length
+from featuremill.top.tails import Tail
+
+GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
+DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
+FAR_AWAY = "node7"
+
+
+def top(verbs, *more, folder="results/test"):
+    """Return the verb's exit status and what it prints on both outputs."""
+    process = verbs.start("top", folder, *more, stdout=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=120)
+    assert "Traceback" not in stderr, stderr
+    return process.returncode, stdout, stderr
+
+
+def looked(run):
+    """Return what a first look at the run finds, as programs get it."""
+    return as_json(Reader(run.folder.root).look())
+
+
+def drawn(scene, width=120, height=None):
+    """Return the picture as lines of text."""
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    console.print(picture(scene, width, height))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunningRun(tmp_path, 8)
+
+
+def test_totals_are_those_of_receipts_and_of_running_jobs(run):
+    run.finish(0, A, failed=["out of memory: 7 GB"] * 2)
+    first, second = run.start(1, A), run.start(2, B)
+    for step in range(1, 6):
+        first.sample(step * 100)
+        second.sample(step * 50, rows_failed=1)
+    found = looked(run)
+    assert found["phase"] == "computing" and found["status"] is None
+    assert found["shards"] == {"total": 8, "done": 1}
+    assert found["records"] == {"total": 800, "done": 100 + 50 + 25, "failed": 3}
+    assert found["cost"] == {"total": 8 * COST, "done": COST + 500 + 250}
+    assert found["share"] == pytest.approx(1750 / 8000)
+    assert found["cost_per_second"] == pytest.approx(10 + 5), "both of late"
+    one, other = sorted(found["jobs"], key=lambda job: job["shard"])
+    assert (one["stage"], one["speed"], other["speed"]) == ("run", 10, 5)
+    (device,) = one["devices"]
+    assert (device["uuid"], device["slot"], device["total_mb"]) == (A["uuid"], "0of1", 24_000)
+    gauges = [device[key] for key in ("utilisation", "memory_mb", "power_w", "temperature_c")]
+    assert gauges == [91, 20_480, 70.4, 64]
+    uses = {use["uuid"]: use for use in found["devices"]}
+    assert {uuid: use["shards"] for uuid, use in uses.items()} == {A["uuid"]: 1, B["uuid"]: 0}
+    assert sum(use["records"] for use in uses.values()) == found["records"]["done"]
+    assert sum(use["cost"] for use in uses.values()) == found["cost"]["done"]
+
+
+def test_time_left_is_dealt_out_by_cost_with_start_up(tmp_path):
+    """Two devices of different speed; three shards are waiting, each starts up in 10 s."""
+    run = RunningRun(tmp_path, 5)
+    quick, slow = run.start(0, A), run.start(1, B)
+    assert looked(run)["rest"]["seconds"] is None
+    assert looked(run)["rest"]["why_not"] == "no batch is finished since the start"
+    for job, speed in ((quick, 10), (slow, 5)):
+        job.sample(0)  # 10 s after it got its device
+        for _ in range(4):
+            job.sample(job.cost_done + 10 * speed)
+    # quick: 60 s more, then 10 + 100 s a shard; slow: 160 s more, then 10 + 200 s.
+    # Waiting: 3. quick takes one at 60, slow one at 160 (until 370), quick one at 170, until 280.
+    rest = looked(run)["rest"]
+    assert rest["seconds"] == pytest.approx(370) and rest["devices"] == 2
+    run.finish(4, C, seconds=60.0)  # 50 s for its 1,000, and it is about to get the next
+    rest = looked(run)["rest"]
+    # The first of two goes to C at 0 (until 60), the second to whoever is free first: C or quick.
+    assert rest["devices"] == 3
+    assert rest["seconds"] == pytest.approx(160), "slow is the last one"
+
+
+def test_time_left_is_not_named_where_nothing_tells_it(run):
+    waiting = run.start(0, None)
+    found = looked(run)
+    assert found["rest"]["why_not"] == "every job waits for a device"
+    assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
+    scene = Reader(run.folder.root).look()
+    assert "time left not known: every job waits for a device" in lines.totals_line(scene)
+    assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
+    waiting.has(A)
+    waiting.sample(100)
+    waiting.sample(100, seconds=400)
+    waiting.sample(200)
+    assert looked(run)["rest"]["seconds"] > 1000, "a pause of 400 s counts"
+
+
+def test_only_what_is_new_is_read(run, monkeypatch):
+    run.finish(0, A)
+    jobs = [run.start(1, A), run.start(2, B)]
+    jobs[1].die()
+    reader = Reader(run.folder.root)
+    assert len(reader.look().jobs) == 1, "nobody holds the other one's lock"
+    read = []
+    monkeypatch.setattr("featuremill.top.reader.read_sealed", lambda path: read.append(path))
+    monkeypatch.setattr("featuremill.top.reader.held_by", lambda lock: held(read.append(lock)))
+
+    def held(_):
+        return type("Holder", (), {"state": "running", "who": {"pid": 4242}})
+
+    jobs[0].sample(300)
+    (job,) = reader.look().jobs
+    assert job.rows_done == 30
+    assert [path.name for path in read] == [f"{run.names[1]}.lock"], "neither receipt nor idle lock"
+
+
+def test_a_shard_is_told_of_from_job_to_job(run):
+    reader = Reader(run.folder.root)
+    assert reader.look().phase == "rest"
+    job = run.start(0, A)
+    job.sample(400)
+    scene = reader.look()
+    assert scene.phase == "computing" and scene.totals.records_done == 40
+    job.end("failed", "every device failed 2 times \x1b[31m")
+    scene = reader.look()
+    assert [one.message for one in scene.ended] == ["every device failed 2 times \\x1b[31m"]
+    assert "shard 00000000 ended: every device failed 2 times" in " ".join(drawn(scene))
+    again = run.start(0, B)
+    scene = reader.look()
+    assert scene.ended == [] and scene.jobs[0].devices[0].uuid == B["uuid"]
+    again.sample(700)
+    run.finish(0, B)  # the job still holds its lock then
+    scene = reader.look()
+    assert (scene.totals.records_done, scene.totals.shards_done, scene.jobs) == (100, 1, [])
+    again.end()
+    assert reader.look().totals.records_done == 100
+
+
+def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
+    """Twentieths of a core at a look a second: processor time, drawing and all."""
+    run = RunningRun(tmp_path, 2500)
+    for number in range(2000):
+        run.finish(number, (A, B, C)[number % 3], ago=10.0 * (2000 - number))
+    jobs = [run.start(2000 + n, device) for n, device in enumerate((A, B, C, {**A, "uuid": "d"}))]
+    for step in range(300):
+        for job in jobs:
+            job.sample(step, seconds=1.0)
+    reader = Reader(run.folder.root)
+    scene = reader.look()
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40)
+    began, looks = time.process_time(), 20
+    for step in range(looks):
+        for job in jobs:
+            job.sample(500 + step, seconds=1.0)
+        scene = reader.look()
+        console.print(picture(scene, 120, 40))
+    each = (time.process_time() - began) / looks
+    assert scene.totals.shards_done == 2000 and len(scene.at_work) == 4
+    assert scene.totals.records_done == 200_000 + 4 * 51
+    assert each <= 0.05, f"{1000 * each:.0f} ms of processor time a look"
+
+
+@pytest.mark.parametrize("skew", [-3600, 0, 3600])
+def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
+    """Its lock cannot be seen from here, and its clock may be wrong."""
+    job = run.start(0, A, clock=time.time() + skew, host=FAR_AWAY, holds=False)
+    job.sample(100, seconds=0)
+    reader = Reader(run.folder.root)
+    (first,) = reader.look().jobs
+    assert (first.state, first.host) == ("unclear" if skew < 0 else "running", FAR_AWAY)
+    job.sample(200, seconds=1)
+    scene = reader.look()
+    assert (scene.phase, scene.jobs[0].state, scene.jobs[0].rows_done) == (
+        "computing",
+        "running",
+        20,
+    )
+
+
+def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(verbs, tmp_path):
+    run = RunningRun(tmp_path, 2)
+    job = run.start(0, A, clock=time.time() - 3600, host=FAR_AWAY, holds=False)
+    job.sample(100)
+    answer = json.loads(top(verbs, "--once", "--json")[1])
+    assert answer["phase"] == "unknown" and answer["jobs"][0]["state"] == "unclear"
+    is_over = threading.Event()
+
+    def append():
+        while not is_over.wait(0.1):
+            job.sample(min(900, job.cost_done + 1), seconds=0.1)
+
+    thread = threading.Thread(target=append)
+    thread.start()
+    try:
+        code, said, _ = top(verbs, "--once", "--json")
+    finally:
+        is_over.set()
+        thread.join()
+    answer = json.loads(said)
+    assert (code, answer["phase"], answer["jobs"][0]["state"]) == (1, "computing", "running")
+
+
+def test_a_held_lock_without_news_is_said(run):
+    job = run.start(0, A, clock=time.time() - 600)
+    job.sample(100)
+    scene = Reader(run.folder.root).look()
+    assert scene.phase == "computing" and scene.jobs[0].is_silent
+    assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
+    assert scene.speed is None and scene.rest.seconds is None
+
+
+def test_a_job_without_telemetry_is_known_by_its_lock(run):
+    run.start(0, A, says=False)
+    (job,) = Reader(run.folder.root).look().jobs
+    assert (job.state, job.pid, job.devices[0].name) == ("running", 4242, "NVIDIA L4")
+    assert job.speed is None and any("NVIDIA" not in line for line in drawn(looked_at(run)))
+
+
+def looked_at(run):
+    return Reader(run.folder.root).look()
+
+
+def test_telemetry_that_is_cut_garbled_or_begun_anew_is_followed(tmp_path, run):
+    job = run.start(0, A)
+    with job.path.open("ab") as file:
+        file.write(
+            b'{"event":"sample"}\nrubbish\n\xff\xfe\n[1]\n{"event":"sample","time":"x"}\n{"ev'
+        )
+    tail = Tail(job.path)
+    tail.look()
+    assert tail.state.sample["stage"] == "load"
+    with job.path.open("ab") as file:
+        file.write(b"\n")
+    job.sample(100)
+    job.sample(200)
+    tail.look()
+    assert tail.state.sample["cost_done"] == 200 and tail.rate(30) == 10
+    assert tail.startup_seconds == pytest.approx(10)
+    job.path.write_bytes(b"")
+    job.write("start", host="here")
+    tail.look()
+    assert tail.state.sample is None and tail.rate(30) is None
+
+
+def test_failures_come_with_their_number_and_remedy(run):
+    run.start(7, A).sample(10)
+    run.finish(0, A, failed=["out of memory: 7 GB", "out of memory: 9 GB"])
+    run.finish(1, A, failed=["error in the workload: \x1b[31mno"])
+    scene = looked_at(run)
+    told = {one.reason: (one.kind, one.number) for one in scene.reasons}
+    assert told == {"out of memory": ("oom", 2), "error in the workload": ("error", 1)}
+    text = " ".join(drawn(scene, 200))
+    assert "2 records failed: out of memory" in text and scene.reasons[0].remedy in text
+    assert "\x1b" not in text and "GB" not in text.partition("✗")[2], "of no record in particular"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 132, 200])
+def test_the_picture_fits_and_keeps_what_counts(run, width):
+    hostile = {**A, "name": "\x1b[2J[red]NVIDIA GeForce RTX 4090 of a very long name"}
+    for number, device in enumerate((hostile, B, C)):
+        run.start(number, device).sample(100 * number)
+    run.start(3, None)
+    run.finish(4, A, failed=["values are missing or not finite: x"])
+    scene = looked_at(run)
+    for height in (None, 12, 24, 50):
+        shown = drawn(scene, width, height)
+        assert max(map(len, shown)) <= width and "\x1b" not in "".join(shown)
+        assert height is None or len(shown) <= height or (height == 12 and width < 80)
+        heading = next(line for line in shown if line.startswith("DEV"))
+        assert "USE" in heading and "RESIDUES/S" in heading
+        assert ("MEMORY" in heading) == (width >= 60) and ("SHARD" in heading) == (width >= 60)
+    assert ("RECORDS" in heading) == (width >= 100)
+    everything = "\n".join(drawn(scene, width))
+    assert "10 %" in everything and "20 %" in everything and "records" in everything
+
+
+def test_time_is_shared_by_the_time_in_which_anything_was_computed(run):
+    assert length([(0, 10), (5, 20), (30, 40)]) == 30
+    run.finish(0, A, seconds=100, ago=900)
+    run.finish(1, A, seconds=100, ago=300)  # nobody computed in between
+    run.finish(2, B, seconds=50, ago=300)
+    uses = {use["uuid"]: use["share_of_time"] for use in looked(run)["devices"]}
+    assert uses == {A["uuid"]: pytest.approx(1), B["uuid"]: pytest.approx(0.25)}
+
+
+def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs):
+    """From before there is a plan until whoever computes the run has ended, as Snakemake would."""
+    code, said, stderr = top(verbs, "--once")
+    assert (code, said) == (2, "") and "there is no such folder" in stderr
+    (verbs.folder / ".snakemake").mkdir()
+    computing = owner.claim(verbs.run_folder.root)
+    owner.sign(computing, "snakemake")
+    watching = verbs.start("top", "results/test", "--every", "0.2", stdout=subprocess.PIPE)
+    said = watching.stdout.readline()
+    assert re.match(r"\d\d:\d\d:\d\d  started, and there is no plan yet$", said)
+    records = [*GOOD, ("bad", "RAISEK"), ("worse", "RAISEKK"), ("refused", "MK*L")]
+    options = {"batch_seconds": 0.4, "batch_records": 4}
+    plan = verbs.plan(records, "poison", options, cost=11)
+    verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root, "--outputs", "npy", "--max-failed", "2")
+    computing.close()
+    said, stderr = watching.communicate(timeout=60)
+    assert watching.returncode == 2 and not stderr
+    assert re.search(r"  \d+\.\d % of the work · \d+ of 22 records · 1 job · ", said)
+    assert "2 records failed: error in the workload → " in said
+    assert "23 input records = 20 ok + 2 failed + 1 refused + 0 duplicate" in said
+    assert "\x1b" not in said
+    code, said, stderr = top(verbs, "--quiet")
+    assert (code, stderr) == (2, "") and said.count("\n") == 2, "what failed and what was refused"
+    answer = json.loads(top(verbs, "--json", "--once")[1])
+    manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
+    assert answer["status"]["input"] == manifest["plan"] and answer["phase"] == "rest"
+    assert answer["records"]["done"] == 22 and answer["records"]["failed"] == 2
+    assert set(answer) == set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
+
+
+class Terminal:
+    """A process on a terminal of its own."""
+
+    def __init__(self, command, columns, lines, **more):
+        self._ours, theirs = pty.openpty()
+        environment = {**os.environ, **more.pop("env", {}), "TERM": "xterm-256color"}
+        environment |= {"COLUMNS": str(columns), "LINES": str(lines)}
+        self.process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, **more
+        )
+        os.close(theirs)
+        self.said = ""
+
+    def read_until(self, word, seconds=60):
+        """Read until the word comes; None: until the process has ended."""
+        deadline = time.monotonic() + seconds
+        while word is None or word not in self.said:
+            assert time.monotonic() < deadline, self.said
+            if select.select([self._ours], [], [], 0.1)[0]:
+                try:
+                    self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
+                except OSError:  # the other end is closed
+                    return self.said
+            elif word is None and self.process.poll() is not None:
+                return self.said
+        return self.said
+
+
+@pytest.mark.parametrize("no_color", ["", "1"])
+def test_ctrl_c_leaves_the_terminal_as_it_was(run, environment, no_color):
+    run.start(0, A).sample(100)
+    command = [sys.executable, "-m", "featuremill", "top", str(run.folder.root)]
+    terminal = Terminal(command, 60, 20, env={**environment, "NO_COLOR": no_color})
+    shown = terminal.read_until("Ctrl-C ends this view")
+    assert "\x1b[?1049h" in shown and "\x1b[?25l" in shown, "another screen, without a cursor"
+    assert bool(re.search(r"\x1b\[[\d;]*3\dm", shown)) == (not no_color)
+    terminal.process.send_signal(signal.SIGINT)
+    said = terminal.read_until(None)
+    assert terminal.process.wait(30) == 130
+    after = said.rpartition("\x1b[?1049l")[2]
+    assert "\x1b[?25h" in said[said.rindex("\x1b[?25l") :], "the cursor is back"
+    assert "Traceback" not in said and after.strip().startswith("1.2 % of the work")
+
+
+def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
+    monkeypatch.setattr(workflow_totals, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(workflow_totals, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(workflow_totals, "LOOK_SECONDS", 0.05)
+    is_over = workflow_totals.start(run.folder.root)
+    said = ""
+    try:
+        job = run.start(0, A)
+        job.sample(500)
+        deadline = time.monotonic() + 30
+        while said.count("\n") < 2:
+            said += capfd.readouterr().err
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        is_over.set()
+    assert said.splitlines()[0].startswith(
+        "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
+    )
+
+
+class Tmux:
+    """A terminal of tmux that one can read."""
+
+    def __init__(self, command, columns, rows, folder, environment):
+        if not shutil.which("tmux"):
+            pytest.fail("needs tmux (Debian, Ubuntu: apt install tmux) for a terminal to look at")
+        self._tmux = ["tmux", "-u", "-f", "/dev/null", "-S", str(folder / "tmux")]
+        self._environment = {**environment, "LC_ALL": "C.UTF-8"}
+        size = ["-x", str(columns), "-y", str(rows)]
+        self._call("new-session", "-d", *size, "-c", str(folder), command)
+
+    def _call(self, *arguments):
+        return subprocess.run(
+            [*self._tmux, *arguments],
+            env=self._environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+
+    def screen(self):
+        """Return what stands on it."""
+        return self._call("capture-pane", "-p")
+
+    def close(self):
+        self._call("kill-server")
+
+
+@pytest.mark.slow
+def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
+    """Nine shards on three simulated devices, watched from before the plan to the report."""
+    node = gpu_node(*(Gpu(busy=90 + n, more={"temperature": 60 + n}) for n in range(3)))
+    workflow = GpuWorkflow(tmp_path, environment, node, 9, batch_seconds=3, batch_records=2)
+    records = (tmp_path / "in.fa").read_text()
+    (tmp_path / "in.fa").write_text(f"{records}>bad\nRAISEK\n>refused\nMK*L\n")
+    process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
+    claimed = owner.path_of(workflow.run_folder.root)
+    until(lambda: working.is_held(claimed))
+    command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
+    terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
+    try:
+        screens = [terminal.screen()]
+        while "ended with" not in screens[-1]:
+            time.sleep(0.5)
+            screens.append(terminal.screen())
+            assert process.poll() in (None, 0) and len(screens) < 500, screens[-1]
+    finally:
+        terminal.close()
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert re.search(r"^ +top │ \d+\.\d % of the work · \d+ of 91 records", said, re.MULTILINE)
+    shares = [
+        float(found[1]) for s in screens if (found := re.search(r"^([\d.]+) % of the", s, re.M))
+    ]
+    assert shares == sorted(shares) and len(set(shares)) > 10
+    heads = [uuid.removeprefix("GPU-")[:4] for uuid in node.uuids]
+    row = r"^{} Simulated GPU +[0-9a-f]{{8}} .*━.* \d+ % +\d+/\d+ +9\d % .* 6\d "
+    rows = [[re.search(row.format(head), s, re.M) for head in heads] for s in screens]
+    assert any(all(found) for found in rows), "all three at work at once"
+    assert any("about" in screen and "left with 3 devices" in screen for screen in screens)
+    check_end(screens[-1], workflow, heads)
+
+
+def until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.01)
+
+
+def check_end(screen, workflow, heads):
+    """The last screen is right to the record: against the manifest and the receipts."""
+    counts = workflow.counts()
+    kinds = ("ok", "failed", "refused", "duplicate")
+    total = " + ".join(f"{counts[kind]} {kind}" for kind in kinds)
+    assert f"{counts['input']} input records = {total}" in screen
+    assert counts == {"input": 92, "ok": 90, "failed": 1, "refused": 1, "duplicate": 0}
+    assert "results/test  done, and 1 record failed" in screen and "ended with 2" in screen
+    assert "1 record failed: error in the workload" in screen
+    shards, records = Counter(), Counter()
+    for receipt in workflow.receipts():
+        (device,) = receipt["devices"]
+        head = device["uuid"].removeprefix("GPU-")[:4]
+        shards[head] += 1
+        records[head] += receipt["rows"]
+    for head in heads:
+        row = re.search(rf"^{head} Simulated GPU +(\d+) +(\d+) ", screen, re.M)
+        assert (int(row[1]), int(row[2])) == (shards[head], records[head])
+    assert shards.total() == 9 and records.total() == 91

@@ -1,0 +1,401 @@
+"""docs/troubleshooting.md: each symptom really happens, and what is said then is on the page."""
+
+import ast
+import fcntl
+import functools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from conftest import ROOT
+from leases import Leases, wait_for
+from test_workflow import Workflow, random_records
+
+from featuremill import working
+from featuremill.calm import RefusedError
+from featuremill.config import validate
+from featuremill.workflow_start import refuse_without_gpu
+from featuremill.workflow_support import validated
+
+PAGE = ROOT / "docs" / "troubleshooting.md"
+ELSEWHERE = {
+    "No space left on device; nothing": "test_faults.py::test_a_full_disk_while_planning",
+    "has no locks": "test_faults.py::test_without_locks_nothing_is_computed_until_the_user_",
+    "another snakemake": "test_workflow.py::test_a_second_run_is_refused_while_the_first_lives",
+    "two different": "test_plan.py::test_one_id_with_two_sequences_names_both_lines",
+}
+"""Words of a message, and how the test is called that makes it appear."""
+GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
+declared = {}
+
+
+@functools.cache
+def page():
+    """Return the messages in the page's boxes by their heading."""
+    found, heading, is_box = {}, "", False
+    for line in PAGE.read_text("utf-8").splitlines():
+        if line.startswith("## "):
+            heading = line[3:]
+        elif line.startswith("```"):
+            is_box = line == "```see"
+        elif is_box:
+            found.setdefault(heading, []).append(line)
+    return found
+
+
+def pattern(message):
+    words = " ".join(message.split())
+    return re.compile(".*?".join(re.escape(part) for part in words.split("…")))
+
+
+def shows(heading, *words):
+    """Declare that a test makes the messages below `heading` appear: all, or those with `words`.
+
+    The test gets a function that looks for them in what was said.
+    """
+    mine = [
+        message
+        for message in page()[heading]
+        if any(word in message for word in words or [""])
+        and not any(word in message for word in ELSEWHERE)
+    ]
+    assert mine
+
+    def decorate(test):
+        declared.setdefault(heading, set()).update(mine)
+
+        def see(said):
+            said = " ".join(said.split())
+            missing = [message for message in mine if not pattern(message).search(said)]
+            assert not missing, said
+
+        return pytest.mark.parametrize("see", [see], ids=[heading])(test)
+
+    return decorate
+
+
+def stdout_of(verbs, *words, status=0):
+    command = [sys.executable, "-m", "featuremill", *map(str, words)]
+    done = subprocess.run(
+        command, cwd=verbs.folder, env=verbs.environment, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout
+
+
+def until(process, words, then):
+    """Call `then` when the process has said `words`; return all that it says to its end."""
+    said = []
+
+    def listen():
+        for line in process.stderr:
+            said.append(line)
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    wait_for(lambda: words in "".join(said) or process.poll() is not None)
+    then()
+    assert process.wait(60) == 0, said
+    listener.join()
+    process.stderr.close()
+    return "".join(said)
+
+
+@shows("A job failed under Snakemake", "failed", "log:", "status")
+def test_the_last_screen_of_a_bad_run(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(90), broken_load=True)
+    said = workflow(status=1)
+    see(said)
+    for noise in ("RuleException", "Error in rule", "CalledProcessError", "Look above"):
+        assert noise not in said
+    end = said[said.index(" jobs failed:") :]
+    assert len(end.splitlines()) < 15
+    assert "extract: KeyError: 'no such layer'; the log has the traceback." in end
+    (log,) = re.findall(r"log: (\S+)", end)
+    assert "KeyError: 'no such layer'" in (tmp_path / log).read_text()
+    assert "--configfile config.yaml --cores 2" in end
+
+
+@pytest.mark.slow
+@shows("A job failed under Snakemake", "SIGKILL")
+def test_a_job_that_is_killed_from_outside(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
+    (tmp_path / "hold").touch()
+    process = workflow.start()
+    lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
+    wait_for(lambda: workflow.computed.exists() and next(lock(), None))
+    os.kill(working.read(next(lock()))["pid"], signal.SIGKILL)
+    (tmp_path / "hold").unlink()
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    see(said)
+    workflow()
+
+
+@shows("Out of memory")
+def test_out_of_memory(see, verbs):
+    plan = verbs.plan([*GOOD, ("big", "EATA"), ("huge", "GREEDA")], "poison")
+    said = verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root, status=2)
+    said += (verbs.run_folder.store / "failed.tsv").read_text()
+    plan = verbs.plan([*GOOD, ("one", "MK")], "poison", {"greedy_load": True})
+    see(said + verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"], status=3))
+
+
+FORKED = "Cannot re-initialize CUDA in forked subprocess"
+
+
+@pytest.mark.parametrize("where", ["prepare", pytest.param("load", marks=pytest.mark.slow)])
+@shows(FORKED)
+def test_a_plug_in_that_forks(see, verbs, gpu_node, where):
+    """With torch's own check, on a simulated GPU (so that no torch needs one)."""
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    check_forking(see, verbs, where)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("where", ["load", "prepare"])
+@shows(FORKED)
+def test_a_plug_in_that_forks_on_a_real_gpu(see, verbs, where):
+    check_forking(see, verbs, where)
+
+
+def check_forking(see, verbs, where):
+    plan = verbs.plan(GOOD, "forking", {"where": where}, device="cuda")
+    said = verbs.extract(plan, 1)
+    see(said)
+    assert "starting another" not in said, "it is nobody's fault but the plug-in's"
+
+
+def test_nothing_that_may_use_cuda_forks():
+    """A lease may: it knows nothing of torch, and another test says so."""
+    for path in (ROOT / "src").rglob("*.py"):
+        if path.parent.name == "lease":
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and "multiprocessing" in ast.unparse(node.func):
+                assert ast.unparse(node) == "multiprocessing.get_context('spawn')", path
+            assert not (isinstance(node, ast.Attribute) and node.attr == "fork"), path
+            assert not (isinstance(node, ast.Name) and node.id == "ProcessPoolExecutor"), path
+
+
+NOT_SEEN = "A GPU is not seen"
+
+
+@shows(NOT_SEEN, "device: cuda was", "names no GPU")
+def test_a_gpu_that_is_hidden_or_not_there(see, verbs, gpu_node):
+    plan = verbs.plan(GOOD, "poison", device="cuda")
+    outside, said = verbs.environment, ""
+    for node, mask in ((gpu_node(), None), (gpu_node(1), ""), (gpu_node(1), "7")):
+        verbs.environment = {k: v for k, v in outside.items() if k != "CUDA_VISIBLE_DEVICES"}
+        verbs.environment |= node.environment
+        verbs.environment |= {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+        said += verbs.extract(plan, 2)
+    see(said)
+
+
+@shows(NOT_SEEN, "Torch not compiled")
+def test_a_torch_for_cpus_beside_a_gpu(see, verbs, gpu_node):
+    torch = pytest.importorskip("torch")
+    if torch.version.cuda:
+        pytest.skip("this torch is a build for CUDA")
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    plan = verbs.plan(GOOD, "forking", {"where": "load", "harm": "cuda"}, device="cuda")
+    said = verbs.extract(plan, 1)
+    see(said)
+    assert "starting another" not in said
+
+
+@shows(NOT_SEEN, "every device failed")
+def test_gpus_that_answer_with_errors(see, verbs, gpu_node):
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    see(verbs.extract(verbs.plan(GOOD, "poison", {"greedy_load": True}, device="cuda"), 3))
+
+
+def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
+    tmp_path, environment, gpu_node, monkeypatch
+):
+    workflow = Workflow(tmp_path, {**environment, **gpu_node().environment}, random_records(30))
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "device": "cuda"}))
+    said = workflow(status=1)
+    assert "device: cuda was asked for, but no NVIDIA GPU is visible here" in said
+    assert "WorkflowError" not in said and "common.smk" not in said
+    assert not workflow.run_folder.root.exists()
+    workflow("--until", "plan")  # as on a login node
+    plan = json.loads(workflow.run_folder.plan.read_text())
+    here = SimpleNamespace(nodes=None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    run = validate({"device": "cuda", "inputs": "in.fa"})
+    check = functools.partial(refuse_without_gpu, run=run, results=str(workflow.run_folder.root))
+    with pytest.raises(RefusedError, match="no NVIDIA GPU"):
+        check(here)
+    check(SimpleNamespace(nodes=4))
+    for shard in plan["shards"]:  # as a node with GPUs would leave it
+        receipt = workflow.run_folder.receipt(plan["recipe"], shard["shard"])
+        receipt.parent.mkdir(parents=True, exist_ok=True)
+        receipt.write_text("{}")
+    check(here)
+
+
+@shows("It hangs", "left with status", "Timeout")
+def test_a_hang(see, verbs):
+    plan = verbs.plan([*GOOD, ("bad", "HANGA")], "poison")
+    see(verbs.extract(plan, 0, "--stall-seconds", "1"))
+
+
+@shows("It hangs", "waiting")
+def test_what_only_waits_says_for_what(see, verbs, gpu_node):
+    node = gpu_node(1)
+    leases = Leases(node, verbs.environment)
+    verbs.environment = verbs.environment | node.environment
+    plan = verbs.plan(GOOD, "poison", device="cuda")
+    (shard,) = (shard["shard"] for shard in plan["shards"])
+    words = ("extract", verbs.run_folder.root, shard)
+    lock = verbs.run_folder.journal(plan["recipe"], shard).with_suffix(".lock")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        said = until(verbs.start(*words), "another job is at it", file.close)
+    verbs.run_folder.part(plan["recipe"], shard).unlink()
+    holder = leases.hold()
+    said += until(verbs.start(*words), "waiting for", lambda: holder.communicate(""))
+    see(said)
+
+
+@shows("GPUs are used unevenly")
+def test_too_few_shards_for_the_gpus(see, verbs):
+    verbs.environment = {**verbs.environment, "FEATUREMILL_GPUS": "4"}
+    (verbs.folder / "in.fa").write_text("")
+    verbs.run_folder = type(verbs.run_folder)(Path("results/test"))
+    words = ("plan", verbs.run_folder.root, "--config", "my.yaml")
+
+    def plan(cost):
+        config = {"inputs": "in.fa", "workload": "poison", "shards": {"cost": cost}}
+        (verbs.folder / "my.yaml").write_text(yaml.safe_dump(config))
+        (verbs.folder / "in.fa").write_text(
+            "".join(f">{id}\n{text}\n" for id, text in random_records(48))
+        )
+        return verbs(*words)
+
+    said = plan(16)
+    see(said)
+    (cost,) = re.findall(r"shards\.cost to ([\d_]+)", said)
+    (verbs.folder / re.findall(r"delete (\S+)", said)[0]).unlink()
+    assert "shards for 4 GPUs" not in plan(int(cost))
+    shards = json.loads((verbs.folder / verbs.run_folder.plan).read_text())["shards"]
+    assert len(shards) == 16, "four a GPU"
+    assert "5 shards for 4 GPUs: some will idle while others finish" in plan_anew(verbs, plan, 10)
+
+
+def plan_anew(verbs, plan, cost):
+    (verbs.folder / verbs.run_folder.store / "plan.json").unlink()
+    return plan(cost)
+
+
+@shows("Failed records")
+def test_failed_records(see, verbs):
+    plan = verbs.plan([*GOOD, ("a", "CRASHA"), ("b", "RAISEA"), ("c", "NANA")], "poison")
+    (shard,) = (shard["shard"] for shard in plan["shards"])
+    root = verbs.run_folder.root
+    logs = verbs.folder / "logs/test/extract" / plan["recipe"]  # as the workflow names them
+    verbs("extract", root, shard, "--log-file", logs / f"{shard}.log")
+    said = verbs("merge", root, status=2)
+    see(said + (verbs.run_folder.store / "failed.tsv").read_text())
+    told = stdout_of(verbs, "status", "results/test", status=1)
+    (command,) = set(re.findall("→ (grep .*)", told))
+    assert told.count(command) == 2, "of the crash and the error, not of what is not finite"
+    found = subprocess.check_output(command, shell=True, cwd=verbs.folder, text=True)
+    assert found == f"logs/test/extract/{plan['recipe']}/{shard}.log\n"
+    kept = (logs / f"{shard}.log").read_text()
+    assert "Fatal Python error: Aborted" in kept and "ValueError: I don't like RAISEA" in kept
+
+
+@shows("No report, no dashboard")
+def test_a_report_that_is_not_there(see, verbs):
+    plan = verbs.plan(GOOD, "poison")
+    said = verbs("report", verbs.run_folder.root, status=2)
+    verbs.extract(plan)
+    see(said + stdout_of(verbs, "status", verbs.run_folder.root, status=1))
+
+
+@shows("The disk is full")
+def test_a_log_on_a_full_disk_is_no_end_of_work(see, verbs):
+    plan = verbs.plan(GOOD, "poison")
+    shard = plan["shards"][0]["shard"]
+    see(verbs("extract", verbs.run_folder.root, shard, "--log-file", "/dev/full"))
+    assert verbs.receipts(plan)[0]["ok"] == len(GOOD)
+
+
+@pytest.mark.slow
+@shows("A stale lock")
+def test_a_lock_that_is_older_than_the_boot(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
+    (tmp_path / "hold").touch()
+    process = workflow.start()
+    wait_for(workflow.computed.exists)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    (tmp_path / "hold").unlink()
+    (owner,) = (tmp_path / ".snakemake").glob("*.owner")
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"boot": "another"}))
+    see(workflow(status=1))
+    workflow("--unlock")
+    workflow()
+    assert workflow.counts()["ok"] == 30
+
+
+@shows("The config or the input is refused")
+def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(3))
+    path = tmp_path / "config.yaml"
+    lines = [*path.read_text().splitlines(), "optons: {}"]
+    path.write_text("\n".join(lines))
+    said = workflow("-n", status=1)
+    see(said)
+    assert f"\nconfig.yaml:{len(lines)}: optons: " in said and "common.smk" not in said
+
+
+def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEATUREMILL_OUTPUTS", "")
+    path = tmp_path / "my.yaml"
+    path.write_text("inputs: a.fa\ndevice: gpu\n")
+    workflow = SimpleNamespace(configfiles=[path])
+    for config, place in (
+        ({"inputs": "a.fa", "device": "gpu"}, "my.yaml:2: device: "),
+        ({"inputs": "a.fa", "device": "tpu"}, "config: device: "),  # --config device=tpu
+        ({"device": "gpu"}, "my.yaml:2: device: "),
+        ({"inputs": "a.fa", "device": "cpu", "optons": {}}, "config: optons: "),
+    ):
+        with pytest.raises(RefusedError, match=f"(^|\n){re.escape(place)}"):
+            validated(config, workflow)
+    path.write_text("inputs: a.fa\nmax_failed: 1\nmax_failed: 2\n")
+    with pytest.raises(RefusedError, match=r"my\.yaml:3: max_failed stands here and in line 2"):
+        validated({"inputs": "a.fa", "max_failed": 2}, workflow)
+
+
+@pytest.mark.parametrize("words", ELSEWHERE)
+def test_messages_of_other_tests_are_as_the_page_has_them(words):
+    (message,) = [m for messages in page().values() for m in messages if words in m]
+    file, _, test = ELSEWHERE[words].partition("::")
+    assert f"def {test}" in (ROOT / "tests" / file).read_text()
+    source = "\n".join(path.read_text("utf-8") for path in sorted((ROOT / "src").rglob("*.py")))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    parts = [part.strip(" :") for part in message.split("…")]
+    parts = [part.removeprefix("No space left on device; ") for part in parts]
+    assert all(part in source for part in parts)
+
+
+def test_every_message_of_the_page_is_made_to_appear():
+    told = {m for messages in page().values() for m in messages}
+    elsewhere = {m for m in told if any(words in m for words in ELSEWHERE)}
+    assert told == elsewhere | set().union(*declared.values())
