@@ -13,14 +13,16 @@ import logging
 import os
 import platform
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal, receipts, working
+from featuremill import journal, receipts, run_log, working
 from featuremill.errors import UserError
 from featuremill.lease import Request
 from featuremill.locking import locked
 from featuremill.machine import num_cores
+from featuremill.reasons import kind_of
 from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
 from featuremill.telemetry.recorder import Recorder
@@ -102,13 +104,17 @@ class Extraction:
         """Compute what is missing of the part, and write its receipt."""
         self.journal.parent.mkdir(parents=True, exist_ok=True)
         self.part.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock:
+        with (
+            run_log.line(Path(self._job.run_folder), "extract", self.shard) as line,
+            locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock,
+        ):
             self._clear()
             receipt = self._verified()
             if receipt is None:
-                receipt = self._extract(lock)
+                receipt = self._extract(lock, line)
             else:
                 journal.remove(self.journal)  # a kill can come between the part and this
+                line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             write_sealed(self.declared_receipt, receipt)
 
@@ -132,15 +138,22 @@ class Extraction:
         self.part.unlink()
         return None
 
-    def _extract(self, lock: int) -> dict[str, Any]:
+    def _extract(self, lock: int, line: run_log.Line) -> dict[str, Any]:
         started, began = _now(), time.monotonic()
         plan = self.plan
         wanted = Request.from_environment(num_gpus=plan.get("gpus", 1))
         with Recorder(self.telemetry, self.journal, self._facts()) as recorder:
             supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock, recorder)
-            with working.told(lock):
-                summary = supervisor.run()
+            try:
+                with working.told(lock):
+                    summary = supervisor.run()
+            except BaseException:
+                line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
+                raise
             receipt = self._finished(summary, supervisor, started, began)
+        line.text = run_log.of_shard(
+            {**receipt, "memory_mb": receipt["peak_memory_mb"]}, self._reasons(receipt)
+        )
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
 
@@ -154,6 +167,15 @@ class Extraction:
             "cost": planned["cost"],
             "cost_unit": self.plan["cost_unit"],
         }
+
+    def _reasons(self, receipt: dict[str, Any]) -> Counter[str]:
+        """Count the part's failed records by their reason's kind."""
+        if not receipt["failed"]:
+            return Counter()
+        from featuremill.parts import failed_rows  # brings more of pyarrow
+
+        _, reasons = failed_rows(self.part)
+        return Counter(kind_of(reason).name for reason in reasons)
 
     def _finished(
         self, summary: dict[str, Any], supervisor: Supervisor, started: str, began: float
@@ -180,6 +202,22 @@ class Extraction:
         journal.remove(self.journal)
         self.part.with_suffix(".bad").unlink(missing_ok=True)
         return receipt
+
+
+def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
+    """Return what is known of a job that does not finish, under the names of a receipt."""
+    told = recorder.told
+    failed = told.get("rows_failed", 0)
+    return {
+        **told,
+        "ok": told.get("rows_done", 0) - failed,
+        "failed": failed,
+        "memory_mb": told.get("torch_peak_mb", 0),
+        "retries": supervisor.num_deaths,
+        "seconds": {**told.get("seconds", {}), "wait": supervisor.seconds_waited},
+        "devices": recorder.devices,
+        "host": platform.node(),
+    }
 
 
 def _outcome(receipt: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ THROTTLES = {
     0x80: "hardware_power_brake",
     0x100: "display_clocks",
 }
-"""Bits of nvmlDeviceGetCurrentClocksThrottleReasons, in words; 0x1, being idle, slows nothing."""
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons, in words; 0x1, being idle, slows nothing."""
 
 
 class Gauges(NamedTuple):
@@ -71,7 +71,9 @@ def memory_of(handle: Any) -> Any:
 
 def throttles(handle: Any) -> list[str] | None:
     """Return in words why the clocks are lower than they could be."""
-    bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
+    bits = tell(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+    if bits is None:  # the older name, which CUDA 14 drops
+        bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return None if bits is None else [words for bit, words in THROTTLES.items() if bits & bit]
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featuremill import compute
 from featuremill.batches import Batch, Queue
@@ -40,6 +41,11 @@ class Shard:
         self.write_seconds = 0.0
         self.num_batches = 0
         self._rows = rows
+
+    @property
+    def num_bytes(self) -> int:
+        """The payloads' size: of proteins, their residues."""
+        return int(pc.sum(pc.binary_length(self._rows["payload"])).as_py() or 0)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
         """Return what is computed."""

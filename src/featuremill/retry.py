@@ -289,7 +289,8 @@ def _forget(folder: RunFolder, recipe: str, shard: str) -> None:
     kept = read_sealed(part.with_suffix(".json"))
     if kept is None or kept.get("failed") != 0:
         results = folder.root / "manifest.json"
-        for path in (results, folder.receipt(recipe, shard), part.with_suffix(".json"), part):
+        receipts = folder.receipt(recipe, shard), part.with_suffix(".json")
+        for path in (results, *receipts, part, folder.telemetry(recipe, shard)):
             path.unlink(missing_ok=True)
     for path in (journal, journal.with_suffix(".log")):
         path.unlink(missing_ok=True)

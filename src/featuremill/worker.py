@@ -234,6 +234,7 @@ class Worker:
             "resumed_batches": self.journal.num_resumed,
             "oom_splits": self.queue.num_oom,
             "cost": sum(self.costs),
+            "payload_bytes": self.shard.num_bytes,
             "batch_cost": self.journal.batch_cost,
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
             "devices": [

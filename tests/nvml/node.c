@@ -5,9 +5,10 @@
  *   [gpu]  uuid= name= pci=00000000:3B:00.0 capability=8.0 minor= mode= (compute mode) mig=1
  *          total= used= reserved= (bytes, or with K, M, G) process=PID:BYTES (repeatable)
  *          busy= (per cent) temperature= power_mw= power_limit_mw= ecc_errors= display=1
+ *          sm_mhz= memory_mhz= throttle= (bits of reasons) meter=1 (it counts energy, at power_mw)
  *          lost=1 (every call on it says GPU_IS_LOST; it is still counted)
  *          error=CODE (every call on it)   error.nvmlDeviceGetMemoryInfo=CODE (that call)
- *          delay_ms= (a driver that answers slowly)
+ *          delay_ms= (a driver that answers slowly)   hang=nvmlDeviceGetPowerUsage (never returns)
  *   [mig]  uuid=MIG-... gpu_instance= compute_instance= total= used= process=
  */
 #define _GNU_SOURCE
@@ -46,7 +47,8 @@ static void set_of_node(node *node, const char *key, const char *value) {
 static const struct { const char *key; size_t offset; } NUMBERS[] = {
     FIELD(minor), FIELD(mode), FIELD(mig), FIELD(lost), FIELD(error), FIELD(delay_ms),
     FIELD(gpu_instance), FIELD(compute_instance), FIELD(display), FIELD(busy), FIELD(temperature),
-    FIELD(power_mw), FIELD(power_limit_mw),
+    FIELD(power_mw), FIELD(power_limit_mw), FIELD(sm_mhz), FIELD(memory_mhz), FIELD(throttle),
+    FIELD(meter),
 }, SIZES[] = {FIELD(total), FIELD(used), FIELD(reserved), FIELD(ecc_errors)};
 #define COUNT(table) (sizeof table / sizeof *table)
 
@@ -58,6 +60,7 @@ static void set_of_device(device *d, const char *key, const char *value) {
     if (!strcmp(key, "uuid")) copy(d->uuid, sizeof d->uuid, value);
     if (!strcmp(key, "name")) copy(d->name, sizeof d->name, value);
     if (!strcmp(key, "pci")) copy(d->pci, sizeof d->pci, value);
+    if (!strcmp(key, "hang")) copy(d->hang, sizeof d->hang, value);
     if (!strcmp(key, "capability")) copy(d->capability, sizeof d->capability, value);
     if (!strcmp(key, "process") && d->num_processes < MAX_PROCESSES) {
         const char *colon = strchr(value, ':');
@@ -75,6 +78,8 @@ static void defaults_of_gpu(device *d, int minor) {
     d->temperature = 30;
     d->power_mw = 50000;
     d->power_limit_mw = 400000;
+    d->sm_mhz = 1410;
+    d->memory_mhz = 1593;
     d->total = 80ull << 30;
     copy(d->name, sizeof d->name, "Simulated GPU");
     snprintf(d->pci, sizeof d->pci, "00000000:%02X:00.0", 0x10 + minor);

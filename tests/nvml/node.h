@@ -24,11 +24,11 @@ enum {
 enum { MAX_DEVICES = 64, MAX_PROCESSES = 64, MAX_ERRORS = 16, NOBODY = -1 };
 
 typedef struct {
-    char uuid[96], name[96], pci[32], capability[16];
+    char uuid[96], name[96], pci[32], capability[16], hang[64];
     int parent; /* of a MIG slice: its GPU's place in the list; of a GPU: NOBODY */
     int minor, mode, mig, lost, error, delay_ms, gpu_instance, compute_instance, display;
     u64 total, used, reserved, ecc_errors;
-    unsigned busy, temperature, power_mw, power_limit_mw;
+    unsigned busy, temperature, power_mw, power_limit_mw, sm_mhz, memory_mhz, throttle, meter;
     int num_processes, num_errors;
     struct { unsigned pid; u64 bytes; } processes[MAX_PROCESSES];
     struct { char function[64]; int code; } errors[MAX_ERRORS];

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <time.h>
 #include <unistd.h>
 
 #define API __attribute__((visibility("default"))) int
@@ -76,6 +77,7 @@ static int begin(const char *function, node *node, void *handle, device **d, dev
     *d = *gpu = &node->devices[place];
     if ((*d)->parent != NOBODY) *gpu = &node->devices[(*d)->parent];
     sleep_ms((*gpu)->delay_ms);
+    while (!strcmp((*gpu)->hang, function)) pause();
     return error_of(*gpu, function);
 }
 
@@ -209,6 +211,19 @@ API nvmlDeviceGetTemperature(void *handle, unsigned sensor, unsigned *celsius) {
 }
 API nvmlDeviceGetPowerUsage(void *handle, unsigned *mw) { ON_DEVICE *mw = gpu->power_mw; return is_slice ? NOT_SUPPORTED : OK; }
 API nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *mw) { ON_DEVICE *mw = gpu->power_limit_mw; return is_slice ? NOT_SUPPORTED : OK; }
+API nvmlDeviceGetClockInfo(void *handle, unsigned clock, unsigned *mhz) {
+    ON_DEVICE
+    *mhz = clock == 2 ? gpu->memory_mhz : gpu->sm_mhz; /* 1: SM, 2: memory */
+    return is_slice ? NOT_SUPPORTED : OK;
+}
+API nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, u64 *bits) { ON_DEVICE *bits = gpu->throttle; return is_slice ? NOT_SUPPORTED : OK; }
+API nvmlDeviceGetTotalEnergyConsumption(void *handle, u64 *mj) {
+    ON_DEVICE
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    *mj = (u64)((double)gpu->power_mw * ((double)now.tv_sec + (double)now.tv_nsec / 1e9));
+    return is_slice || !gpu->meter ? NOT_SUPPORTED : OK;
+}
 API nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     ON_DEVICE
     *major = *minor = 0;

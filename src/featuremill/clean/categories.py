@@ -62,6 +62,10 @@ def _litter(folder: RunFolder) -> list[Category]:
             "journals and locks of finished parts",
             [path for path in files_below(store / "journals") if _is_of_a_part(folder, path)],
         ),
+        Category(
+            "telemetry of parts that were never finished",
+            [path for path in files_below(store / "parts") if _is_orphaned(folder, path)],
+        ),
         Category("damaged files", [path for path in everywhere if path.suffix == ".bad"]),
         _half_written(folder.root, everywhere),
         Category("spool of a killed plan", [*files_below(store / "spool")], (store / "spool",)),
@@ -89,6 +93,16 @@ def _is_of_a_part(folder: RunFolder, path: Path) -> bool:
     """Tell whether a journal's file belongs to a part that is finished."""
     part = folder.part(path.parent.name, path.name.partition(".")[0])
     return part.exists() and part.with_suffix(".json").exists()
+
+
+def _is_orphaned(folder: RunFolder, path: Path) -> bool:
+    """Tell whether a file of samples has neither a part nor a journal from which one goes on."""
+    shard = path.name.partition(".")[0]
+    if path != folder.telemetry(path.parent.name, shard):
+        return False
+    journal = folder.journal(path.parent.name, shard)
+    goes_on = folder.part(path.parent.name, shard), journal, journal.with_suffix(".log")
+    return not any(place.exists() for place in goes_on)
 
 
 def _half_written(root: Path, paths: Iterable[Path]) -> Category:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featuremill import run_log
 from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.errors import IntegrityError, UserError
 from featuremill.locking import locked
@@ -60,15 +61,16 @@ def run(arguments: argparse.Namespace) -> None:
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
-    with ExitStack() as locks:
+    with run_log.line(folder.root, "merge") as line, ExitStack() as locks:
         # plan and retry write the manifest anew, which is read here several times.
         for verb in ("plan", "merge"):
             say = partial(log.info, "another job is at %s.lock of this run; waiting", verb)
             locks.enter_context(locked(folder.store / f"{verb}.lock", say))
         if arguments.partial:
-            merge_partial(folder, outputs, threads)
+            result = merge_partial(folder, outputs, threads)
         else:
-            merge(folder, outputs, arguments.max_failed, threads)
+            result = merge(folder, outputs, arguments.max_failed, threads)
+        line.text = f"{_accounted(result['counts'])}: {', '.join(result['outputs'])}"
 
 
 def _last_outputs(folder: RunFolder) -> list[str]:
@@ -208,15 +210,13 @@ def _too_many(folder: RunFolder, counts: dict[str, int], max_failed: int) -> str
 
 
 def _say(folder: RunFolder, result: dict[str, Any], lists: tuple[str, ...]) -> None:
-    counts = result["counts"]
-    kinds = ("failed", "refused", "duplicate", "pending")
-    rest = [f"{counts[kind]:,} {kind}" for kind in kinds if counts.get(kind)]
-    log.info(
-        "%s of %s records ok%s: all accounted for",
-        f"{counts['ok']:,}",
-        f"{counts['input']:,}",
-        "".join(f", {text}" for text in rest),
-    )
+    log.info("%s: all accounted for", _accounted(result["counts"]))
     for line in result["warnings"]:
         log.warning("%s", line)
     log.info("results are in %s: %s", folder.root, ", ".join([*result["outputs"], *lists]))
+
+
+def _accounted(counts: dict[str, int]) -> str:
+    kinds = ("failed", "refused", "duplicate", "pending")
+    rest = [f", {counts[kind]:,} {kind}" for kind in kinds if counts.get(kind)]
+    return f"{counts['ok']:,} of {counts['input']:,} records ok{''.join(rest)}"

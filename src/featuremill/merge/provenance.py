@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from typing import Any
 
 from featuremill import __version__
@@ -49,9 +50,27 @@ def manifest_of(
         "outputs": files,
         "parts": {receipt["shard"]: receipt["part"] for receipt in receipts},
         "gpu_seconds": round(sum(on_gpu), 3),
+        **_energy(receipts),
         "warnings": _warnings(receipts),
         "receipts": receipts,
     }
+
+
+def _energy(receipts: list[dict[str, Any]]) -> dict[str, float]:
+    """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart."""
+    on_gpu = [receipt for receipt in receipts if is_on_gpu(receipt)]
+    known = {
+        receipt["shard"]: telemetry["energy_j"]
+        for receipt in on_gpu
+        if "energy_j" in (telemetry := receipt.get("telemetry", {}))
+        and "energy_j" not in telemetry.get("of_whole_gpu", ())
+    }
+    energy_j = math.fsum(known.values())
+    num_bytes = sum(r["payload_bytes"] for r in on_gpu if r["shard"] in known)
+    found = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
+    if num_bytes:  # of proteins: residues
+        found["gpu_energy_j_per_million_residues"] = round(1e6 * energy_j / num_bytes, 1)
+    return found
 
 
 def _warnings(receipts: list[dict[str, Any]]) -> list[str]:

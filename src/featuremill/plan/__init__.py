@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from featuremill import run_log
 from featuremill import weights as weights_verb
 from featuremill.config import Run, read, validate
 from featuremill.devices import Device, cpu, cuda_devices
@@ -26,7 +27,7 @@ from featuremill.journal import COLUMNS
 from featuremill.locking import locked
 from featuremill.machine import num_cores
 from featuremill.outputs import IDENTITY
-from featuremill.plan.announce import announce
+from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.hands import Hands
 from featuremill.plan.manifest import write_manifest
@@ -71,14 +72,11 @@ def run(arguments: argparse.Namespace) -> None:
             f"then featuremill plan … --weights {path}."
         )
     found = weights_verb.read(arguments.weights) if arguments.weights else None
-    plan(
-        RunFolder(arguments.run_folder),
-        config,
-        found,
-        arguments.weights,
-        arguments.replan,
-        arguments.threads,
-    )
+    folder = RunFolder(arguments.run_folder)
+    run_log.begin_anew(folder.root)
+    with run_log.line(folder.root, "plan") as line:
+        result = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
+        line.text = "; ".join(sizes_of(folder, result))
 
 
 def _parsed(text: str) -> dict[str, Any]:

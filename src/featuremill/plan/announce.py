@@ -40,19 +40,26 @@ def describe(
 ) -> list[str]:
     """Return the lines that say what will be done."""
     counts, lengths, options = plan["counts"], plan["lengths"], plan["settings"]["options"]
-    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
-    shards = plan["shards"]
-    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
-    done = f", {num_done:,} of them done already" if num_done else ""
     model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
     size = human_bytes(expected_bytes(schema, counts["planned"], lengths["total"]))
+    return [
+        *sizes_of(folder, plan),
+        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
+        f"values take about {size}, in store/ and again in each output",
+    ]
+
+
+def sizes_of(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
+    """Return the lines that say how much there is to do."""
+    counts, lengths, shards = plan["counts"], plan["lengths"], plan["shards"]
+    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
+    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
+    done = f", {num_done:,} of them done already" if num_done else ""
     return [
         f"{counted(counts['input'], 'record')}, {counted(lengths['total'], 'residue')}, "
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts['unique'], 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
-        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
-        f"values take about {size}, in store/ and again in each output",
     ]
 
 

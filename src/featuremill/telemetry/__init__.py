@@ -13,11 +13,12 @@ device   `devices`: `kind` (cuda, cpu), `uuid`, `name`, `slot` (0of1; absent whe
          whole GPU's, where the job has a slice or a part of it); again after a device failed
 sample   `stage` (wait, load, run, finish), `rows_done`, `rows_failed`, `cost_done`, `cost_left`
          (their sum is the shard's cost, with rows that an edit left unused), `rate` (cost a second
-         since the sample before), `batches`, `oom_splits`, `seconds` (of this worker: `load`,
-         `prepare`, `run`, `write`), `torch_peak_mb` (torch's max_memory_allocated, of the fullest
-         device), `devices` (GPUs: `uuid`, `utilisation`, `memory_mb`, `power_w`, `temperature_c`,
-         `sm_mhz`, `memory_mhz`, `throttle`, `energy_j` in this attempt), `process` (the worker:
-         `cpu_percent` of one core, `memory_mb`)
+         between the worker's last reports; absent when none came since the sample before),
+         `batches`, `oom_splits`, `seconds` (of this worker: `load`, `prepare`, `run`, `write`),
+         `torch_peak_mb` (torch's max_memory_allocated, of the fullest device), `devices` (GPUs:
+         `uuid`, `utilisation`, `memory_mb`, `power_w`, `temperature_c`, `sm_mhz`, `memory_mhz`,
+         `throttle`, `energy_j` in this attempt), `process` (the worker: `cpu_percent` of one core,
+         `memory_mb`)
 again    `start` and `devices` as they stand, every 16 KB, for who reads only the end
 end      `status` (ok, failed, stopped), `message`
 

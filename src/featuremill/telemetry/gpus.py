@@ -17,6 +17,7 @@ from featuremill.telemetry.writer import EVERY_SECONDS
 
 STALE_SECONDS = 5.0
 """What was read longer ago says nothing of now, and power is not integrated over such a gap."""
+LAST_CALL_SECONDS = 0.25
 log = logging.getLogger("featuremill.extract")
 
 
@@ -56,7 +57,8 @@ class Poller:
         self._wake.set()
 
     def is_asking(self) -> bool:
-        """Tell whether it still asks, as where a call does not return."""
+        """Tell whether it still asks although it was stopped, as where a call does not return."""
+        self._thread.join(LAST_CALL_SECONDS)
         return self._thread.is_alive()
 
     def _run(self) -> None:

@@ -16,10 +16,12 @@ from typing import Any
 from featuremill.devices import Device
 from featuremill.lease import Lease
 from featuremill.telemetry.gpus import Poller
+from featuremill.telemetry.rate import Reports
 from featuremill.telemetry.sampler import Sampler
 
-LAST_SECONDS = 0.5
-"""How long the job waits for the last sample, and for the last line."""
+LAST_SECONDS = 2.0
+"""How long the job waits for the last sample, and for the last line: so long only where a disk
+hangs, or where the machine has far too much to do. NVML is not waited for."""
 OF_A_GPU = ["power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"]
 """What NVML tells of whole GPUs only, not of MIG slices."""
 SLOTS = re.compile(r"@\d+of(\d+)")
@@ -32,6 +34,8 @@ class Recorder:
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         """Start; `facts` are those of the start event that the caller knows."""
         self._sampler = Sampler(path, journal_path, facts)
+        self.devices: list[dict[str, Any]] = []
+        """Those that the job got last."""
         self._poller: Poller | None = None
         self._thread = threading.Thread(target=self._sampler.run, name="telemetry", daemon=True)
         with contextlib.suppress(RuntimeError):  # no memory for a thread: no samples
@@ -54,12 +58,14 @@ class Recorder:
         """Note that the job has no device, and waits for one."""
         self._stop_asking()
         self._sampler.worker = None
+        self._sampler.reports = Reports()
         self.learns({"stage": "wait"})
 
     def has(self, held: Lease) -> None:
         """Note which devices the job got."""
-        devices = [_described(device, held) for device in held.devices]
-        self._sampler.orders.put(("device", {"devices": devices}))
+        self.devices = [_described(device, held) for device in held.devices]
+        self.learns({"stage": "load"})
+        self._sampler.orders.put(("device", {"devices": self.devices}))
         uuids = [device.uuid for device in held.devices if device.kind == "cuda"]
         if not uuids:
             return
@@ -72,11 +78,17 @@ class Recorder:
     def starts(self, worker: int) -> None:
         """Note which process computes from here on."""
         self._sampler.worker = worker
-        self.learns({"stage": "load"})
 
     def learns(self, told: dict[str, Any]) -> None:
         """Note what the worker says of how far it is."""
         self._sampler.told = {**self._sampler.told, **told}
+        if told.get("stage") in ("run", "finish"):
+            self._sampler.reports.add(told["cost_done"])
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the worker said last of how far it is."""
+        return self._sampler.told
 
     def sees_the_end(self) -> dict[str, Any]:
         """Sample once more, while the worker is there; return the receipt's entry."""
@@ -84,7 +96,8 @@ class Recorder:
         self._sampler.orders.put(("sample", {}))
         if self._thread.is_alive():
             self._sampler.has_sampled.wait(LAST_SECONDS)
-        return self._sampler.summary
+        shared = sorted({key for device in self.devices for key in device.get("of_whole_gpu", ())})
+        return {**self._sampler.summary, **({"of_whole_gpu": shared} if shared else {})}
 
     def _stop_asking(self) -> None:
         self._sampler.poller = None

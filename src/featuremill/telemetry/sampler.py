@@ -16,6 +16,7 @@ from featuremill import journal
 from featuremill.status.rows import count_rows
 from featuremill.telemetry.gpus import Poller
 from featuremill.telemetry.process import ProcessMeter
+from featuremill.telemetry.rate import Reports
 from featuremill.telemetry.reader import Attempt, read
 from featuremill.telemetry.summary import Summary
 from featuremill.telemetry.writer import EVERY_SECONDS, WAITING_SECONDS, Writer, seconds_between
@@ -34,6 +35,7 @@ class Sampler:
         self.poller: Poller | None = None
         self.worker: int | None = None
         """Its process."""
+        self.reports = Reports()
         self.energy_j: dict[str, float] = {}
         """By UUID, in this attempt."""
         self.summary: dict[str, Any] = {}
@@ -45,12 +47,13 @@ class Sampler:
         self._facts = facts
         self._sums = Summary()
         self._meter: ProcessMeter | None = None
-        self._earlier: list[Attempt] = []
+        self._num_earlier = 0
+        """Attempts that this one goes on from."""
+        self._earlier_energy_j: list[float] = []
+        """What each of them took, where that is known."""
         self._sampled_at = time.monotonic()
         self._write_at = 0.0
         self._stage = ""
-        self._before: tuple[float, float] | None = None
-        """When the last sample was written, and the cost done by then."""
 
     def run(self) -> None:
         """Sample until the end is ordered."""
@@ -60,7 +63,7 @@ class Sampler:
             log.debug("%s: no telemetry from here on", self._path, exc_info=True)
 
     def _run(self) -> None:
-        self._earlier = _unfinished(read(self._path))
+        self._recall(_unfinished(read(self._path)))
         writer = Writer(self._path)
         writer.write("start", **self._start())
         due = time.monotonic()
@@ -72,7 +75,7 @@ class Sampler:
                 self._sample(writer)
                 continue
             if event == "sample":
-                if self.poller:
+                if self.poller and self.poller.latest():
                     self.poller.refresh(FRESH_SECONDS)
                 self._sample(writer, is_wanted=True)
                 self.has_sampled.set()
@@ -81,6 +84,11 @@ class Sampler:
             if event == "end":
                 writer.close()
                 return
+
+    def _recall(self, attempts: list[Attempt]) -> None:
+        taken = [attempt.energy_j for attempt in attempts]
+        self._num_earlier = len(taken)
+        self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
 
     def _start(self) -> dict[str, Any]:
         state = journal.read_log(self._journal_path.with_suffix(".log"))
@@ -91,7 +99,7 @@ class Sampler:
             "pid": os.getpid(),
             **self._facts,
             "rows_done": count_rows(self._journal_path, ends) if ends else 0,
-            "attempt": len(self._earlier) + 1,
+            "attempt": self._num_earlier + 1,
         }
 
     def _sample(self, writer: Writer, is_wanted: bool = False) -> None:
@@ -104,11 +112,11 @@ class Sampler:
         if told["stage"] != "wait":
             known = {key: value for key, value in sample.items() if value is not None}
             self._sums.add(known, now - self._sampled_at)
-            self.summary = self._sums.told(self._all_energy_j(), len(self._earlier) + 1)
+            self.summary = self._sums.told(self._all_energy_j(), self._num_earlier + 1)
         self._sampled_at = now
         is_new, self._stage = told["stage"] != self._stage, told["stage"]
         if is_wanted or is_new or now >= self._write_at:
-            writer.write("sample", **sample, rate=self._rate(now))
+            writer.write("sample", **sample, rate=self.reports.rate())
             least = WAITING_SECONDS if told["stage"] == "wait" else 0.0
             apart = max(least, seconds_between(writer.num_bytes))
             self._write_at = now + apart - EVERY_SECONDS / 2  # the clock of the samples decides
@@ -121,18 +129,9 @@ class Sampler:
             self._meter = ProcessMeter(worker)
         return self._meter.read()
 
-    def _rate(self, now: float) -> float | None:
-        """Return the cost a second since the sample before."""
-        cost: float | None = self.told.get("cost_done")
-        before, self._before = self._before, (now, float(cost or 0))
-        if before is None or cost is None or now <= before[0]:
-            return None
-        return round(max(0.0, cost - before[1]) / (now - before[0]), 1)
-
     def _all_energy_j(self) -> float | None:
         """Return what this attempt and those that it goes on from took."""
-        known = [taken for attempt in self._earlier if (taken := attempt.energy_j) is not None]
-        known += self.energy_j.values()
+        known = [*self._earlier_energy_j, *self.energy_j.values()]
         return math.fsum(known) if known else None
 
 

@@ -10,12 +10,13 @@ class _Values:
     """The mean and the highest of what was seen."""
 
     def __init__(self) -> None:
-        self.num, self.sum, self.highest = 0, 0.0, 0.0
+        self.num, self.sum = 0, 0.0
+        self.highest: float | None = None
 
     def add(self, value: float) -> None:
         self.num += 1
         self.sum += value
-        self.highest = max(self.highest, value)
+        self.highest = value if self.highest is None else max(self.highest, value)
 
     @property
     def mean(self) -> float:

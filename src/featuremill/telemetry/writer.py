@@ -15,8 +15,8 @@ WAITING_SECONDS = 10.0
 """Between samples that say no more than that the job waits for a device."""
 FULL_BYTES = 512 * 1024
 """Up to this size a sample is written about once a second."""
-HALVING_BYTES = 64 * 1024
-"""Every so many bytes beyond, half as often: 16 hours of one GPU make a file of 1 MB."""
+HALVING_BYTES = 48 * 1024
+"""Every so many bytes beyond, half as often: 9 hours of one GPU make a file of less than 1 MB."""
 MOST_BYTES = 2 * 1024 * 1024
 """Nothing more is written then; a job that starts anew every second would get there."""
 AGAIN_BYTES = 16 * 1024

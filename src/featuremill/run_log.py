@@ -1,0 +1,112 @@
+"""run.log: one line for each shard, plan and merge as it ends, for people and for grep.
+
+It is appended to, each line in one write, by whoever ends, on whatever machine. Nothing reads it,
+and no work ends because it cannot be written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from featuremill.text import one_line, plain
+
+NAME = "run.log"
+OLD_NAME = "run.old.log"
+MOST_BYTES = 32 * 1024 * 1024
+"""A plan that finds a larger one (about 100,000 shards) begins a new one and keeps this one."""
+MOST_LETTERS = 500
+"""Of what an error says."""
+STAGES = ("wait", "load", "prepare", "run", "write")
+log = logging.getLogger("featuremill")
+
+
+class Line:
+    """What will stand in the line of something that is at work."""
+
+    def __init__(self) -> None:
+        self.outcome = "done"
+        self.text = ""
+
+
+@contextlib.contextmanager
+def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
+    """Append a line to the log of the run in `root` when the block ends, however it does."""
+    begun, told = time.monotonic(), Line()
+    try:
+        yield told
+    except Exception as error:
+        told.outcome = "failed"
+        told.text = "  ".join(filter(None, (told.text, _cut(str(error) or type(error).__name__))))
+        raise
+    except BaseException:
+        told.outcome = "stopped"
+        raise
+    finally:
+        _append(root, verb, shard, told, time.monotonic() - begun)
+
+
+def begin_anew(root: Path) -> None:
+    """Set a log aside that has become too long."""
+    with contextlib.suppress(OSError):
+        if (root / NAME).stat().st_size > MOST_BYTES:
+            (root / NAME).replace(root / OLD_NAME)
+
+
+def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
+    """Return what a shard's line says of its job, out of what is known of it.
+
+    `facts` has entries of a receipt; `reasons` counts failed records by their reason's kind.
+    """
+    seconds = facts.get("seconds", {})
+    kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(reasons.items()))
+    cells = [
+        f"{_number(facts, 'ok')} ok",
+        f"{_number(facts, 'failed', 5)} failed",
+        f"{_number(facts, 'memory_mb') if facts.get('memory_mb') else '?':>7} MB",
+        f"{_number(facts, 'batches', 5)} batches",
+        f"{_number(facts, 'resumed_batches', 5)} resumed",
+        f"{_number(facts, 'retries', 2)} crashes",
+        f"{_number(facts, 'oom_splits', 3)} oom splits",
+        " ".join(f"{stage} {seconds.get(stage, 0.0):.1f}" for stage in STAGES) + " s",
+        f"{_devices(facts.get('devices', []))} on {facts.get('host', '?')}",
+    ]
+    return "  ".join([*cells, *([f"failed for: {kinds}"] if kinds else [])])
+
+
+def _devices(devices: list[dict[str, Any]]) -> str:
+    named = [
+        device["name"] + (f" {device['uuid']}" if device["kind"] == "cuda" else "")
+        for device in devices
+    ]
+    return " + ".join(named) or "no device"
+
+
+def _number(facts: Mapping[str, Any], key: str, width: int = 7) -> str:
+    return f"{facts.get(key, 0):>{width},}"
+
+
+def _append(root: Path, verb: str, shard: str, told: Line, seconds: float) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    text = one_line(plain(told.text))
+    start = f"{now:%Y-%m-%dT%H:%M:%SZ}  {verb:7}  {shard[:8]:8}  {told.outcome:7}"
+    content = f"{start}  {seconds:>9,.1f} s  {text}".rstrip(" ").encode() + b"\n"
+    try:
+        file = os.open(root / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        try:
+            os.write(file, content)
+        finally:
+            os.close(file)
+    except OSError as error:
+        log.debug("%s: %s; a line is missing there", root / NAME, error.strerror)
+
+
+def _cut(text: str) -> str:
+    letters = " ".join(text.split())
+    return letters if len(letters) <= MOST_LETTERS else f"{letters[:MOST_LETTERS]}…"
