@@ -14,12 +14,14 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from nvml_node import Gpu
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
+from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill import owner, workflow_totals, working
@@ -411,6 +413,31 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     assert said.splitlines()[0].startswith(
         "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
     )
+
+
+@pytest.mark.parametrize(
+    ("quiet", "dryrun", "is_main", "variable", "tells"),
+    [
+        ({Quietness.HOST, Quietness.REASON}, False, True, "", True),  # the default profile's
+        (None, False, True, "", True),
+        ({Quietness.PROGRESS, Quietness.RULES}, False, True, "", False),  # a bare --quiet
+        ({Quietness.ALL}, False, True, "", False),
+        (None, True, True, "", False),
+        (None, False, False, "", False),
+        (None, False, True, "1", False),
+    ],
+)
+def test_snakemake_says_them_only_where_they_are_wanted(
+    monkeypatch, quiet, dryrun, is_main, variable, tells
+):
+    started = []
+    monkeypatch.setattr(workflow_totals, "start", started.append)
+    monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
+    monkeypatch.setenv("FEATUREMILL_QUIET", variable)
+    settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
+    workflow = SimpleNamespace(output_settings=settings, is_main_process=is_main)
+    workflow_totals.tell(workflow, "results/test")
+    assert len(started) == tells
 
 
 class Tmux:
