@@ -1,5 +1,6 @@
 """top: what it says of a run is so while it goes on, from anywhere, and right at the end."""
 
+import argparse
 import io
 import json
 import os
@@ -13,16 +14,19 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from nvml_node import Gpu
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
+from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill import owner, workflow_totals, working
-from featuremill.top import lines
+from featuremill.errors import UserError
+from featuremill.top import lines, visit
 from featuremill.top.picture import picture
 from featuremill.top.reader import Reader
 from featuremill.top.report import as_json
@@ -40,6 +44,12 @@ def top(verbs, *more, folder="results/test"):
     stdout, stderr = process.communicate(timeout=120)
     assert "Traceback" not in stderr, stderr
     return process.returncode, stdout, stderr
+
+
+def visited(verbs, **given):
+    """Do the same in this process, which is quicker; return the exit status."""
+    usual = {"once": False, "json": False, "quiet": False, "every": None}
+    return visit.run(argparse.Namespace(run_folder=verbs.run_folder.root, **{**usual, **given}))
 
 
 def looked(run):
@@ -308,10 +318,10 @@ def test_time_is_shared_by_the_time_in_which_anything_was_computed(run):
     assert uses == {A["uuid"]: pytest.approx(1), B["uuid"]: pytest.approx(0.25)}
 
 
-def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs):
+def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, capsys):
     """From before there is a plan until whoever computes the run has ended, as Snakemake would."""
-    code, said, stderr = top(verbs, "--once")
-    assert (code, said) == (2, "") and "there is no such folder" in stderr
+    with pytest.raises(UserError, match="there is no such folder"):
+        visited(verbs, once=True)
     (verbs.folder / ".snakemake").mkdir()
     computing = owner.claim(verbs.run_folder.root)
     owner.sign(computing, "snakemake")
@@ -330,9 +340,10 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs):
     assert "2 records failed: error in the workload → " in said
     assert "23 input records = 20 ok + 2 failed + 1 refused + 0 duplicate" in said
     assert "\x1b" not in said
-    code, said, stderr = top(verbs, "--quiet")
-    assert (code, stderr) == (2, "") and said.count("\n") == 2, "what failed and what was refused"
-    answer = json.loads(top(verbs, "--json", "--once")[1])
+    assert visited(verbs, quiet=True) == 2
+    assert capsys.readouterr().out.count("\n") == 2, "what failed and what was refused"
+    assert visited(verbs, json=True, once=True) == 2
+    answer = json.loads(capsys.readouterr().out)
     manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
     assert answer["status"]["input"] == manifest["plan"] and answer["phase"] == "rest"
     assert answer["records"]["done"] == 22 and answer["records"]["failed"] == 2
@@ -402,6 +413,31 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     assert said.splitlines()[0].startswith(
         "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
     )
+
+
+@pytest.mark.parametrize(
+    ("quiet", "dryrun", "is_main", "variable", "tells"),
+    [
+        ({Quietness.HOST, Quietness.REASON}, False, True, "", True),  # the default profile's
+        (None, False, True, "", True),
+        ({Quietness.PROGRESS, Quietness.RULES}, False, True, "", False),  # a bare --quiet
+        ({Quietness.ALL}, False, True, "", False),
+        (None, True, True, "", False),
+        (None, False, False, "", False),
+        (None, False, True, "1", False),
+    ],
+)
+def test_snakemake_says_them_only_where_they_are_wanted(
+    monkeypatch, quiet, dryrun, is_main, variable, tells
+):
+    started = []
+    monkeypatch.setattr(workflow_totals, "start", started.append)
+    monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
+    monkeypatch.setenv("FEATUREMILL_QUIET", variable)
+    settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
+    workflow = SimpleNamespace(output_settings=settings, is_main_process=is_main)
+    workflow_totals.tell(workflow, "results/test")
+    assert len(started) == tells
 
 
 class Tmux:
