@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from featuremill.errors import IntegrityError
 from featuremill.search import names
-from featuremill.search.nearest import Metric, Nearest, rows_of_block
+from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.search.opening import Searched
 from featuremill.search.queries import Queries
 
@@ -48,15 +46,9 @@ def hits_of(
     """
     if not queries.ids:
         return
-    with _undamaged(searched):
-        vectors, num_wanted = searched.vectors, min(k + excludes_self, searched.num_rows)
-        nearest = Nearest(queries.vectors, num_wanted, metric, vectors.dtype)
-        row_bytes = queries.vectors.shape[1] * vectors.dtype.itemsize
-        for first_row, block in vectors.blocks(rows_of_block(len(queries.ids), row_bytes)):
-            nearest.add(first_row, block)
-        found = nearest.found()
-        everybody = np.concatenate([rows for rows, _ in found])
-        records = names.records_of(searched.table, everybody)
+    found = _nearest(searched, queries, min(k + excludes_self, searched.num_rows), metric)
+    everybody = np.concatenate([rows for rows, _ in found])
+    records = names.records_of(searched.table, everybody)
     told = names.descriptions_of(searched.folder.manifest, records.values())
     for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, found, strict=True):
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
@@ -67,17 +59,18 @@ def hits_of(
             yield Hit(query, rank, record.id, score, record.length, description)
 
 
-@contextmanager
-def _undamaged(searched: Searched) -> Iterator[None]:
-    """Say what to do where the bytes turn out not to be vectors."""
-    root = searched.folder.root
+def _nearest(searched: Searched, queries: Queries, k: int, metric: Metric) -> list[Found]:
+    """Return the rows and scores of the `k` nearest to each query."""
+    vectors = searched.vectors
+    nearest = Nearest(queries.vectors, k, metric, vectors.dtype)
+    row_bytes = queries.vectors.shape[1] * vectors.dtype.itemsize
     try:
-        yield
-    except (pa.ArrowInvalid, IntegrityError, OSError) as error:
-        if getattr(error, "errno", None):
-            raise
-        what = " ".join(str(error).split())[:200].rstrip(".")
+        for first_row, block in vectors.blocks(rows_of_block(len(queries.ids), row_bytes)):
+            nearest.add(first_row, block)
+    except NotFiniteError as error:
+        root = searched.folder.root
         raise IntegrityError(
-            f"{root}: these results are damaged ({what}); featuremill merge {root} writes them "
+            f"{root}: {error}, so these results are damaged; featuremill merge {root} writes them "
             "anew from the parts."
         ) from None
+    return nearest.found()

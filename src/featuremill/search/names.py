@@ -19,7 +19,7 @@ from featuremill.text import one_line
 
 MOST_NEAR = 3
 """Ids that are named where there is none of the name asked for."""
-MIN_SHARED = 3
+MIN_SHARED = 2
 """Letters that a name must share with the one asked for."""
 log = logging.getLogger("featuremill.search")
 

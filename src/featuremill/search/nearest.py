@@ -14,18 +14,22 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.errors import IntegrityError
-
 Metric = Literal["cosine", "l2", "dot"]
 METRICS: tuple[Metric, ...] = ("cosine", "l2", "dot")
 Matrix = npt.NDArray[Any]
 Scores = npt.NDArray[np.float64]
+Found = tuple[npt.NDArray[np.int64], Scores]
+"""Rows, nearest first, and their scores."""
 
 FEW_QUERIES = 16
 FEW_BYTES = 2**20
 """Vectors in a block for few queries: a core's cache holds it from one pass to the next."""
 MANY_BYTES = 2**23
 """For many queries, whose products take longer than Python does for a block."""
+
+
+class NotFiniteError(Exception):
+    """A vector cannot be compared."""
 
 
 def rows_of_block(num_queries: int, row_bytes: int) -> int:
@@ -80,7 +84,7 @@ class Nearest:
         """Look at a block (rows, width); `first_row` is its place among all, which ascends.
 
         Raises:
-            IntegrityError: when a number in it is not finite.
+            NotFiniteError: when a number in it is not finite.
         """
         rows = np.ascontiguousarray(vectors, self._dtype)
         with np.errstate(all="ignore"):
@@ -129,8 +133,8 @@ class Nearest:
         is_bad = ~np.isfinite(rows[near]).all(1) | np.isnan(scores)
         if is_bad.any():
             row = first_row + int(near[is_bad][0])
-            raise IntegrityError(
-                f"vector {row + 1:,}: its numbers are not finite, or too large to compare."
+            raise NotFiniteError(
+                f"vector {row + 1:,} has numbers that are not finite, or too large to compare"
             )
         kept = self._kept[number]
         kept.add(first_row + near, self._sign * scores)
@@ -140,7 +144,7 @@ class Nearest:
             below = np.nextafter(np.array(floor, self._dtype), -self._dtype.type(np.inf))
             self._floors[number] = below
 
-    def found(self) -> list[tuple[npt.NDArray[np.int64], Scores]]:
+    def found(self) -> list[Found]:
         """Return for each query the rows of its nearest, best first, and their scores."""
         return [(rows, self._sign * closeness) for rows, closeness in map(_Kept.best, self._kept)]
 

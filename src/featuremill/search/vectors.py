@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.errors import IntegrityError
 from featuremill.outputs.vectors import matrix
 from featuremill.results import Pooled
 from featuremill.search.nearest import Matrix
@@ -19,6 +21,21 @@ ROWS_AT_ONCE = 4096
 """Rows that are decoded together."""
 NUMBERS = "fiu"
 """Kinds of NumPy types that can be compared: floats and integers."""
+
+
+@contextmanager
+def decoding(path: Path) -> Iterator[None]:
+    """Say that the table is damaged where its bytes turn out to be no rows."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        what = " ".join(str(error).split())[:200].rstrip(".")
+        raise IntegrityError(
+            f"{path}: it is damaged ({what}); featuremill merge {path.parent} writes it anew from "
+            "the parts."
+        ) from None
 
 
 class Vectors(Protocol):
@@ -61,6 +78,8 @@ class Mapped:
 class Group(NamedTuple):
     """A row group of a table."""
 
+    path: Path
+    """Of the table."""
     file: pq.ParquetFile
     number: int
     first_row: int
@@ -68,7 +87,16 @@ class Group(NamedTuple):
 
     def read(self, columns: list[str]) -> pa.Table:
         """Read `columns` of the group."""
-        return self.file.read_row_group(self.number, columns=columns)
+        with decoding(self.path):
+            return self.file.read_row_group(self.number, columns=columns)
+
+    def batches(self, column: str) -> Iterator[Matrix]:
+        """Yield the vectors of `column`, `ROWS_AT_ONCE` together."""
+        with decoding(self.path):
+            for batch in self.file.iter_batches(
+                ROWS_AT_ONCE, row_groups=[self.number], columns=[column]
+            ):
+                yield matrix(pa.chunked_array([batch.column(0)]))
 
     def rows_in(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the places, among ascending `rows`, of those in this group."""
@@ -87,7 +115,7 @@ class Table:
         for file in files:
             for number in range(file.num_row_groups):
                 num_rows = file.metadata.row_group(number).num_rows
-                self.groups.append(Group(file, number, first, num_rows))
+                self.groups.append(Group(path, file, number, first, num_rows))
                 first += num_rows
         self.num_rows = first
         kind = files[0].schema_arrow.field(column.name).type.value_type
@@ -96,11 +124,7 @@ class Table:
     def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
         for group in self.groups:
             first = group.first_row
-            batches = group.file.iter_batches(
-                ROWS_AT_ONCE, row_groups=[group.number], columns=[self.column.name]
-            )
-            for batch in batches:
-                vectors = matrix(pa.chunked_array([batch.column(0)]))
+            for vectors in group.batches(self.column.name):
                 for start in range(0, len(vectors), num_rows):
                     yield first + start, vectors[start : start + num_rows]
                 first += len(vectors)
