@@ -7,6 +7,7 @@ compares with every vector, so what it finds is exact; writes nothing but what i
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EPILOG = (
     "On a machine that others use too: featuremill lease --gpus 1 -- featuremill search …; ids of "
     "the run's own records need no device."
@@ -54,9 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill search`."""
+    _calm_blas()
     from featuremill.search import visit
 
     return visit.run(arguments)
+
+
+def _calm_blas() -> None:
+    """Let NumPy multiply on one thread, unless somebody said otherwise or it is loaded already.
+
+    OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
+    where others compute too, a hundred queries take minutes in place of seconds.
+    """
+    if "numpy" in sys.modules or OPENBLAS_THREADS in os.environ:
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    import numpy  # noqa: F401  (to have it loaded)
+
+    del os.environ[OPENBLAS_THREADS]  # torch may bring an OpenBLAS of its own
 
 
 def search(
