@@ -291,6 +291,14 @@ def test_an_output_file_is_written_whole(run, capfd, tmp_path):
     assert {path.name for path in tsv.parent.iterdir()} == {"hits.tsv"}
 
 
+def test_a_pipe_as_output_is_written_to_and_not_replaced(run, capfd, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["/bin/cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
+        say(capfd, run.root, "--query", "r3", *COMPOSITION, "-k", 1, "--output", tmp_path / "pipe")
+        assert len(rows_of(reader.communicate(timeout=60)[0].decode())) == 1
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_on_a_terminal_it_is_a_table_that_no_description_disturbs(run, environment):
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "featuremill", "search", str(run.root), *COMPOSITION]

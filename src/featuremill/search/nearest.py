@@ -21,7 +21,7 @@ Scores = npt.NDArray[np.float64]
 Found = tuple[npt.NDArray[np.int64], Scores]
 """Rows, nearest first, and their scores."""
 
-FEW_QUERIES = 16
+FEW_QUERIES = 8
 FEW_BYTES = 2**20
 """Vectors in a block for few queries: a core's cache holds it from one pass to the next."""
 MANY_BYTES = 2**23

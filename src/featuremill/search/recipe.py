@@ -146,8 +146,13 @@ class Recipe:
         )
 
     def _settings(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        settings: dict[str, Any] = manifest.get("settings", {})
-        if set(settings) != {"workload", "version", "options", "weights_sha256"}:
+        settings = manifest.get("settings")
+        if not isinstance(settings, dict) or set(settings) != {
+            "workload",
+            "version",
+            "options",
+            "weights_sha256",
+        }:
             raise UserError(
                 f"{self._root}: its manifest.json does not say how it was computed; featuremill "
                 f"merge {self._root} writes it anew."

@@ -133,6 +133,10 @@ def _of_matrix(vectors: np.ndarray[Any, Any], searched: Searched, k: int) -> Ite
 @contextlib.contextmanager
 def _output(path: Path | None) -> Iterator[TextIO]:
     """Yield where hits go: standard output, or a file that is there when it is whole."""
+    if path and path.exists() and not path.is_file():  # a pipe or a device is not replaced
+        with path.open("w", encoding="utf-8") as out:
+            yield out
+        return
     if path:
         with store.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
             yield out
