@@ -500,6 +500,13 @@ def test_partial_results_say_so_and_failed_records_why(tmp_path, environment, ca
     assert "has no vector: it is not computed yet;" in refusal(capfd, root, "--query", pending)
     verbs.extract(plan)
     merge(verbs.run_folder, ["parquet"], 1)
+    (tmp_path / "bad.fa").write_text(">n\nNANA\n>good\nDEFG\n")
+    (tmp_path / "worse.fa").write_text(">n\nNANA\n")
+    err = verbs("search", root, "--query", "bad.fa", "--output", "hits.tsv", "-k", 1)
+    assert "query n is left out: values are missing or not finite" in err
+    assert [row["query"] for row in rows_of((tmp_path / "hits.tsv").read_text())] == ["good"]
+    err = verbs("search", root, "--query", "worse.fa", status=2)
+    assert "there is nothing to look for, as all 1 were refused" in err
     said = refusal(capfd, root, "--query", "bad")
     assert "the record 'bad' has no vector: it failed (error in the workload: " in said
     out, err = say(capfd, root, "--query", pending)

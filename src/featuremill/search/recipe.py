@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from featuremill import machine
+from featuremill import compute, machine
 from featuremill import weights as weights_verb
 from featuremill.at_hand import values_in_batches
 from featuremill.devices import Device, devices_for
@@ -51,7 +51,16 @@ class Recipe:
         self.options = self._resolved(settings, plan, devices[0], found)
         self._budget = self.workload.batch_cost(self.options, devices[0])
         self._say(searched.manifest, devices)
-        self._model: Any = self.workload.load(self.options, devices, found)
+        try:
+            self._model: Any = self.workload.load(self.options, devices, found)
+        except Exception as error:
+            if not compute.is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"{self._root}: memory ran out while its model was loaded "
+                f"({compute.one_line(error)}); search where it fits (such as --device cpu). "
+                "Records of the run are found by their ids without."
+            ) from None
 
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
@@ -78,7 +87,7 @@ class Recipe:
                 vectors = np.full((len(payloads), computed.shape[1]), np.nan)
             for row, vector in zip(rows, computed, strict=True):
                 vectors[places[distinct[row]]] = vector
-        return np.empty((len(payloads), 0)) if vectors is None else vectors
+        return np.full((len(payloads), 1), np.nan) if vectors is None else vectors
 
     def _devices(self, plan: dict[str, Any], choice: DeviceChoice | None) -> list[Device]:
         gpus = plan.get("gpus", 1)
