@@ -3,6 +3,7 @@
 featuremill.load("results/demo")           a run's results as a pandas DataFrame
 featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memory-mapped
 featuremill.embed(sequences, model=…)      features of sequences at hand, with the same engine
+featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
 
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featuremill.api import embed
     from featuremill.results import load, load_matrix
+    from featuremill.search import search
 
 __version__ = "0.1.0"
-__all__ = ["SNAKEFILE", "embed", "load", "load_matrix"]
+__all__ = ["SNAKEFILE", "embed", "load", "load_matrix", "search"]
 
 _HERE = Path(__file__).parent
-_WHERE = {"embed": "api", "load": "results", "load_matrix": "results"}
+_WHERE = {"embed": "api", "load": "results", "load_matrix": "results", "search": "search"}
 
 SNAKEFILE = str(
     _HERE / "smk" / "Snakefile" if (_HERE / "smk").is_dir() else _HERE.parents[1] / "Snakefile"

@@ -30,6 +30,7 @@ VERBS = {
     "retry": "make failed records run again",
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
+    "search": "find the records that are nearest to a sequence or to another record",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
     "config-docs": "write config/README.md and config/schema.json",

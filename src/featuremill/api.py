@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from featuremill import compute, config, machine, weights
-from featuremill.batches import Queue, make_batches
+from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.inputs import residues
@@ -78,7 +77,16 @@ def embed(
     vectors = np.empty((len(distinct), int(found.metadata["embed_dim"])), np.float32)
     costs = [esm2.cost(payload, resolved) for payload in distinct]
     num_done = 0
-    for rows, values in _in_batches(loaded, distinct, costs, esm2.batch_cost(resolved, chosen)):
+    budget, refuse = esm2.batch_cost(resolved, chosen), _refusing(distinct)
+    for rows, values in values_in_batches(
+        esm2,
+        loaded,
+        distinct,
+        costs,
+        budget,
+        refuse,
+        lambda text: warnings.warn(text, stacklevel=7),
+    ):
         vectors[rows] = values.column(0).flatten().to_numpy().reshape(len(rows), -1)
         num_done += len(rows)
         if progress:
@@ -87,29 +95,18 @@ def embed(
     return vectors[[row_of[payload] for payload in payloads]]
 
 
-def _in_batches(
-    loaded: Any, payloads: Sequence[bytes], costs: Sequence[int], budget: int
-) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    """Yield rows and their values, until all are computed."""
-    queue = Queue(costs, budget, esm2.COST_UNIT, lambda text: warnings.warn(text, stacklevel=7))
-    queue.add(make_batches(costs, budget), is_alone=True)
-    while batch := queue.take():
-        chosen = [payloads[row] for row in batch.rows]
-        try:
-            values = compute.values_of(esm2, loaded, chosen, batch.budget)
-        except Exception as error:
-            if not compute.is_out_of_memory(error):
-                raise
-            if not compute.make_room(queue, batch, error):
-                raise UserError(
-                    f"embed: memory ran out for one sequence of {len(chosen[0]):,} residues "
-                    f"({compute.one_line(error)}); use long='truncate', or another device."
-                ) from None
-            continue
-        if compute.not_finite(values).any():
-            raise UserError(f"embed: {compute.NOT_FINITE}, such as dtype='fp32'.")
-        queue.ran()
-        yield batch.rows, values
+def _refusing(payloads: Sequence[bytes]) -> Refuse:
+    """Return what says in a sentence why one of `payloads` cannot be computed."""
+
+    def refuse(row: int, reason: str) -> None:
+        if reason == compute.NOT_FINITE:
+            raise UserError(f"embed: {reason}, such as dtype='fp32'.")
+        raise UserError(
+            f"embed: memory ran out for one sequence of {len(payloads[row]):,} residues "
+            f"({reason}); use long='truncate', or another device."
+        )
+
+    return refuse
 
 
 def _payloads(sequences: Sequence[object]) -> list[bytes]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import store
@@ -47,8 +48,33 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
         UserError: when the run has no such file or column.
     """
     path = _table(run)
-    fields = list(pq.read_schema(files_of(path)[0]))[3:]
-    widths = {f.name: f.type.list_size for f in fields if hasattr(f.type, "list_size")}
+    chosen = pooled_column(pq.read_schema(files_of(path)[0]), column, path)
+    ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
+    if FILES["npy"] in _outputs(run):
+        vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
+        return ids, vectors[:, chosen.start : chosen.start + chosen.width]
+    return ids, matrix(pq.read_table(path, columns=[chosen.name])[chosen.name])
+
+
+class Pooled(NamedTuple):
+    """A column of one vector a record."""
+
+    name: str
+    width: int
+    start: int
+    """Its first place in a row of embeddings.npy."""
+    total: int
+    """Numbers in such a row."""
+
+
+def pooled_column(schema: pa.Schema, column: str | None, path: Path) -> Pooled:
+    """Return the column called `column`, or the only one, of the table at `path`.
+
+    Raises:
+        UserError: when there is no such column, or several and no choice.
+    """
+    kinds = {field.name: field.type for field in schema}
+    widths = {n: kind.list_size for n, kind in kinds.items() if pa.types.is_fixed_size_list(kind)}
     names = list(widths)
     if column is None and len(names) > 1:
         raise UserError(f"{path}: it has several columns; choose one of {', '.join(names)}.")
@@ -58,12 +84,8 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
             f"{path}: there is no column {column!r} with one vector a record; "
             f"it has {', '.join(names) or 'none'}."
         )
-    ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
-    if FILES["npy"] in _outputs(run):
-        vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
-        start = sum(widths[name] for name in names[: names.index(column)])
-        return ids, vectors[:, start : start + widths[column]]
-    return ids, matrix(pq.read_table(path, columns=[column])[column])
+    start = sum(widths[name] for name in names[: names.index(column)])
+    return Pooled(column, widths[column], start, sum(widths.values()))
 
 
 def _table(run: str | Path) -> Path:

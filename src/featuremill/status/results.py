@@ -32,9 +32,9 @@ class Results(NamedTuple):
     problems: list[Problem]
 
 
-def read_manifest(folder: RunFolder) -> dict[str, Any] | None:
+def read_manifest(folder: RunFolder, name: str = MANIFEST) -> dict[str, Any] | None:
     """Return what manifest.json says; None where there is none that can be read."""
-    manifest = read_json(folder.root / MANIFEST)
+    manifest = read_json(folder.root / name)
     kinds = {"outputs": dict, "parts": dict, "counts": dict, "recipe": str}
     if manifest is None or not all(isinstance(manifest.get(k), kinds[k]) for k in kinds):
         return None

@@ -1,0 +1,132 @@
+"""Who is who: ids to rows and back, descriptions, and why an id has no vector."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from featuremill.search.vectors import Table
+from featuremill.text import one_line
+
+MOST_NEAR = 3
+"""Ids that are named where there is none of the name asked for."""
+MIN_SHARED = 2
+"""Letters that a name must share with the one asked for."""
+log = logging.getLogger("featuremill.search")
+
+
+class Record(NamedTuple):
+    """What a row of the results is."""
+
+    id: str
+    length: int
+    sha256: str
+
+
+def rows_of(table: Table, ids: Iterable[str]) -> dict[str, int]:
+    """Return the rows of those of `ids` that are there."""
+    found: dict[str, int] = {}
+    wanted = set(ids)
+    asked = pa.array(wanted, pa.string())
+    for group in table.groups:
+        if len(found) == len(wanted):
+            break
+        here = group.read(["id"])["id"]
+        places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
+        names = here.take(places).to_pylist()
+        rows = (group.first_row + int(place) for place in places.to_numpy())
+        found.update(zip(names, rows, strict=True))
+    return found
+
+
+def records_of(table: Table, rows: npt.NDArray[np.int64]) -> dict[int, Record]:
+    """Return what the `rows` are."""
+    found: dict[int, Record] = {}
+    ascending = np.unique(rows)
+    for group in table.groups:
+        if len(places := group.rows_in(ascending)):
+            here = ascending[places]
+            block = group.read(list(Record._fields)).take(pa.array(here - group.first_row))
+            columns = (block[name].to_pylist() for name in Record._fields)
+            told = map(Record, *columns)
+            found.update(zip(here.tolist(), told, strict=True))
+    return found
+
+
+def descriptions_of(manifest: Path, records: Collection[Record]) -> dict[str, str]:
+    """Return the descriptions, by id, that manifest.parquet has of these records.
+
+    It may be another plan's: what has another sequence there is another record.
+    """
+    found: dict[str, str] = {}
+    if not manifest.exists():
+        return found
+    sha256_of = {record.id: record.sha256 for record in records}
+    asked = pa.array(sha256_of, pa.string())
+    try:
+        file = pq.ParquetFile(manifest, memory_map=True)
+        for number in range(file.num_row_groups):
+            if len(found) == len(sha256_of):
+                break
+            ids = file.read_row_group(number, columns=["id"])["id"]
+            places = pc.indices_nonzero(pc.is_in(ids, value_set=asked))
+            if not len(places):
+                continue
+            rest = file.read_row_group(number, columns=["description", "sha256"]).take(places)
+            columns = (ids.take(places), rest["description"], rest["sha256"])
+            for id, text, sha256 in zip(*(c.to_pylist() for c in columns), strict=True):
+                if sha256 and sha256.hex() == sha256_of[id]:
+                    found.setdefault(id, text or "")
+    except (pa.ArrowException, OSError, KeyError) as error:
+        log.warning(
+            "%s: no descriptions, as it cannot be read (%s).", manifest, type(error).__name__
+        )
+    return found
+
+
+def why_missing(table: Table, failed: Path, id: str) -> str:
+    """Return in a sentence why `id` has no vector, or which ids are like it."""
+    if told := _listed(failed, id):
+        status, reason = told
+        state = {"pending": "is not computed yet", "refused": "was refused"}.get(status, "failed")
+        why = "" if status == "pending" else f" ({reason})"
+        return f"the record {id!r} has no vector: it {state}{why}"
+    near = _like(table, id)
+    hint = f"; the nearest names are {', '.join(near)}" if near else ""
+    return f"there is no record {id!r}{hint}"
+
+
+def _listed(failed: Path, id: str) -> tuple[str, str] | None:
+    """Return the status and the reason that failed.tsv has for `id`."""
+    try:
+        with failed.open(encoding="utf-8", newline="") as rows:
+            for row in csv.DictReader(rows, delimiter="\t"):
+                if row["id"] == one_line(id):
+                    return str(row["status"]), str(row["reason"])
+    except (OSError, ValueError, KeyError, csv.Error):
+        pass  # it only explains
+    return None
+
+
+def _like(table: Table, id: str) -> list[str]:
+    """Return ids that hold `id`, or else most of its beginning."""
+    for part in (id, id[: -(-3 * len(id) // 4)]):
+        found: list[str] = []
+        for group in table.groups if len(part) >= MIN_SHARED else ():
+            here = group.read(["id"])["id"]
+            alike = here.filter(pc.match_substring(here, part, ignore_case=True))
+            found += alike.slice(0, MOST_NEAR - len(found)).to_pylist()
+            if len(found) == MOST_NEAR:
+                break
+        if found:
+            return found
+    return []

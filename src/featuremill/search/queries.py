@@ -1,0 +1,192 @@
+"""What is looked for: records of the run by their ids, or sequences, which are computed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import logging
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from featuremill.errors import UserError
+from featuremill.inputs import COMPRESSED, FORMATS, source
+from featuremill.search import names
+from featuremill.search.nearest import Matrix
+from featuremill.search.opening import Searched
+from featuremill.search.recipe import Recipe
+from featuremill.sizes import counted
+from featuremill.workload import Record
+
+NOWHERE = -1
+"""The row of a query that is no record of the run."""
+MOST_NAMED = 5
+"""Queries without a vector that are named one by one."""
+Item = TypeVar("Item")
+log = logging.getLogger("featuremill.search")
+
+
+class Queries(NamedTuple):
+    """Some queries at once."""
+
+    ids: list[str]
+    vectors: Matrix
+    """Shape (queries, width)."""
+    own_rows: list[int]
+    """The row that is the query itself, by id and sequence, or `NOWHERE`."""
+
+
+class Reader:
+    """Turns what was asked into vectors, `num_at_once` of them together."""
+
+    def __init__(
+        self,
+        searched: Searched,
+        recipe: Callable[[], Recipe],
+        num_at_once: int,
+        wants_own: bool,
+    ) -> None:
+        """Read nothing yet; `recipe` is called once, for the first sequence, and `own_rows` of
+        sequences are looked up if wanted."""
+        self._searched = searched
+        self._wants_own = wants_own
+        self._make_recipe = recipe
+        self._recipe: Recipe | None = None
+        self._num_at_once = num_at_once
+        self._notes: Counter[str] = Counter()
+        self._num_good = self._num_bad = 0
+
+    def read(self, words: Sequence[str]) -> Iterator[Queries]:
+        """Yield what `words` name, in their order: files of sequences, and ids.
+
+        A word that is a file is that; another is one id, or several with commas between.
+
+        Raises:
+            UserError: when a word is neither, or nothing is left to look for.
+        """
+        rows = self._rows([word for word in words if not _is_file(word)])
+        for word in words:
+            yield from self._of_rows(rows[word]) if word in rows else self._of_file(Path(word))
+        self._say(", ".join(words))
+
+    def of_sequences(self, sequences: Mapping[str, str]) -> Iterator[Queries]:
+        """Yield the queries of a mapping from ids to sequences, read as a file's are."""
+        ids = list(sequences)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "queries.fasta"
+            lines = (f">{number}\n{text}\n" for number, text in enumerate(sequences.values()))
+            path.write_text("".join(lines) or ">", "utf-8")
+            for queries in self._of_file(path):
+                yield queries._replace(ids=[ids[int(number)] for number in queries.ids])
+        self._say("queries")
+
+    def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
+        """Return for each word the ids in it, each with its row."""
+        parts = {word: [part for part in word.split(",") if part] for word in words}
+        found = names.rows_of(
+            self._searched.table, {*words, *itertools.chain.from_iterable(parts.values())}
+        )
+        rows = {}
+        for word, each in parts.items():
+            ids = [word] if word in found else each
+            missing = [id for id in ids if id not in found]
+            if missing or not ids:
+                raise UserError(self._missing(word, missing))
+            rows[word] = {id: found[id] for id in ids}
+        return rows
+
+    def _missing(self, word: str, ids: Sequence[str]) -> str:
+        if not ids:
+            return "query: it is empty; give a file of sequences, or ids of the run's records."
+        if _is_meant_as_file(word):
+            source.check(Path(word))  # says why it can't be read
+        why = names.why_missing(self._searched.table, self._searched.failed, ids[0])
+        others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
+        return (
+            f"{self._searched.folder.root}: {why}{others}; give ids of records that have a vector, "
+            "or a file of sequences."
+        )
+
+    def _of_rows(self, rows: Mapping[str, int]) -> Iterator[Queries]:
+        for some in _in_pieces(rows, self._num_at_once):
+            places = [rows[id] for id in some]
+            self._num_good += len(some)
+            yield Queries(some, self._searched.vectors.take(np.array(places, np.int64)), places)
+
+    def _of_file(self, path: Path) -> Iterator[Queries]:
+        self._recipe = recipe = self._recipe or self._make_recipe()
+        records = recipe.workload.records([path], recipe.options)
+        for some in _in_pieces(self._good(records), self._num_at_once):
+            vectors = recipe.vectors(
+                [record.payload for record in some],
+                lambda place, why, some=some: self._refuse(some[place], why),  # type: ignore[misc]
+            )
+            good = np.flatnonzero(~np.isnan(vectors).any(1)).tolist()
+            self._num_good += len(good)
+            records_here = [some[place] for place in good]
+            own = self._own_rows(records_here)
+            yield Queries([record.id for record in records_here], vectors[good], own)
+
+    def _good(self, records: Iterable[Record]) -> Iterator[Record]:
+        for record in records:
+            if record.reason:
+                self._refuse(record, record.reason)
+            else:
+                self._notes.update(filter(None, record.note.split("; ")))
+                yield record
+
+    def _refuse(self, record: Record, reason: str) -> None:
+        self._num_bad += 1
+        if self._num_bad <= MOST_NAMED:
+            log.warning("query %s is left out: %s.", record.id or f"at line {record.line}", reason)
+
+    def _own_rows(self, records: Sequence[Record]) -> list[int]:
+        """Return the row of each record that is one of the run's, by its id and its sequence."""
+        if not self._wants_own:
+            return [NOWHERE] * len(records)
+        table = self._searched.table
+        rows = names.rows_of(table, {record.id for record in records})
+        told = names.records_of(table, np.array(list(rows.values()), np.int64))
+        sha256_of = {row: record.sha256 for row, record in told.items()}
+        found = []
+        for record in records:
+            row = rows.get(record.id, NOWHERE)
+            is_it = sha256_of.get(row) == hashlib.sha256(record.payload).hexdigest()
+            found.append(row if is_it else NOWHERE)
+        return found
+
+    def _say(self, what: str) -> None:
+        """Say how the queries were mended, as plan does of the input; refuse to have looked for
+        nothing."""
+        for note, count in sorted(self._notes.items()):
+            log.info("%s: %s.", counted(count, "query").replace("querys", "queries"), note)
+        if self._num_bad > MOST_NAMED:
+            log.warning("%s queries are left out in all.", f"{self._num_bad:,}")
+        if not self._num_good:
+            why = f"all {self._num_bad:,} were refused" if self._num_bad else "it holds no sequence"
+            raise UserError(f"{what}: there is nothing to look for, as {why}.")
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except OSError:  # a name too long, as when somebody gives a sequence
+        return False
+
+
+def _is_meant_as_file(word: str) -> bool:
+    suffixes = tuple(suffix for kind in FORMATS for suffix in (*kind.suffixes, *COMPRESSED))
+    with contextlib.suppress(OSError):
+        return word.lower().endswith(suffixes) or Path(word).exists()
+    return False
+
+
+def _in_pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    iterator = iter(items)
+    while piece := list(itertools.islice(iterator, size)):
+        yield piece

@@ -1,0 +1,81 @@
+"""Hits as TSV for programs, or as an aligned table for people."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from collections.abc import Iterable
+from typing import Literal, TextIO
+
+from featuremill.search.hits import Hit
+from featuremill.text import one_line, plain
+
+Format = Literal["table", "tsv"]
+FORMATS: tuple[Format, ...] = ("table", "tsv")
+GAP = "  "
+NUMBERS = {"rank", "score", "length"}
+MIN_DESCRIPTION = 20
+"""Letters of a description that a narrow terminal shows nevertheless."""
+
+
+class Tsv:
+    """A table with tabs, quoted as failed.tsv is."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._table = csv.writer(out, delimiter="\t", lineterminator="\n")
+        self._has_headings = False
+        self._shown = plain if out.isatty() else str
+
+    def write(self, hits: Iterable[Hit]) -> None:
+        """Append the hits of some queries."""
+        for hit in hits:
+            if not self._has_headings:
+                self._has_headings = True
+                self._table.writerow(Hit._fields)
+            texts = [self._shown(one_line(str(field))) for field in hit._replace(score=0)]
+            texts[Hit._fields.index("score")] = f"{hit.score:.9g}"
+            self._table.writerow(texts)
+
+
+class Aligned:
+    """A table with columns as wide as what is in them; on a terminal, as wide as that."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._widths = [len(name) for name in Hit._fields]
+        self._has_headings = False
+
+    def write(self, hits: Iterable[Hit]) -> None:
+        """Append the hits of some queries."""
+        rows = [[plain(one_line(text)) for text in _texts(hit)] for hit in hits]
+        columns = zip(*rows, strict=True) if rows else [()] * len(self._widths)
+        self._widths = [
+            max([width, *map(len, column)])
+            for width, column in zip(self._widths, columns, strict=True)
+        ]
+        if not self._has_headings:
+            self._has_headings = True
+            rows.insert(0, list(Hit._fields))
+        self._out.writelines(f"{self._line(row)}\n" for row in rows)
+
+    def _line(self, row: list[str]) -> str:
+        *cells, description = (
+            f"{text:{'>' if name in NUMBERS else '<'}{width}}"
+            for name, text, width in zip(Hit._fields, row, self._widths, strict=True)
+        )
+        start = GAP.join(cells) + GAP
+        if self._out.isatty():
+            room = shutil.get_terminal_size().columns - len(start)
+            description = _cut(description.rstrip(), max(room, MIN_DESCRIPTION))
+        return f"{start}{description}".rstrip()
+
+
+def _texts(hit: Hit) -> list[str]:
+    return [*map(str, hit[:3]), f"{hit.score:.6f}", f"{hit.length:,}", hit.description]
+
+
+def _cut(text: str, room: int) -> str:
+    return text if len(text) <= room else f"{text[: room - 1]}…"
+
+
+VIEWS: dict[Format, type[Tsv] | type[Aligned]] = {"table": Aligned, "tsv": Tsv}
