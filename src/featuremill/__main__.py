@@ -23,6 +23,7 @@ VERBS = {
     "extract": "compute one shard",
     "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
+    "export": "write results in other formats, without computing anything again",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
     "retry": "make failed records run again",
     "clean": "say what of a run can go, and remove it",

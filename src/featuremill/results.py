@@ -12,22 +12,23 @@ import pyarrow.parquet as pq
 
 from featuremill import store
 from featuremill.errors import UserError
-from featuremill.outputs import FILES, files_of
+from featuremill.outputs import ABOUT, FILES, files_of
 from featuremill.outputs.vectors import matrix
 
 
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
-    Columns: length, sha256, and one column a value whose cells are NumPy vectors of shape (width,),
-    or, per residue, lists of one list of numbers a residue.
+    Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
+    vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
 
     Raises:
         UserError: when the run has neither embeddings.parquet nor embeddings/.
     """
     table = pq.read_table(_table(run))
-    frame: pd.DataFrame = table.select(["id", "length", "sha256"]).to_pandas().set_index("id")
-    for name in table.column_names[3:]:
+    about = [name for name in ABOUT if name in table.column_names]  # early tables had fewer
+    frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
+    for name in table.drop_columns(about).column_names:
         column = table[name]
         if hasattr(column.type, "list_size"):
             frame[name] = pd.Series(list(matrix(column)), index=frame.index, dtype=object)
@@ -47,7 +48,7 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
         UserError: when the run has no such file or column.
     """
     path = _table(run)
-    fields = list(pq.read_schema(files_of(path)[0]))[3:]
+    fields = pq.read_schema(files_of(path)[0])
     widths = {f.name: f.type.list_size for f in fields if hasattr(f.type, "list_size")}
     names = list(widths)
     if column is None and len(names) > 1:
