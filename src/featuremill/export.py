@@ -21,10 +21,10 @@ from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.errors import IntegrityError, UserError
 from featuremill.machine import num_cores
 from featuremill.merge import count, gathered, open_parts, undisturbed
-from featuremill.merge.delivery import EXPORTS, Source, write
+from featuremill.merge.delivery import Source, write
 from featuremill.merge.provenance import provenance_of
 from featuremill.merge.table import TableSource
-from featuremill.outputs import FAILED, FILES, bytes_of, digest_of_result
+from featuremill.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
 from featuremill.store import RunFolder, read_json, write_json
 
 log = logging.getLogger("featuremill.export")

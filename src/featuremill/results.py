@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from featuremill import store
 from featuremill.errors import UserError
-from featuremill.outputs import ABOUT, FILES, files_of
+from featuremill.outputs import ABOUT, EXPORTS, FILES, files_of
 from featuremill.outputs.vectors import matrix
 
 
@@ -81,5 +81,6 @@ def _file(run: str | Path, output: str) -> Path:
 
 
 def _outputs(run: str | Path) -> list[str]:
-    """Return the result files of the run's own manifest: a left-over one may be another's."""
-    return list((store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {}))
+    """Return the result files that the run itself tells of: a left-over one may be another's."""
+    written = (store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {})
+    return [*written, *(store.read_json(Path(run) / EXPORTS) or {} if written else ())]

@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from featuremill.errors import IntegrityError
 from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge.parallel import in_order
 from featuremill.outputs import (
+    EXPORTS,
     FAILED,
     FILES,
     FOLDERS,
@@ -29,8 +30,6 @@ from featuremill.outputs import (
 )
 from featuremill.store import RunFolder, replacing, sync, write_json
 
-EXPORTS = "exports.json"
-"""What `featuremill export` wrote beside the results; a merge removes it with the files."""
 MOST_SYNCED = 1_000
 """Files of a folder that are synced one by one; more of them all at once."""
 
@@ -64,9 +63,9 @@ def clear(folder: RunFolder, outputs: Sequence[str], is_partial: bool) -> None:
         (folder.root / EXPORTS).unlink(missing_ok=True)
     for name, file in FILES.items():
         path = folder.root / file_name(file, is_partial)
+        _remove(path.with_name(sidecar_of(path.name)))
         if name not in outputs:
             _remove(path)
-            _remove(folder.root / sidecar_of(path.name))
         for half in folder.root.glob(f".{path.name}.*"):
             _remove(half)
 
@@ -105,7 +104,10 @@ def write(
         num_written = 0
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            list(pool.map(lambda writer, block=block: writer.write(block), writers))
+            writing = [pool.submit(writer.write, block) for writer in writers]
+            wait(writing)  # for all: none may still write when another's failure ends this
+            for future in writing:
+                future.result()
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
     for name, path in paths.items():

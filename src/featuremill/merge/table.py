@@ -33,7 +33,9 @@ class TableSource:
                 f"{path}: it has no column {sorted(missing)[0]!r}, so it is of an earlier version; "
                 "run snakemake to have it written anew."
             )
-        self.values = pa.schema([field for field in schema if field.name not in ABOUT])
+        # As they were: reading adds numbers of columns as metadata, which a writer would keep.
+        values = [field for field in schema if field.name not in ABOUT]
+        self.values = pa.schema([pa.field(field.name, _plain(field.type)) for field in values])
 
     @property
     def num_rows(self) -> int:
@@ -55,10 +57,17 @@ class TableSource:
                             *(group[name] for name in ("id", "description")),
                             group["length"].cast(pa.int64()),
                             _digests(group["sha256"]),
-                            *(group[name] for name in self.values.names),
+                            *(group[field.name].cast(field.type) for field in self.values),
                         ],
                         schema=pa.schema([*IDENTITY, *self.values]),
                     )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type of (nested) lists without the metadata of what is in them."""
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain(kind.value_type), kind.list_size)
+    return pa.list_(_plain(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _digests(text: pa.ChunkedArray) -> pa.Array:

@@ -18,6 +18,8 @@ FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder
 """Outputs that are a folder of files."""
 FAILED = ("failed.tsv", "failed.fa")
 """What every merge writes beside its outputs: records without values, and how to try them again."""
+EXPORTS = "exports.json"
+"""What `featuremill export` wrote beside the results; a merge removes it with the files."""
 IDENTITY = pa.schema(
     {
         "id": pa.string(),

@@ -74,7 +74,7 @@ class Writer:
         texts = sum(column.nbytes for column in columns.values())
         self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)
         for name, column in columns.items():
-            self._about[name][rows] = column.to_numpy()
+            self._about[name][rows] = column.to_numpy(zero_copy_only=False)
         for name, dataset in self._matrices.items():
             dataset[rows] = matrix(block[name])
 
