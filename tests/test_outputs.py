@@ -15,20 +15,28 @@ import polars as pl
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import Verbs
+from conftest import ROOT, Verbs
 from esm2_models import fair_esm_bundled
 from mounts import Mount
 from safetensors import safe_open
 
 import featuremill
 from featuremill import __main__
-from featuremill.config import OutputName
 from featuremill.errors import IntegrityError, UserError
 from featuremill.export import export
-from featuremill.formats import FORMATS, sidecar_of
+from featuremill.formats import FORMATS, OutputName, sidecar_of
 from featuremill.merge import gather, merge
 from featuremill.merge.provenance import provenance_of
-from featuremill.outputs import FILES, Target, bytes_of, digest_of_result, files_of, open_writer
+from featuremill.outputs import (
+    ABOUT,
+    FILES,
+    Target,
+    bytes_of,
+    digest_of_result,
+    files_of,
+    open_writer,
+)
+from featuremill.plan.needs import needs_of_run
 from featuremill.room import needs_of_outputs
 from featuremill.store import RunFolder
 
@@ -257,10 +265,9 @@ def test_every_file_says_how_it_was_made(done, name):
     assert json.loads(found["options"])["layers"] == [3, 6]
 
 
-def test_the_estimates_are_near_what_the_files_take(done):
+def test_the_estimates_are_near_what_the_files_take(done, table):
     """Of a run as large as people's, so that what a file takes in any case does not count."""
-    values = pq.read_schema(done.run_folder.root / "embeddings.parquet").remove_metadata()
-    values = values.empty_table().drop_columns(["id", "accession", "description"]).schema
+    values = table.drop_columns(list(ABOUT)).schema
     needs = needs_of_outputs(ALL, values, 1_000, 300_000, done.folder)
     sizes = {need.what: need.num_bytes for need in needs}
     pooled, residues = 4 * 128 * 4 * 1_000, 2 * 128 * 2 * 300_000
@@ -429,23 +436,22 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
             assert words in refused.stderr
         assert "FEATUREMILL_WITHOUT_ROOM=1 goes on all the same" in refused.stderr
         assert disk(*disk.words, FEATUREMILL_WITHOUT_ROOM="1").returncode == 0
-        disk.mount.remount("size=20m")
-        assert disk(*disk.words).returncode == 0
     finally:
         disk.mount.close()
 
 
-def test_parts_that_are_computed_are_paid_for(tmp_path, environment):
-    disk = Disk(tmp_path, environment, "20m")
-    try:
-        first = disk(*disk.words).stderr
-        for shard in json.loads(disk.seen.plan.read_text())["shards"]:
-            assert disk("extract", "run", shard["shard"]).returncode == 0
-        again = disk(*disk.words).stderr
-        assert "about: store/ 888.0 kB" in first, first  # 6,000 × (84 + 64) bytes
-        assert "about: store/ 0 bytes" in again, again
-    finally:
-        disk.mount.close()
+def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
+    plan = json.loads(run.plan.read_text())
+    values = table.drop_columns(list(ABOUT)).schema
+    [shard] = plan["shards"]
+    part = run.part(plan["recipe"], shard["shard"])
+    assert needs_of_run(run, plan, values)[0].num_bytes == 0
+    size = part.stat().st_size
+    part.unlink()
+    whole = needs_of_run(run, plan, values)[0].num_bytes
+    assert 0.9 * whole < size < 1.2 * whole
+    run.journal(plan["recipe"], shard["shard"]).write_bytes(bytes(10_000))
+    assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
 
 
 def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):
@@ -455,7 +461,49 @@ def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, 
         refused = disk(*disk.words, *weights).stderr
         assert "fair-esm-pt: 6,000 files, one a record; the file system of run has" in refused
         assert re.search(r"it needs 6,000 files, and .* can hold [0-9]+ more", refused), refused
-        disk.mount.remount("nr_inodes=9000")
-        assert disk(*disk.words, *weights).returncode == 0
     finally:
         disk.mount.close()
+
+
+def snippets(language):
+    """Return the page's snippets in a language."""
+    page = (ROOT / "docs" / "outputs.md").read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def my_run(run, tmp_path, monkeypatch):
+    """Stand where the page's paths lead to a run."""
+    (tmp_path / "results").mkdir()
+    run.root.rename(tmp_path / "results" / "my")
+    monkeypatch.chdir(tmp_path)
+    return RunFolder(tmp_path / "results" / "my")
+
+
+@pytest.mark.parametrize("snippet", snippets("python"), ids=lambda text: text.split()[1])
+def test_each_snippet_of_the_page_runs_as_it_stands(my_run, table, snippet):
+    assert len([line for line in snippet.splitlines() if line]) <= (10 if "h5py" in snippet else 5)
+    found = {}
+    exec(snippet, found)
+    expected = vectors(table, "mean_layer_6")
+    if "ids" in found:
+        assert sorted(found["ids"]) == sorted(IDS)
+    if "X" in found:
+        X = np.array([row.tolist() for row in found["X"]], np.float32)
+        if "h5py" in found:
+            X = X[[found["ids"].index(id) for id in IDS]][:, 256:384]
+        assert ((vectors(table, "mean_layer_3") if "anndata" in found else expected) == X).all()
+    elif "ours" in found:
+        assert found["ours"]["label"].tolist() == ["mitochondrion"] * 3
+    elif "rows" in found:
+        assert {row[0] for row in found["rows"]} == {id for id in IDS if "P12345" in id}
+    else:
+        assert (found["vector"].numpy() == expected[IDS.index("plain")]).all()
+
+
+def test_the_pages_command_runs(my_run):
+    merge(my_run, ["parquet"], 0)
+    for line in "".join(snippets("sh")).splitlines():
+        program, *words = line.split()
+        assert program == "featuremill" and __main__.main(words) == 0
+    assert (my_run.root / "embeddings.h5ad").exists()

@@ -13,20 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from featuremill import config_problems
 from featuremill.errors import UserError
-from featuremill.formats import FORMATS
+from featuremill.formats import FORMATS, OutputName
 from featuremill.workload import BUILT_IN, find_workload
 
-OutputName = Literal[
-    "parquet",
-    "parquet_dataset",
-    "per_protein_h5",
-    "per_residue_h5",
-    "npy",
-    "h5ad",
-    "safetensors",
-    "fair_esm_pt",
-]
-"""The names in `formats.FORMATS`."""
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
 MAX_VALUES = 10_000

@@ -9,6 +9,17 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 Kind = Literal["pooled", "per_residue"]
+OutputName = Literal[
+    "parquet",
+    "parquet_dataset",
+    "per_protein_h5",
+    "per_residue_h5",
+    "npy",
+    "h5ad",
+    "safetensors",
+    "fair_esm_pt",
+]
+"""The names in `FORMATS`."""
 
 
 class Format(NamedTuple):
@@ -27,8 +38,8 @@ class Format(NamedTuple):
 
 
 FORMATS = {
-    "parquet": Format("embeddings.parquet", 160),
-    "parquet_dataset": Format("embeddings", 160, is_folder=True),
+    "parquet": Format("embeddings.parquet", 110),
+    "parquet_dataset": Format("embeddings", 110, is_folder=True),
     "per_protein_h5": Format("per-protein.h5", 400, "pooled"),
     "per_residue_h5": Format("per-residue.h5", 400, "per_residue"),
     "npy": Format("embeddings.npy", 0, "pooled", has_sidecar=True),
