@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -403,6 +404,12 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
     assert anndata.read_h5ad(tmp_path / "h5ad").shape == (0, 128)
     with safe_open(tmp_path / "safetensors", "np") as file:
         assert file.get_tensor("mean_layer_6").shape == (0, 128)
+
+
+def test_a_column_never_takes_the_place_of_the_ids(tmp_path):
+    values = pa.schema({"ids": pa.list_(pa.int32(), 2)})
+    with pytest.raises(UserError, match="a tensor 'ids' of its own"):
+        open_writer("safetensors", Target(tmp_path / "x", values, 1, {}))
 
 
 class Disk:

@@ -15,10 +15,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featuremill.errors import UserError
 from featuremill.outputs import Target, need
 from featuremill.outputs.vectors import matrix
 
-KINDS = {"halffloat": "F16", "float": "F32", "double": "F64"}
+KINDS = {
+    "halffloat": "F16",
+    "float": "F32",
+    "double": "F64",
+    **{
+        f"{sign}int{bits}": f"{name}{bits}"
+        for sign, name in (("", "I"), ("u", "U"))
+        for bits in (8, 16, 32, 64)
+    },
+}
 """Arrow's names of number types, and the format's."""
 IDS = "ids"
 LARGEST = 2**62
@@ -30,6 +40,8 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         self._columns = need(target.pooled(), "safetensors", "a pooled value")
+        if IDS in self._columns:
+            raise UserError(f"outputs: safetensors has a tensor {IDS!r} of its own; drop it.")
         self._kinds = {name: target.values.field(name).type for name in self._columns}
         self._num_rows = target.num_rows
         self._metadata = {**target.provenance, "columns": ",".join(self._columns)}
