@@ -360,14 +360,14 @@ def test_what_cannot_be_exported_is_said(run):
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 4
     part.write_bytes(content)
-    with pytest.raises(IntegrityError, match="status .* --verify says what to do"):
+    with pytest.raises(IntegrityError, match=r"status .* --verify says what to do"):
         export(run, ["h5ad"])
     assert part.exists(), "export only looks"
     part.unlink()
     with pytest.raises(UserError, match=r"there is nothing left to make other formats of"):
         export(run, ["h5ad"])
     (run.root / "manifest.json").unlink()
-    with pytest.raises(UserError, match="no finished results of plan.json yet"):
+    with pytest.raises(UserError, match=r"no finished results of plan\.json yet"):
         export(run, ["h5ad"])
 
 

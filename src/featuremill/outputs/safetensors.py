@@ -23,11 +23,8 @@ KINDS = {
     "halffloat": "F16",
     "float": "F32",
     "double": "F64",
-    **{
-        f"{sign}int{bits}": f"{name}{bits}"
-        for sign, name in (("", "I"), ("u", "U"))
-        for bits in (8, 16, 32, 64)
-    },
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
 }
 """Arrow's names of number types, and the format's."""
 IDS = "ids"
