@@ -142,10 +142,12 @@ def journal_with(lines: str) -> Harm:
 
 
 PLAN = "its content is not what was written; delete it and run the same command again"
+NO_RECEIPT = "this part is not computed yet; run snakemake to the end"
 RECEIPT = "this receipt is not whole, or for another part; run the same command again"
 PART = "run the same command again to compute it anew"
 SHARD = "delete the run's plan.json and run the same command again to have it written anew"
-MANIFEST = "does not belong to plan.json; delete both and run the same command again"
+MANIFEST = "does not belong to plan.json; delete both and run snakemake again"
+NO_MANIFEST = "it is gone; delete plan.json and run snakemake again"
 RESULTS = "delete manifest.json and run the same command again"
 
 DAMAGES: list[Damage] = [
@@ -164,13 +166,13 @@ DAMAGES: list[Damage] = [
     Damage("no plan to extract", gone(plan_of), "extract", 2, "there is no plan yet"),
     Damage("empty plan to extract", written(plan_of, b""), "extract", 4, PLAN),
     Damage("plan cut, to extract", cut(plan_of), "extract", 4, PLAN),
-    Damage("no manifest", gone(manifest_of), "merge", 4, MANIFEST),
+    Damage("no manifest", gone(manifest_of), "merge", 4, NO_MANIFEST),
     Damage("empty manifest", written(manifest_of, b""), "merge", 4, MANIFEST),
     Damage("manifest cut", cut(manifest_of), "merge", 4, MANIFEST),
     Damage("manifest's first bytes", flipped(manifest_of, 0.01), "merge", 4, MANIFEST),
     Damage("manifest's pages", flipped(manifest_of, 0.3), "merge", 4, MANIFEST),
     Damage("manifest's footer", flipped(manifest_of, 0.9), "merge", 4, MANIFEST),
-    Damage("no receipt", gone(receipt_of), "merge", 4, RECEIPT),
+    Damage("no receipt", gone(receipt_of), "merge", 4, NO_RECEIPT),
     Damage("empty receipt", written(receipt_of, b""), "merge", 4, RECEIPT),
     Damage("receipt of zeros", written(receipt_of, bytes(100)), "merge", 4, RECEIPT),
     Damage("receipt cut", cut(receipt_of), "merge", 4, RECEIPT),

@@ -50,9 +50,12 @@ def run_beside(command: list[str], held: Lease) -> int:
     takes the command along when it is killed.
     """
     us = os.getpid()
+    # A signal between the fork and our handlers would go to those of before, and what they raise
+    # gets lost among Python's own doings at a fork (logging's, for one).
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED_ON, *FROM_THE_TERMINAL))
     child = os.fork()
     if child == 0:
-        _be_the_child(command, held, us)
+        _be_the_child(command, held, us, mask)
     for number in FROM_THE_TERMINAL:
         signal.signal(number, signal.SIG_IGN)
     passed_on: list[int] = []
@@ -64,6 +67,7 @@ def run_beside(command: list[str], held: Lease) -> int:
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if code == 0:
@@ -77,6 +81,12 @@ def run_beside(command: list[str], held: Lease) -> int:
     return code
 
 
-def _be_the_child(command: list[str], held: Lease, parent: int) -> NoReturn:
+def _be_the_child(
+    command: list[str], held: Lease, parent: int, mask: set[signal.Signals | int]
+) -> NoReturn:
     machine.die_with_parent(parent, signal.SIGKILL)
+    for number in PASSED_ON:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os._exit(become(command, held))
