@@ -35,6 +35,8 @@ ROWS_A_SHARD = 6_000
 """Proteins of 350 residues in a shard of the default cost."""
 ROWS_A_BATCH = 500
 ROWS_A_GROUP = 100_000
+WORDS = "OS=Homo sapiens OX=9606 GN=ABC1 PE=1 SV=2"
+"""What the headers of Swiss-Prot go on with, about."""
 Rows = npt.NDArray[np.int64]
 
 
@@ -142,6 +144,8 @@ def _write_receipts(folder: RunFolder, shard: str, digest: str, num_rows: int) -
         "recipe": RECIPE,
         "part": digest,
         "rows": num_rows,
+        "ok": num_rows,
+        "failed": 0,
         "devices": [{"kind": "cpu", "uuid": "cpu", "name": "none"}],
         "seconds": {"total": 1.0},
         "versions": {},
@@ -167,7 +171,7 @@ def _write_manifest(
             same = pa.array(np.zeros(count, np.int32))
             columns = {
                 "ordinal": pa.array(np.arange(start, start + count)),
-                "id": pa.array([f"r{n:x}" for n in rng.integers(2**60, size=count).tolist()]),
+                "id": pa.array([f"sp|P{n % 10**5:05d}-{n}|X_{n:x}" for n in row.tolist()]),
                 "sha256": pa.FixedSizeBinaryArray.from_buffers(
                     pa.binary(32), count, [None, pa.py_buffer(sha256[here].tobytes())]
                 ),
@@ -177,6 +181,7 @@ def _write_manifest(
                 "row": pa.array((row % ROWS_A_SHARD).astype(np.int32)),
                 "length": pa.array(rng.integers(100, 600, size=count)),
                 "line": pa.array(np.arange(start, start + count)),
+                "description": pa.array([f"Protein {n:x} {WORDS}" for n in row.tolist()]),
             }
             arrays = [
                 columns[field.name] if field.name in columns else pa.nulls(count, field.type)

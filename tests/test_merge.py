@@ -277,11 +277,16 @@ def test_parts_with_other_columns_are_refused(run):
         merge(run, ["parquet"], 0)
 
 
-def test_a_disk_that_is_too_small_is_foretold(run, monkeypatch, caplog):
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, monkeypatch, caplog):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 7_000))
+    with pytest.raises(UserError, match=r"embeddings\.npy 3\.0 kB, for a while") as refused:
+        merge(run, ["parquet", "npy"], 0)  # 36 × 21 × 4 bytes of values
+    assert "has 7.0 kB free" in str(refused.value) and "featuremill clean" in str(refused.value)
+    assert not [path for path in run.root.iterdir() if "embeddings" in path.name]
+    monkeypatch.setenv("FEATUREMILL_WITHOUT_ROOM", "1")
     monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
-    merge(run, ["parquet", "npy"], 0)  # three times 36 × 21 × 4 bytes
-    assert "merging needs about 9.1 kB, of which 3.0 kB are free again at its end" in caplog.text
+    merge(run, ["parquet", "npy"], 0)
+    assert "going on, as FEATUREMILL_WITHOUT_ROOM=1 says" in caplog.text
 
 
 def one_part(run):

@@ -66,6 +66,7 @@ def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
     assert not WHOLE & {path.name for path in run.root.iterdir()}
     assert partial_files(run) == {
         *(f"embeddings.partial{ending}" for ending in ("", ".parquet", ".npy")),
+        "embeddings.partial.npy.json",
         "per-protein.partial.h5",
         "failed.partial.tsv",
         "failed.partial.fa",

@@ -25,6 +25,7 @@ VERBS = {
     "extract": "compute one shard",
     "lease": "run a command on GPUs that nobody else uses meanwhile",
     "merge": "gather the parts into results and account for every record",
+    "export": "write results in other formats, without computing anything again",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
     "top": "show a run while it goes on: how far, how fast, how long yet, on which device",
     "retry": "make failed records run again",

@@ -12,15 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from featuremill import config_problems, config_yaml
 from featuremill.config_yaml import Places
 from featuremill.errors import UserError
+from featuremill.formats import FORMATS, OutputName
 from featuremill.workload import BUILT_IN, find_workload
 
-OutputName = Literal["parquet", "parquet_dataset", "per_protein_h5", "per_residue_h5", "npy"]
-NEEDS: dict[str, str] = {
-    "per_protein_h5": "pooled",
-    "npy": "pooled",
-    "per_residue_h5": "per_residue",
-}
-"""What an output cannot do without; parquet and parquet_dataset take whatever there is."""
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -80,8 +74,11 @@ class Run(Section):
     not fit one: jobs side by side, each on a GPU of its own, are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
     """Files that merge writes to `results/<run>/`: `embeddings.parquet`, `embeddings.npy`,
-    `per-protein.h5`, `per-residue.h5`, and with `parquet_dataset` the folder `embeddings/` of
-    files with a million rows each, which is what fits from some million records on."""
+    `per-protein.h5`, `per-residue.h5`, `embeddings.h5ad` (AnnData), `embeddings.safetensors`, with
+    `parquet_dataset` the folder `embeddings/` of files with a million rows each, which is what fits
+    from some million records on, and with `fair_esm_pt` the folder `fair-esm-pt/` of one file a
+    protein, as fair-esm's extract.py writes them. docs/outputs.md says which is for what;
+    `featuremill export` writes any of them later."""
     labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
     """Merge stops with an error when more records than this failed."""
@@ -190,7 +187,7 @@ def check_outputs(run: Run, source: str = "config") -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
     delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
     for output in run.outputs:
-        need = NEEDS.get(output)
+        need = FORMATS[output].kind
         if need and need not in delivered:
             raise UserError(
                 f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
@@ -204,7 +201,7 @@ def without_effect(run: Run) -> list[str]:
     found = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(delivered)
-        if not any(NEEDS.get(output, kind) == kind for output in run.outputs)
+        if not any(FORMATS[output].kind in (None, kind) for output in run.outputs)
     ]
     if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
         found.append(

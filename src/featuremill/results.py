@@ -13,22 +13,23 @@ import pyarrow.parquet as pq
 
 from featuremill import store
 from featuremill.errors import UserError
-from featuremill.outputs import FILES, files_of
+from featuremill.outputs import ABOUT, EXPORTS, FILES, files_of
 from featuremill.outputs.vectors import matrix
 
 
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
-    Columns: length, sha256, and one column a value whose cells are NumPy vectors of shape (width,),
-    or, per residue, lists of one list of numbers a residue.
+    Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
+    vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
 
     Raises:
         UserError: when the run has neither embeddings.parquet nor embeddings/.
     """
     table = pq.read_table(_table(run))
-    frame: pd.DataFrame = table.select(["id", "length", "sha256"]).to_pandas().set_index("id")
-    for name in table.column_names[3:]:
+    about = [name for name in ABOUT if name in table.column_names]  # early tables had fewer
+    frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
+    for name in table.drop_columns(about).column_names:
         column = table[name]
         if hasattr(column.type, "list_size"):
             frame[name] = pd.Series(list(matrix(column)), index=frame.index, dtype=object)
@@ -102,5 +103,6 @@ def _file(run: str | Path, output: str) -> Path:
 
 
 def _outputs(run: str | Path) -> list[str]:
-    """Return the result files of the run's own manifest: a left-over one may be another's."""
-    return list((store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {}))
+    """Return the result files that the run itself tells of: a left-over one may be another's."""
+    written = (store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {})
+    return [*written, *(store.read_json(Path(run) / EXPORTS) or {} if written else ())]

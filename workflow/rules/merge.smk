@@ -17,7 +17,8 @@ rule merge:
     log:
         f"{logs}/merge.log",
     conda:
-        "../../envs/base.yaml"
+        # Only one of the outputs needs PyTorch.
+        "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
     threads: 4
     resources:
         mem_mb=4000,

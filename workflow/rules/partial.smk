@@ -14,7 +14,7 @@ rule partial:
     log:
         f"{logs}/partial.log",
     conda:
-        "../../envs/base.yaml"
+        "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
     threads: 4
     resources:
         mem_mb=4000,

@@ -62,16 +62,22 @@ def run(arguments: argparse.Namespace) -> None:
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
-    with run_log.line(folder.root, "merge") as line, ExitStack() as locks:
-        # plan and retry write the manifest anew, which is read here several times.
-        for verb in ("plan", "merge"):
-            say = partial(log.info, "another job is at %s.lock of this run; waiting", verb)
-            locks.enter_context(locked(folder.store / f"{verb}.lock", say))
+    with run_log.line(folder.root, "merge") as line, undisturbed(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads)
         else:
             result = merge(folder, outputs, arguments.max_failed, threads)
         line.text = f"{_accounted(result['counts'])}: {', '.join(result['outputs'])}"
+
+
+@contextmanager
+def undisturbed(folder: RunFolder) -> Iterator[None]:
+    """Keep plan, retry and merge away: they write anew what is read here several times."""
+    with ExitStack() as locks:
+        for verb in ("plan", "merge"):
+            say = partial(log.info, "another job is at %s.lock of this run; waiting", verb)
+            locks.enter_context(locked(folder.store / f"{verb}.lock", say))
+        yield
 
 
 def _last_outputs(folder: RunFolder) -> list[str]:
@@ -89,20 +95,21 @@ def merge(
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
     plan = read_plan_of_manifest(folder)
-    parts, problems = _open_parts(folder, plan, num_threads, only_look=False)
+    parts, problems = open_parts(folder, plan, num_threads, only_look=False)
     if problems:
         others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise IntegrityError(f"{problems[0]}{others}")
     delivery.clear(folder, outputs, is_partial=False)
     listed = [folder.store / name for name in FAILED]
-    with _gatherer(folder, plan, parts, num_threads) as gatherer:
-        counts = _counts(gatherer, folder, plan, listed)
+    with gathered(folder, plan, parts, num_threads) as gatherer:
+        counts = count(gatherer, folder, plan, listed)
         del counts["pending"]
         if counts["failed"] > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         delivery.clear_partial(folder)
         paths = {name: folder.root / FILES[name] for name in outputs}
-        files = delivery.write(gatherer, paths, provenance_of(plan), counts["ok"])
+        provenance = provenance_of(plan, [part.receipt for part in parts if part])
+        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     result = manifest_of(plan, [part for part in parts if part], counts, files)
@@ -131,7 +138,7 @@ def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -
     if are_results_of(plan, whole):
         log.info("nothing is pending: the results in %s are whole.", folder.root)
         return whole
-    parts, problems = _open_parts(folder, plan, num_threads, only_look=True)
+    parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
     delivery.clear_partial(folder)
@@ -141,10 +148,11 @@ def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -
     listed = [folder.root / file_name(name, is_partial=True) for name in FAILED]
     chosen = outputs if found else []
     paths = {name: folder.root / file_name(FILES[name], is_partial=True) for name in chosen}
-    with _gatherer(folder, plan, parts, num_threads) as gatherer:
-        counts = _counts(gatherer, folder, plan, listed)
-        provenance = provenance_of(plan) | {"partial": "true"}
-        files = delivery.write(gatherer, paths, provenance, counts["ok"])
+    with gathered(folder, plan, parts, num_threads) as gatherer:
+        counts = count(gatherer, folder, plan, listed)
+        receipts = [part.receipt for part in found]
+        provenance = provenance_of(plan, receipts) | {"partial": "true"}
+        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
     result = {"partial": True, **manifest_of(plan, found, counts, files)}
     write_json(folder.root / file_name("manifest.json", is_partial=True), result)
     _say(folder, result, tuple(path.name for path in listed))
@@ -153,7 +161,7 @@ def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -
     return result
 
 
-def _open_parts(
+def open_parts(
     folder: RunFolder, plan: dict[str, Any], num_threads: int, only_look: bool
 ) -> tuple[Parts, list[IntegrityError]]:
     """Return every part, and what is wrong with those that are None for it."""
@@ -174,7 +182,7 @@ def _open_parts(
 
 
 @contextmanager
-def _gatherer(
+def gathered(
     folder: RunFolder, plan: dict[str, Any], parts: Parts, num_threads: int
 ) -> Iterator[Gatherer]:
     """Yield the gatherer of the run, with a folder of its own for as long as it is needed."""
@@ -188,7 +196,7 @@ def _gatherer(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _counts(
+def count(
     gatherer: Gatherer, folder: RunFolder, plan: dict[str, Any], listed: list[Path]
 ) -> dict[str, int]:
     """Count every input record, list those without values, and check the sums."""

@@ -48,7 +48,7 @@ def account(
     pending = int(survey.rows_of_shard[is_pending].sum())
     columns = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
     with (
-        closing(Shuffle(gatherer.folder / "failed.bin", columns, survey.edges)) as failures,
+        closing(Shuffle(gatherer.scratch / "failed.bin", columns, survey.edges)) as failures,
         replacing(table) as new_table,
         replacing(fasta) as new_fasta,
         new_table.open("w", encoding="utf-8", newline="") as rows,

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import pyarrow as pa
+
+from featuremill import room
 from featuremill.errors import IntegrityError
-from featuremill.merge.gather import Gatherer
+from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge.parallel import in_order
 from featuremill.outputs import (
+    EXPORTS,
     FAILED,
     FILES,
     FOLDERS,
@@ -25,17 +30,44 @@ from featuremill.outputs import (
     open_writer,
 )
 from featuremill.progress import Progress
-from featuremill.sizes import human_bytes
-from featuremill.store import RunFolder, replacing, sync
+from featuremill.store import RunFolder, replacing, sync, write_json
 
 log = logging.getLogger("featuremill.merge")
+
+MOST_SYNCED = 1_000
+"""Files of a folder that are synced one by one; more of them all at once."""
+
+
+class Source(Protocol):
+    """Where finished rows come from: the parts, or a table that was made of them."""
+
+    values: pa.Schema
+    num_threads: int
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where rows are put in order; None where they are in order."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many records there are values of, if none failed."""
+
+    @property
+    def num_residues(self) -> int:
+        """Of how many residues there are vectors, at most."""
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Yield blocks of the columns of `outputs.IDENTITY` and the values, in input order."""
 
 
 def clear(folder: RunFolder, outputs: Sequence[str], is_partial: bool) -> None:
     """Remove what would contradict the new results: old ones, and halves of a killed merge."""
     (folder.root / file_name("manifest.json", is_partial)).unlink(missing_ok=True)
+    if not is_partial:
+        (folder.root / EXPORTS).unlink(missing_ok=True)
     for name, file in FILES.items():
         path = folder.root / file_name(file, is_partial)
+        _remove(path.with_name(sidecar_of(path.name)))
         if name not in outputs:
             _remove(path)
         for half in folder.root.glob(f".{path.name}.*"):
@@ -57,41 +89,51 @@ def _remove(path: Path) -> None:
 
 
 def write(
-    gatherer: Gatherer, paths: dict[str, Path], provenance: dict[str, str], num_ok: int
+    source: Source, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
 ) -> dict[str, Any]:
-    """Write the outputs in one pass over the blocks; return each one's size and sha256."""
-    _look_for_room(gatherer, len(paths))
+    """Write the outputs of `run` in one pass over the blocks; return each one's size and sha256.
+
+    Raises:
+        UserError: when the disk cannot hold them; nothing is written then.
+    """
+    _check_room(source, paths, run)
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers = []
         for name, path in paths.items():
             temporary = stack.enter_context(_replacing(name, path))
-            writer = open_writer(name, Target(temporary, gatherer.values, num_ok, provenance))
+            writer = open_writer(name, Target(temporary, source.values, num_ok, provenance))
             stack.callback(writer.close)
             writers.append(writer)
         num_written = 0
         shown = Progress(log, "writing")
-        for block in gatherer.pieces() if writers else ():
+        for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            list(pool.map(lambda writer, block=block: writer.write(block), writers))
+            writing = [pool.submit(writer.write, block) for writer in writers]
+            wait(writing)  # for all: none may still write when another's failure ends this
+            for future in writing:
+                future.result()
             shown.at(num_written, num_ok)
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
-    described = in_order(describe, paths.values(), gatherer.num_threads)
+    for name, path in paths.items():
+        if FORMATS[name].has_sidecar:
+            columns = Target(path, source.values, num_ok, provenance).pooled()
+            write_json(path.with_name(sidecar_of(path.name)), {**provenance, "columns": columns})
+    described = in_order(describe, paths.values(), source.num_threads)
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
-def _look_for_room(gatherer: Gatherer, num_outputs: int) -> None:
-    """Warn when the disk may be full before the end, which can be hours away."""
-    size, free = gatherer.num_bytes, shutil.disk_usage(gatherer.folder).free
-    if num_outputs and (1 + num_outputs) * size > free:
-        log.warning(
-            "%s: merging needs about %s, of which %s are free again at its end; there are only %s.",
-            gatherer.folder,
-            human_bytes((1 + num_outputs) * size),
-            human_bytes(size),
-            human_bytes(free),
-        )
+def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
+    """Refuse what would end on a full disk, maybe hours later."""
+    if not paths:
+        return
+    about = (source.values, source.num_rows, source.num_residues)
+    (folder,) = {path.parent for path in paths.values()}
+    needs = room.needs_of_outputs(paths, *about, folder)
+    if source.scratch:
+        needs.append(room.Need("for a while", source.scratch, room.stored_bytes(*about)))
+    room.check(needs, run)
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -111,13 +153,21 @@ def _replacing_folder(path: Path) -> Iterator[Path]:
         inside = temporary / path.name  # made by us, so with everybody's permissions
         inside.mkdir()
         yield inside
-        for file in [*inside.iterdir(), inside]:
-            sync(file)
+        _sync_folder(inside)
         _remove(path)
         inside.replace(path)
         sync(path.parent)
     finally:
         shutil.rmtree(temporary)
+
+
+def _sync_folder(folder: Path) -> None:
+    files = [*folder.rglob("*"), folder]
+    if len(files) > MOST_SYNCED:
+        os.sync()
+    else:
+        for file in files:
+            sync(file)
 
 
 def copy(path: Path, to: Path) -> None:

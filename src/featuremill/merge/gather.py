@@ -32,10 +32,14 @@ from featuremill.sizes import expected_bytes
 from featuremill.store import take_space
 
 log = logging.getLogger("featuremill.merge")
-BLOCK_BYTES = 128 * 2**20
+BLOCK_BYTES = 64 * 2**20
 """Values of one block."""
+LARGE_BYTES = 16 * 2**30
+"""From so many bytes of parts on, blocks and the shuffle's chunks are twice as large: else the
+pieces would get small that a disk has to find."""
 ROW_BYTES = 256
-"""What a record's id, digest, place and reason take, about; its letters come to that."""
+"""What a record's id, digest, place and reason take, about; its letters and its header come to
+that."""
 BLOCKS_AT_ONCE = 2
 """Blocks that are gathered ahead of the writers: more would take more memory, not less time."""
 READ_ROWS = 100_000
@@ -76,12 +80,13 @@ class Gatherer:
     ) -> None:
         self.parts = parts
         self.num_threads = num_threads
-        self.folder = folder
+        self.scratch = folder
         found = [part for part in parts if part]
         self.values = found[0].values if found else pa.schema([])
         for part in found:
             if not part.values.equals(self.values):
                 raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
+        self._times = 2 if sum(part.path.stat().st_size for part in found) > LARGE_BYTES else 1
         self._manifest = manifest
         self._shards = pa.array(shards, pa.string())
         self.survey = self._look()
@@ -90,10 +95,22 @@ class Gatherer:
         self._place_all()
 
     @property
-    def num_bytes(self) -> int:
-        """Return how many bytes the values take, about, if none failed."""
-        num_rows = int(self.survey.rows_of_shard.sum())
-        return expected_bytes(self.values, num_rows, self.survey.total_length)
+    def num_rows(self) -> int:
+        """Return how many records there are values of, if none failed."""
+        return int(self.survey.rows_of_shard.sum())
+
+    @property
+    def num_residues(self) -> int:
+        """Return of how many residues there are vectors, at most: long proteins may be cut off."""
+        a_residue = expected_bytes(self.values, 0, 1)
+        found = [part for part in self.parts if part]
+        stored = sum(part.path.stat().st_size for part in found)
+        num_stored = sum(part.receipt["rows"] for part in found)
+        if not (a_residue and num_stored):
+            return self.survey.total_length
+        # A part has each distinct sequence once.
+        bound = stored * max(1, self.num_rows / num_stored) // a_residue
+        return min(self.survey.total_length, int(bound))
 
     def blocks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
         """Yield these columns of the manifest's rows, block by block."""
@@ -128,23 +145,27 @@ class Gatherer:
             yield from file.iter_batches(READ_ROWS, columns=list(columns))
 
     def _look(self) -> Survey:
-        """Count the manifest's rows and cut them into blocks of about `BLOCK_BYTES` of values."""
+        """Count the manifest's rows and cut them into blocks of about `BLOCK_BYTES` of values, or
+        twice that."""
         counts: Counter[str] = Counter()
         rows_of_shard = np.zeros(len(self._shards), np.int64)
         fixed = ROW_BYTES + expected_bytes(self.values, 1, 0)
         a_residue = 1 + expected_bytes(self.values, 0, 1)  # its letter counts too
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
-        for batch in self._read(["status", "shard", "length"]):
+        block_bytes = BLOCK_BYTES * self._times
+        for batch in self._read(["status", "shard", "length", "description"]):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
             rows_of_shard += np.bincount(shard[shard >= 0], minlength=len(rows_of_shard))
             length = batch.column("length").to_numpy()
             total_length += int(length[shard >= 0].sum())
-            size = np.cumsum(fixed + a_residue * length) + held
-            block = np.concatenate(([held], size)) // BLOCK_BYTES
+            # Headers may be longer than vectors, as those of NCBI's merged entries.
+            letters = pc.fill_null(pc.binary_length(batch.column("description")), 0).to_numpy()
+            size = np.cumsum(fixed + letters + a_residue * length) + held
+            block = np.concatenate(([held], size)) // block_bytes
             edges.append(first + 1 + np.flatnonzero(block[1:] > block[:-1]))
-            first, held = first + batch.num_rows, int(size[-1]) % BLOCK_BYTES
+            first, held = first + batch.num_rows, int(size[-1]) % block_bytes
         edges.append(np.array([first], np.int64))
         return Survey(counts, rows_of_shard, total_length, np.unique(np.concatenate(edges)))
 
@@ -186,7 +207,8 @@ class Gatherer:
             IntegrityError: when a row is not that of its record, or its values are not all there.
         """
         columns = pa.schema([IDENTITY.field("sha256"), *self.values])
-        shuffle = Shuffle(self.folder / "values.bin", columns, self.survey.edges)
+        path = self.scratch / "values.bin"
+        shuffle = Shuffle(path, columns, self.survey.edges, self._times)
         try:
             numbers = [number for number, part in enumerate(self.parts) if part]
             spooled = in_order(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featuremill import __version__
@@ -12,20 +13,37 @@ from featuremill.parts import Part
 from featuremill.receipts import device_name, devices_of, is_on_gpu
 
 MANIFEST_VERSION = 1
+SAID = ("layers", "pool", "dtype", "long")
+"""Options that are said by themselves, where a workload has them; `options` has all."""
 
 
-def provenance_of(plan: dict[str, Any]) -> dict[str, str]:
+def provenance_of(plan: Mapping[str, Any], receipts: Sequence[dict[str, Any]]) -> dict[str, str]:
     """Return what every result file's own attributes say."""
     settings = plan["settings"]
+    options: dict[str, Any] = settings["options"]
+    said = {name: options[name] for name in SAID if name in options}
+    versions = {
+        package: ", ".join(
+            sorted({r["versions"][package] for r in receipts if package in r["versions"]})
+        )
+        for package in sorted(set().union(*(receipt["versions"] for receipt in receipts)))
+    }
     return {
-        "model_name": str(settings["options"].get("model", plan["workload"])),
+        "model_name": str(options.get("model", plan["workload"])),
+        **{name: _listed(value) for name, value in said.items()},
         "workload": plan["workload"],
         "workload_version": plan["workload_version"],
-        "options": json.dumps(settings["options"], sort_keys=True),
+        "options": json.dumps(options, sort_keys=True),
         "weights_sha256": settings["weights_sha256"] or "",
         "recipe": plan["recipe"],
+        "versions": json.dumps(versions),
         "featuremill_version": __version__,
     }
+
+
+def _listed(value: Any) -> str:
+    """Return an option's value as people would write it."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def manifest_of(

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-CHUNK_BYTES = 256 * 2**20
+CHUNK_BYTES = 128 * 2**20
 """Rows held before they are written; three times this much memory while they are sorted."""
 ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
 
@@ -25,8 +25,18 @@ ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
 class Shuffle:
     """One file of rows and the index of its pieces; rows may be added on several threads."""
 
-    def __init__(self, path: Path, columns: pa.Schema, edges: npt.NDArray[np.int64]) -> None:
-        """Make the file `path`; bucket n takes the ordinals from edges[n] up to edges[n + 1]."""
+    def __init__(
+        self,
+        path: Path,
+        columns: pa.Schema,
+        edges: npt.NDArray[np.int64],
+        times: int = 1,
+    ) -> None:
+        """Make the file `path`; bucket n takes the ordinals from edges[n] up to edges[n + 1].
+
+        Chunks are so many `times` as large as `CHUNK_BYTES`.
+        """
+        self._chunk_bytes = CHUNK_BYTES * times
         self.columns = columns
         self.schema = pa.schema([ORDINAL, *columns])
         self.num_rows = 0
@@ -45,7 +55,7 @@ class Shuffle:
             self._held.append(batch)
             self._held_bytes += batch.get_total_buffer_size()
             self.num_rows += batch.num_rows
-            if self._held_bytes >= CHUNK_BYTES:
+            if self._held_bytes >= self._chunk_bytes:
                 self._write()
 
     def finish(self) -> None:

@@ -10,29 +10,27 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from featuremill.errors import UserError
+from featuremill.formats import FORMATS, sidecar_of
 from featuremill.store import sha256_of
 
-MODULES = {
-    "parquet": "parquet",
-    "parquet_dataset": "parquet_dataset",
-    "npy": "npy",
-    "per_protein_h5": "per_protein_h5",
-    "per_residue_h5": "per_residue_h5",
-}
-"""Name in the config's `outputs` → module here."""
-FILES = {
-    "parquet": "embeddings.parquet",
-    "parquet_dataset": "embeddings",
-    "npy": "embeddings.npy",
-    "per_protein_h5": "per-protein.h5",
-    "per_residue_h5": "per-residue.h5",
-}
-FOLDERS = frozenset({"parquet_dataset"})
+FILES = {name: format.file for name, format in FORMATS.items()}
+FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder)
 """Outputs that are a folder of files."""
 FAILED = ("failed.tsv", "failed.fa")
 """What every merge writes beside its outputs: records without values, and how to try them again."""
-IDENTITY = pa.schema({"id": pa.string(), "length": pa.int64(), "sha256": pa.binary(32)})
+EXPORTS = "exports.json"
+"""What `featuremill export` wrote beside the results; a merge removes it with the files."""
+IDENTITY = pa.schema(
+    {
+        "id": pa.string(),
+        "description": pa.string(),
+        "length": pa.int64(),
+        "sha256": pa.binary(32),
+    }
+)
 """What stands before the values in every block."""
+ABOUT = ("id", "accession", "description", "length", "sha256")
+"""Columns of a finished table that are no values."""
 
 
 def file_name(file: str, is_partial: bool) -> str:
@@ -44,13 +42,21 @@ def file_name(file: str, is_partial: bool) -> str:
 def partial_results() -> list[str]:
     """Return the names of all that is written of partial results: files, and the folders of
     `FOLDERS`."""
-    written = ("manifest.json", *FILES.values(), *FAILED, "report.html")
-    return [file_name(file, is_partial=True) for file in written]
+    results = [file_name(file, is_partial=True) for file in FILES.values()]
+    written = ("manifest.json", *FAILED, "report.html")
+    return [
+        *results,
+        *(sidecar_of(file) for file in results),
+        *(file_name(file, is_partial=True) for file in written),
+    ]
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a table; in a folder, Snakemake has one of its own beside them."""
-    return sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+    """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
+    if not path.is_dir():
+        return [path]
+    tensors = (file for file in path.rglob("*.pt") if file.is_file())
+    return sorted([*path.glob("part-*.parquet"), *tensors])
 
 
 def bytes_of(path: Path) -> int:
@@ -61,11 +67,11 @@ def bytes_of(path: Path) -> int:
 def digest_of_result(path: Path) -> str:
     """Return the sha256 of a result, as manifest.json has it.
 
-    A folder's is that of what `sha256sum part-*` prints in it.
+    A folder's is that of what `sha256sum part-*` (or of all `.pt` files, sorted) prints in it.
     """
     if not path.is_dir():
         return sha256_of(path)
-    lines = [f"{sha256_of(file)}  {file.name}\n" for file in files_of(path)]
+    lines = [f"{sha256_of(file)}  {file.relative_to(path)}\n" for file in files_of(path)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
@@ -103,7 +109,7 @@ def open_writer(name: str, target: Target) -> Writer:
     Raises:
         UserError: when the values hold nothing that this format could store.
     """
-    module = import_module(f"featuremill.outputs.{MODULES[name]}")
+    module = import_module(f"featuremill.outputs.{name}")
     writer: Writer = module.Writer(target)
     return writer
 

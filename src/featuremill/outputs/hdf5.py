@@ -1,16 +1,20 @@
-"""HDF5 as UniProt lays its embeddings out: one dataset a record, named by its id.
+"""HDF5 as UniProt lays its embeddings out: one dataset a record, named by its accession.
 
 `original_id` keeps the id as it was, and the file's own attributes say how it was made.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
+from featuremill.accession import accessions
 from featuremill.outputs import Target
 from featuremill.outputs.reserve import Reserve
 
@@ -25,56 +29,79 @@ END_OF_FILE = slice(28, 36)
 
 
 def dataset_name(id: str) -> str:
-    """Return `id` as an HDF5 name: "/" would make a group, so it is written %2F (and % as %25)."""
+    """Return `id` (or an accession) as an HDF5 name: "/" would make a group, so it is written %2F
+    (and % as %25)."""
     name = id.replace("%", "%25").replace("/", "%2F")
     return "%2E" if name == "." else name
+
+
+class ReservedFile:
+    """A new HDF5 file, for whose growth disk space is taken first."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        """Make it, with room for `num_bytes` beside what a file needs in any case."""
+        self._path = path
+        self._reserve = Reserve(path)
+        self._reserve.need(BYTES_A_FILE + num_bytes)
+        # Nobody else knows this file yet, and HDF5's lock fails where a file system has none.
+        self.root = h5py.File(path, "w", libver="latest", locking=False)
+        self._reserve.forget()
+        self.need = self._reserve.need
+
+    def close(self) -> None:
+        """Close the file, and give back the space that was taken and not used."""
+        self.root.close()
+        with self._path.open("rb+") as handle:
+            superblock = handle.read(END_OF_FILE.stop)
+            handle.truncate(int.from_bytes(superblock[END_OF_FILE], "little"))
 
 
 class DatasetFile:
     """A new file with the provenance and the columns' names as attributes of its root."""
 
     def __init__(self, target: Target, columns: list[str]) -> None:
-        self._path = target.path
-        self._reserve = Reserve(target.path)
-        self._reserve.need(BYTES_A_FILE + 2 * sum(map(len, target.provenance.values())))
-        # Nobody else knows this file yet, and HDF5's lock fails where a file system has none.
-        self._file = h5py.File(target.path, "w", libver="latest", locking=False)
-        self._reserve.forget()
+        self._file = ReservedFile(target.path, 2 * sum(map(len, target.provenance.values())))
+        self._root = self._file.root.id
         for key, value in target.provenance.items():
-            self._file.attrs[key] = value
-        self._file.attrs["columns"] = ",".join(columns)
+            self._file.root.attrs[key] = value
+        self._file.root.attrs["columns"] = ",".join(columns)
         self._creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._creation.set_obj_track_times(False)  # or two files of one content would differ
         self._text = h5py.h5t.py_create(TEXT, logical=True)
         self._scalar = h5py.h5s.create(h5py.h5s.SCALAR)
         self._spaces: dict[tuple[int, ...], Any] = {}
 
-    def add(self, id: str, values: npt.NDArray[Any]) -> None:
-        """Add the dataset of one record.
+    def add(self, ids: pa.ChunkedArray, values: Iterable[npt.NDArray[Any]]) -> None:
+        """Add the datasets of records, each named by the accession in its id.
+
+        Where an earlier record has that accession too, the name is the whole id.
 
         Raises:
             OSError: when the disk is full.
         """
-        name = dataset_name(id).encode()
-        self._reserve.need(BYTES_A_DATASET + COPIES_OF_ID * len(name) + values.nbytes)
+        names = accessions(ids).to_pylist()
+        for id, accession, array in zip(ids.to_pylist(), names, values, strict=True):
+            self._add(id, self._name_of(id, accession), array)
+
+    def _name_of(self, id: str, accession: str) -> bytes:
+        for name in (dataset_name(accession), dataset_name(id)):
+            if name.encode() not in self._root:
+                return name.encode()
+        return f"{dataset_name(id)}%".encode()  # no other name ends like this
+
+    def _add(self, id: str, name: bytes, values: npt.NDArray[Any]) -> None:
+        size = BYTES_A_DATASET + COPIES_OF_ID * (len(name) + len(id.encode())) + values.nbytes
+        self._file.need(size)
         # By h5py's lower interface, which takes less than half the time of the other.
         if values.shape not in self._spaces:
             self._spaces[values.shape] = h5py.h5s.create_simple(values.shape)
         kind = h5py.h5t.py_create(values.dtype, logical=True)
-        dataset = h5py.h5d.create(
-            self._file.id,
-            name,
-            kind,
-            self._spaces[values.shape],
-            self._creation,
-        )
+        space = self._spaces[values.shape]
+        dataset = h5py.h5d.create(self._root, name, kind, space, self._creation)
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
         attribute = h5py.h5a.create(dataset, b"original_id", self._text, self._scalar)
         attribute.write(np.array(id, TEXT))
 
     def close(self) -> None:
-        """Close the file, and give back the space that was taken and not used."""
+        """Close the file."""
         self._file.close()
-        with self._path.open("rb+") as handle:
-            superblock = handle.read(END_OF_FILE.stop)
-            handle.truncate(int.from_bytes(superblock[END_OF_FILE], "little"))

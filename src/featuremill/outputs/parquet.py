@@ -1,5 +1,5 @@
-"""embeddings.parquet: id, length, sha256 (hex) and one fixed-size list of float32 a pooled
-value."""
+"""embeddings.parquet: id, accession, description, length, sha256 (hex) and one fixed-size list of
+float32 a pooled value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from featuremill.outputs import Target
+from featuremill.accession import accessions
+from featuremill.outputs import ABOUT, Target
 from featuremill.shardfile import digests
 
 HEX_DIGITS = 64
@@ -21,39 +22,32 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
-        self._schema = pa.schema(
-            [
-                pa.field("id", pa.string()),
-                pa.field("length", pa.int32()),
-                pa.field("sha256", pa.string()),
-                *target.values,
-            ],
-            metadata=metadata,
-        )
-        compression = dict.fromkeys(target.values.names, "none")
+        about = {name: pa.int32() if name == "length" else pa.string() for name in ABOUT}
+        self._schema = pa.schema([*pa.schema(about), *target.values], metadata=metadata)
         self._file = pa.parquet.ParquetWriter(
             target.path,
             self._schema,
-            compression={**dict.fromkeys(("id", "length", "sha256"), "zstd"), **compression},
+            compression=dict.fromkeys(ABOUT, "zstd") | dict.fromkeys(target.values.names, "none"),
             use_dictionary=False,
         )
 
     def write(self, block: pa.Table) -> None:
         """Append a block as one row group."""
-        columns = [
-            block["id"],
-            block["length"].cast(pa.int32()),
-            _hexadecimal(block["sha256"]),
-            *(block[name] for name in self._schema.names[3:]),
-        ]
-        self._file.write_table(pa.table(columns, schema=self._schema))
+        columns = {name: block[name] for name in block.column_names} | {
+            "accession": accessions(block["id"]),
+            "length": block["length"].cast(pa.int32()),
+            "sha256": hexadecimal(block["sha256"]),
+        }
+        ordered = [columns[name] for name in self._schema.names]
+        self._file.write_table(pa.table(ordered, schema=self._schema))
 
     def close(self) -> None:
         """Write the footer."""
         self._file.close()
 
 
-def _hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
+def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
+    """Return digests as text, 64 hex digits each."""
     found = digests(sha256)
     edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS
     text = binascii.hexlify(found.tobytes())

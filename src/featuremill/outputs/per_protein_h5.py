@@ -1,4 +1,5 @@
-"""per-protein.h5, as UniProt lays its embeddings out: one dataset a record, named by its id.
+"""per-protein.h5, as UniProt lays its embeddings out: one dataset a record, named by its
+accession.
 
 Each dataset is the record's pooled vector; several pooled values stand side by side in it, in the
 order of the root's attribute `columns`.
@@ -22,9 +23,7 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
-        values = side_by_side(block, self._columns)
-        for id, vector in zip(block["id"].to_pylist(), values, strict=True):
-            self._file.add(id, vector)
+        self._file.add(block["id"], side_by_side(block, self._columns))
 
     def close(self) -> None:
         """Close the file."""

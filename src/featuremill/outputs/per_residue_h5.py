@@ -1,6 +1,6 @@
 """per-residue.h5, as UniProt lays its embeddings out: one dataset of (length, width) a record.
 
-With several layers a dataset is (columns, length, width).
+With several layers a dataset is (columns, length, width). A dataset's name is the accession.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ class Writer:
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
         columns = [matrices(block[name]) for name in self._columns]
-        for id, *layers in zip(block["id"].to_pylist(), *columns, strict=True):
-            self._file.add(id, layers[0] if len(layers) == 1 else np.stack(layers))
+        several = len(columns) > 1
+        rows = zip(*columns, strict=True)
+        self._file.add(block["id"], (np.stack(row) if several else row[0] for row in rows))
 
     def close(self) -> None:
         """Close the file."""

@@ -26,7 +26,7 @@ from featuremill.errors import UserError, WorkloadError
 from featuremill.journal import COLUMNS
 from featuremill.locking import locked
 from featuremill.machine import num_cores
-from featuremill.outputs import IDENTITY
+from featuremill.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.hands import Hands
@@ -40,7 +40,7 @@ from featuremill.store import RunFolder, read_sealed, recipe_of, sha256_of, writ
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
-RESERVED = {*IDENTITY.names, *(column.name for column in COLUMNS)}
+RESERVED = {*ABOUT, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
 
 log = logging.getLogger("featuremill.plan")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from featuremill import room
 from featuremill.devices import Device
-from featuremill.sizes import counted, expected_bytes, human_bytes
+from featuremill.outputs import fair_esm_pt
+from featuremill.plan.needs import asked_outputs, needs_of_run
+from featuremill.room import Need
+from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder
 
 ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
@@ -17,10 +23,15 @@ ONE_BY_ONE = (
     "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
     "parquet_dataset is the output for so many."
 )
+ONE_FILE_EACH = (
+    "a file a record is slow to write, to list and to copy, and many clusters limit their number; "
+    "parquet_dataset is the output for so many."
+)
 LARGE = {
     "parquet": (5_000_000, ONE_FILE),
     "per_protein_h5": (1_000_000, ONE_BY_ONE),
     "per_residue_h5": (1_000_000, ONE_BY_ONE),
+    "fair_esm_pt": (100_000, ONE_FILE_EACH),
 }
 """From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
 not read."""
@@ -31,24 +42,32 @@ log = logging.getLogger("featuremill.plan")
 
 
 def announce(folder: RunFolder, plan: dict[str, Any], schema: pa.Schema, device: Device) -> None:
-    """Log the run's size, model, device and expected bytes, and what looks odd."""
-    for line in describe(folder, plan, schema, device):
+    """Log the run's size, model, device and expected bytes, and what looks odd.
+
+    Raises:
+        UserError: when an output cannot hold these values, or the disk not what will be written.
+    """
+    needs = needs_of_run(folder, plan, schema)
+    for line in describe(folder, plan, needs, device):
         log.info("%s", line)
-    for line in warnings(folder, plan):
+    for line in [*warnings(folder, plan), *many_files(needs)]:
         log.warning("%s", line)
+    if "fair_esm_pt" in asked_outputs():
+        fair_esm_pt.columns_of(schema)
+    room.check(needs, folder.root)
 
 
 def describe(
-    folder: RunFolder, plan: dict[str, Any], schema: pa.Schema, device: Device
+    folder: RunFolder, plan: dict[str, Any], needs: Sequence[Need], device: Device
 ) -> list[str]:
     """Return the lines that say what will be done."""
-    counts, lengths, options = plan["counts"], plan["lengths"], plan["settings"]["options"]
+    options = plan["settings"]["options"]
     model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
-    size = human_bytes(expected_bytes(schema, counts["planned"], lengths["total"]))
     return [
         *sizes_of(folder, plan),
-        f"{plan['workload']} ({model}) on {_where(plan, device)}; "
-        f"values take about {size}, in store/ and again in each output",
+        f"{plan['workload']} ({model}) on {_where(plan, device)}",
+        f"to be written, about: {room.described(needs)}; "
+        f"{human_bytes(shutil.disk_usage(folder.root).free)} are free",
     ]
 
 
@@ -96,10 +115,27 @@ def _uneven(folder: RunFolder, plan: dict[str, Any], shards: list[dict[str, Any]
     ]
 
 
+def many_files(needs: Sequence[Need]) -> list[str]:
+    """Return a sentence for each output of many files, which a file system may not have room for
+    even where it has bytes."""
+    lines = []
+    for need in needs:
+        if need.num_files:
+            inodes = room.free_inodes(need.folder)
+            limit = "does not say how many more it holds"
+            if inodes is not None:
+                limit = f"has {inodes:,} free inodes"
+            lines.append(
+                f"{need.what}: {counted(need.num_files, 'file')}, one a record; the file system of "
+                f"{need.folder} {limit}."
+            )
+    return lines
+
+
 def large_outputs(num_records: int) -> list[str]:
     """Return a sentence for each output that is no good for so many records."""
     return [
         f"outputs: {output} for {num_records:,} records: {LARGE[output][1]}"
-        for output in os.environ.get("FEATUREMILL_OUTPUTS", "").split()
+        for output in asked_outputs()
         if output in LARGE and num_records > LARGE[output][0]
     ]

@@ -39,6 +39,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "merged": results.merged if results else "no",
         "reported": results.reported if results else "no",
         "outputs": results.manifest["outputs"] if results and results.manifest else {},
+        "exported": results.exported if results else {},
         "partial": results.partial if results else [],
         "failed": facts.num_failed,
         "reasons": [_reason(group) for group in facts.groups],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from featuremill.agreement import are_results_of
-from featuremill.outputs import bytes_of, digest_of_result, partial_results
+from featuremill.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store import RunFolder, read_json
@@ -29,6 +30,8 @@ class Results(NamedTuple):
     """manifest.json, if it can be read."""
     partial: list[str]
     """Files, and a folder, with what was computed when someone asked: not the results."""
+    exported: dict[str, Any]
+    """What `featuremill export` wrote beside the results, as exports.json has it."""
     problems: list[Problem]
 
 
@@ -78,7 +81,9 @@ def read_results(
         what = f"{MANIFEST}: it cannot be read, so nobody can tell what the results are."
         problems = [Problem("manifest_damaged", what, Mend("merge"))]
         merged = "damaged"
-    return Results(merged, _reported(folder.root, path), manifest, partial, problems)
+    exported = read_json(folder.root / EXPORTS) or {}
+    problems += _exports(folder.root, exported, verifies)
+    return Results(merged, _reported(folder.root, path), manifest, partial, exported, problems)
 
 
 def _older(
@@ -98,20 +103,36 @@ def _older(
 
 def _outputs(root: Path, outputs: dict[str, Any], verifies: bool) -> list[Problem]:
     """Return which results are not what manifest.json says."""
-    problems = []
-    for name, about in outputs.items():
-        path = root / name
-        if not path.exists():
-            problems.append(Problem("output_missing", f"{path.name}: it is gone.", Mend("merge")))
-        elif (size := bytes_of(path)) != about["bytes"]:
-            what = f"{path.name}: it has {size:,} bytes, and {about['bytes']:,} were written."
-            problems.append(Problem("output_damaged", what, Mend("merge")))
-        elif verifies and digest_of_result(path) != about["sha256"]:
-            what = f"{path.name}: its bytes are not those that were written."
-            problems.append(Problem("output_damaged", what, Mend("merge")))
+    found = _not_as_told(root, outputs, verifies)
+    problems = [Problem(f"output_{code}", what, Mend("merge")) for _, code, what in found]
     if not (root / FAILED).exists():
         problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
     return problems
+
+
+def _exports(root: Path, exported: dict[str, Any], verifies: bool) -> list[Problem]:
+    """Return which exported files are not what was written: the results are whole without them."""
+    names = {file: name for name, file in FILES.items()}
+    problems = []
+    for file, code, what in _not_as_told(root, exported, verifies):
+        by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."
+        problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
+    return problems
+
+
+def _not_as_told(
+    root: Path, files: dict[str, Any], verifies: bool
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the name of each file that is not what was written, in a word what it is, and how."""
+    for name, about in files.items():
+        path = root / name
+        if not path.exists():
+            yield name, "missing", f"{path.name}: it is gone."
+        elif (size := bytes_of(path)) != about["bytes"]:
+            what = f"{path.name}: it has {size:,} bytes, and {about['bytes']:,} were written."
+            yield name, "damaged", what
+        elif verifies and digest_of_result(path) != about["sha256"]:
+            yield name, "damaged", f"{path.name}: its bytes are not those that were written."
 
 
 def _reported(root: Path, manifest: Path) -> Reported:

@@ -72,6 +72,8 @@ def _stages(facts: Facts, plan: dict[str, Any]) -> Iterator[str]:
     named = f": {outputs}" if outputs and results.merged == "yes" else ""
     merged = "being merged now" if facts.is_merging else MERGED[results.merged] + named
     yield from _labelled("Results", merged)
+    if results.exported:
+        yield from _labelled("Exported", ", ".join(results.exported))
     if results.partial:
         text = f"{', '.join(results.partial)}: what was computed when they were asked for"
         yield from _labelled("Partial", text)

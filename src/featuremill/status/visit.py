@@ -157,7 +157,10 @@ def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
         *sources.check_manifest(folder, plan, facts.is_manifest_readable, verifies),
         *sources.check_inputs(folder, plan, is_merged, verifies),
         *sources.check_weights(folder, plan, has_work),
-        *(one._replace(is_in_the_way=_matters(one, has_work)) for one in results.problems),
+        *(
+            one._replace(is_in_the_way=one.is_in_the_way and _matters(one, has_work))
+            for one in results.problems
+        ),
     ]
     if facts.num_failed and not is_merged:
         what = (

@@ -1,0 +1,151 @@
+"""export: write results in other formats, any time later, without computing anything again.
+
+Reads what merge read: plan.json, manifest.parquet, the receipts and parts, with the same checks and
+the same sums; where the parts are gone, embeddings.parquet or embeddings/, once its sha256 is seen
+to be that in manifest.json. Writes the files and, beside the results, exports.json, by which status
+knows them. The next merge removes both, as nobody could tell any more what they belong to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from featuremill.agreement import are_results_of, read_plan_of_manifest
+from featuremill.errors import IntegrityError, UserError
+from featuremill.machine import num_cores
+from featuremill.merge import count, gathered, open_parts, undisturbed
+from featuremill.merge.delivery import Source, write
+from featuremill.merge.provenance import provenance_of
+from featuremill.merge.table import TableSource
+from featuremill.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
+from featuremill.store import RunFolder, read_json, write_json
+
+log = logging.getLogger("featuremill.export")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill export`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument(
+        "--to",
+        action="extend",
+        nargs="+",
+        choices=list(FILES),
+        required=True,
+        metavar="FORMAT",
+        help=f"one or several of {', '.join(FILES)}",
+    )
+    parser.add_argument("--output", type=Path, help="folder for the files; default: the run's own")
+    parser.add_argument("--threads", type=int, default=num_cores())
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill export`."""
+    threads = max(1, arguments.threads)
+    pa.set_cpu_count(threads)
+    folder = RunFolder(arguments.run_folder)
+    # A store that is gone must not come back: its absence tells Snakemake to compute again.
+    with undisturbed(folder) if folder.store.is_dir() else contextlib.nullcontext():
+        export(folder, list(dict.fromkeys(arguments.to)), arguments.output, threads)
+
+
+def export(
+    folder: RunFolder, formats: Sequence[str], output: Path | None = None, num_threads: int = 2
+) -> dict[str, Any]:
+    """Write the results of `folder` in `formats`, to `output` or the run's own folder; return each
+    file's size and sha256.
+
+    Raises:
+        UserError: when there are no results of the plan, nothing is left to make the files of, or
+            a file is in the way.
+        IntegrityError: when parts are not those that the results were made of.
+    """
+    plan = read_plan_of_manifest(folder)
+    manifest = read_json(folder.root / "manifest.json") or {}
+    if not are_results_of(plan, manifest):
+        raise UserError(
+            f"{folder.root}: there are no finished results of {folder.plan.name} yet; run "
+            "snakemake first, or take what there is with featuremill merge --partial."
+        )
+    paths = _targets(folder, manifest, formats, output)
+    if not paths:
+        return {}
+    with _source(folder, plan, manifest, num_threads) as source:
+        provenance = provenance_of(plan, manifest["receipts"])
+        files = write(source, paths, provenance, manifest["counts"]["ok"], folder.root)
+    if output is None:
+        exported = read_json(folder.root / EXPORTS) or {}
+        write_json(folder.root / EXPORTS, exported | files)
+    log.info("wrote %s", ", ".join(map(str, paths.values())))
+    return files
+
+
+def _targets(
+    folder: RunFolder, manifest: dict[str, Any], formats: Sequence[str], output: Path | None
+) -> dict[str, Path]:
+    """Return where each format goes, without those that merge has written there."""
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        if output.samefile(folder.root):
+            output = None
+    paths = {name: (output or folder.root) / FILES[name] for name in formats}
+    for name, path in list(paths.items()):
+        if output is not None and path.exists():
+            raise UserError(f"{path}: it exists already; remove it, or name another --output.")
+        if output is None and path.name in manifest["outputs"]:
+            log.info("%s is there already: it belongs to the results", path)
+            del paths[name]
+    return paths
+
+
+@contextlib.contextmanager
+def _source(
+    folder: RunFolder, plan: dict[str, Any], manifest: dict[str, Any], num_threads: int
+) -> Iterator[Source]:
+    """Yield the parts, joined and accounted for as in merge, or the table where they are gone."""
+    shards = [shard["shard"] for shard in plan["shards"]]
+    if not any(folder.part(plan["recipe"], shard).exists() for shard in shards):
+        yield TableSource(_table(folder, manifest), num_threads)
+        return
+    parts, problems = open_parts(folder, plan, num_threads, only_look=True)
+    found = {part.receipt["shard"]: part.receipt["part"] for part in parts if part}
+    if problems or found != manifest["parts"]:
+        problem = problems[0] if problems else "parts are gone, or others than those in the results"
+        raise IntegrityError(
+            f"{folder.root}: {problem}; featuremill status {folder.root} --verify says what to do."
+        )
+    with gathered(folder, plan, parts, num_threads) as gatherer:
+        counts = count(gatherer, folder, plan, [gatherer.scratch / name for name in FAILED])
+        del counts["pending"]
+        if counts != manifest["counts"]:
+            raise IntegrityError(
+                f"{folder.root}: parts and manifest.json don't agree in what is in them "
+                f"({counts}, {manifest['counts']}); please report this."
+            )
+        yield gatherer
+
+
+def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
+    """Return the table of the results, its bytes checked."""
+    names = [name for name in ("parquet", "parquet_dataset") if FILES[name] in manifest["outputs"]]
+    if not names:
+        raise UserError(
+            f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
+            "nothing left to make other formats of; add them to outputs and run snakemake, which "
+            "computes the features again."
+        )
+    path = folder.root / FILES[names[0]]
+    told = manifest["outputs"][path.name]
+    if not path.exists() or (bytes_of(path), digest_of_result(path)) != (
+        told["bytes"],
+        told["sha256"],
+    ):
+        raise IntegrityError(f"{path}: this is not the file that merge wrote; run snakemake first.")
+    return path

@@ -1,0 +1,112 @@
+"""fair-esm-pt/: one `.pt` a protein, as fair-esm's scripts/extract.py writes them.
+
+A file is named by the whole header, and a "/" in it makes folders, as there. In it is a dict:
+`label` and, by layer, `mean_representations` and `bos_representations` of shape (width,) and
+`representations` of shape (length, width), in the number types of the run. provenance.json in the
+folder says how they were made.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.errors import UserError
+from featuremill.outputs import Target
+from featuremill.outputs.vectors import matrices, matrix
+from featuremill.store import write_json
+
+KEYS = {
+    "mean": "mean_representations",
+    "bos": "bos_representations",
+    "residues": "representations",
+}
+COLUMN = re.compile(rf"({'|'.join(KEYS)})_layer_([0-9]+)")
+UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
+"""What a file system answers to a name that it cannot take, or that is taken."""
+SHORTENED = 60
+"""Letters of a header that are kept in a name made for it."""
+NOT_PLAIN = re.compile(r"[^\w .=|-]")
+
+
+def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
+    """Return, for each column of `values`, the key and the layer that extract.py has it under.
+
+    Raises:
+        UserError: when there is a column that extract.py has no key for.
+    """
+    found = {field.name: COLUMN.fullmatch(field.name) for field in values}
+    others = [name for name, match in found.items() if not match]
+    if others:
+        raise UserError(
+            f"outputs: fair_esm_pt holds columns such as mean_layer_6, and not {others[0]!r}; "
+            "it is for workload esm2: drop it."
+        )
+    return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
+
+
+class Writer:
+    """Writes one file a record."""
+
+    def __init__(self, target: Target) -> None:
+        self._columns = columns_of(target.values)
+        try:
+            import torch
+        except ImportError:
+            raise UserError(
+                "outputs: fair_esm_pt needs PyTorch; pip install 'featuremill[esm2]', or drop it."
+            ) from None
+        self._torch = torch
+        self._folder = target.path
+        write_json(self._folder / "provenance.json", target.provenance)
+
+    def write(self, block: pa.Table) -> None:
+        """Write a file for each record of the block."""
+        values = [
+            matrices(column) if pa.types.is_list(column.type) else matrix(column)
+            for column in (block[name] for name in self._columns)
+        ]
+        texts = (block[name].to_pylist() for name in ("id", "description"))
+        for id, description, *rows in zip(*texts, *values, strict=True):
+            label = f"{id} {description}" if description else id
+            result: dict[str, Any] = {"label": label}
+            for (key, layer), row in zip(self._columns.values(), rows, strict=True):
+                result.setdefault(key, {})[layer] = self._torch.from_numpy(np.array(row))
+            self._save(result, id, label)
+
+    def _save(self, result: Mapping[str, Any], id: str, label: str) -> None:
+        content = BytesIO()  # so that a full disk is an OSError: PyTorch's own has no number
+        self._torch.save(result, content)
+        with _new_file(self._folder, id, label) as file:
+            file.write(content.getbuffer())
+
+    def close(self) -> None:
+        """Do nothing: every file is closed."""
+
+
+def _new_file(folder: Path, id: str, label: str) -> BinaryIO:
+    """Open a new file in `folder` named by `label`, or, where that cannot be, by a digest of `id`.
+
+    That is so for headers that would lead out of the folder, that hold control characters, that
+    are too long for a file system, or whose name is taken (by another case of letters, where these
+    don't count).
+    """
+    parts = label.split("/")
+    if label.isprintable() and not {"", ".", ".."} & set(parts):
+        path = folder / f"{label}.pt"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return path.open("xb")
+        except OSError as error:
+            if error.errno not in UNUSABLE:
+                raise
+    digest = hashlib.sha256(id.encode()).hexdigest()[:32]
+    return (folder / f"{NOT_PLAIN.sub('_', label)[:SHORTENED]}-{digest}.pt").open("xb")

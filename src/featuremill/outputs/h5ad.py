@@ -1,0 +1,107 @@
+"""embeddings.h5ad: the pooled vectors as AnnData, for scanpy and its kin.
+
+X is the first pooled column, shape (records, width); further ones stand in obsm under their names.
+obs is indexed by id and has accession, description, length and sha256; var names the numbers of X;
+uns["featuremill"] says how it was made. Written by h5py to anndata's published specification
+("On-disk format", AnnData 0.1.0, dataframe 0.2.0), so that no run needs anndata.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.accession import accessions
+from featuremill.outputs import ABOUT, Target, need
+from featuremill.outputs.hdf5 import TEXT, ReservedFile
+from featuremill.outputs.parquet import hexadecimal
+from featuremill.outputs.vectors import matrix
+
+INDEX, *COLUMNS = ABOUT
+BYTES_A_TEXT = 64
+"""What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
+VERSIONS = {
+    "anndata": "0.1.0",
+    "array": "0.2.0",
+    "dataframe": "0.2.0",
+    "dict": "0.1.0",
+    "string": "0.2.0",
+    "string-array": "0.2.0",
+}
+"""Each element says what it is, and of which version of the specification."""
+
+
+class Writer:
+    """Makes the whole file's datasets, then fills them row after row."""
+
+    def __init__(self, target: Target) -> None:
+        first, *others = need(target.pooled(), "h5ad", "a pooled value")
+        kinds = {name: target.values.field(name).type for name in (first, *others)}
+        width = kinds[first].list_size
+        row = sum(kind.list_size * kind.value_type.bit_width // 8 for kind in kinds.values())
+        texts = sum(map(len, target.provenance.values())) + (len(first) + 8) * width
+        self._file = ReservedFile(target.path, 2 * texts + BYTES_A_TEXT * (width + 100))
+        self._file.need(target.num_rows * (row + BYTES_A_TEXT * len(ABOUT)))
+        root = _mark(self._file.root, "anndata")
+        self._matrices = {
+            name: _array(root if name == first else root.require_group("obsm"), place, shape, dtype)
+            for name, kind in kinds.items()
+            for place in ["X" if name == first else name]
+            for shape in [(target.num_rows, kind.list_size)]
+            for dtype in [kind.value_type.to_pandas_dtype()]
+        }
+        _mark(root.require_group("obsm"), "dict")
+        obs = _frame(root, "obs", INDEX, COLUMNS)
+        self._about = {
+            name: _array(obs, name, (target.num_rows,), np.int64 if name == "length" else TEXT)
+            for name in ABOUT
+        }
+        var = _frame(root, "var", "feature", [])
+        _array(var, "feature", (width,), TEXT)[:] = [f"{first}_{n}" for n in range(width)]
+        _describe(root, {**target.provenance, "X": first})
+        self._num_rows = 0
+
+    def write(self, block: pa.Table) -> None:
+        """Fill the block's rows in."""
+        rows = slice(self._num_rows, self._num_rows + block.num_rows)
+        self._num_rows = rows.stop
+        columns = {name: block[name] for name in ("id", "description", "length")} | {
+            "accession": accessions(block["id"]),
+            "sha256": hexadecimal(block["sha256"]),
+        }
+        texts = sum(column.nbytes for column in columns.values())
+        self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)
+        for name, column in columns.items():
+            self._about[name][rows] = column.to_numpy(zero_copy_only=False)
+        for name, dataset in self._matrices.items():
+            dataset[rows] = matrix(block[name])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _mark(element: Any, kind: str) -> Any:
+    element.attrs["encoding-type"] = kind
+    element.attrs["encoding-version"] = VERSIONS[kind]
+    return element
+
+
+def _array(group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
+    found = group.create_dataset(name, shape, dtype, track_times=False)
+    return _mark(found, "string-array" if dtype is TEXT else "array")
+
+
+def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
+    frame = _mark(root.create_group(name), "dataframe")
+    frame.attrs["_index"] = index
+    frame.attrs["column-order"] = np.array(columns, TEXT)
+    return frame
+
+
+def _describe(root: Any, provenance: dict[str, str]) -> None:
+    group = _mark(_mark(root.create_group("uns"), "dict").create_group("featuremill"), "dict")
+    for key, value in provenance.items():
+        _mark(group.create_dataset(key, (), TEXT, data=value, track_times=False), "string")

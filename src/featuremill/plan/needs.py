@@ -1,0 +1,53 @@
+"""What a planned run is going to write, estimated: parts that are not there yet, and results."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pyarrow as pa
+
+from featuremill import room
+from featuremill.formats import FORMATS
+from featuremill.room import Need
+from featuremill.store import RunFolder
+
+COUNTING_RESIDUES = ("tokens", "residues")
+"""Units of cost by which a shard has at most as many vectors per residue as it costs."""
+
+
+def asked_outputs() -> list[str]:
+    """Return the config's outputs, as the workflow tells them to its jobs."""
+    names = os.environ.get("FEATUREMILL_OUTPUTS", "").split()
+    return [name for name in names if name in FORMATS]
+
+
+def needs_of_run(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> list[Need]:
+    """Return what the run still has to write; parts that are finished or begun are paid for."""
+    num_rows, total = plan["counts"]["planned"], plan["lengths"]["total"]
+    needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
+    if outputs := asked_outputs():
+        # Long proteins may be cut off: their cost is that of what is left of them.
+        if plan["cost_unit"] in COUNTING_RESIDUES:
+            cost = sum(shard["cost"] for shard in plan["shards"])
+            total = min(total, cost * num_rows // max(1, plan["counts"]["unique"]))
+        merging = room.stored_bytes(values, num_rows, total)
+        needs += room.needs_of_outputs(outputs, values, num_rows, total, folder.root)
+        needs.append(Need("merging, for a while,", folder.store, merging))
+    return needs
+
+
+def _unpaid_parts(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> int:
+    counts_residues = plan["cost_unit"] in COUNTING_RESIDUES
+    unpaid = 0
+    for shard in plan["shards"]:
+        if folder.part(plan["recipe"], shard["shard"]).exists():
+            continue
+        num_rows, residues = shard["records"], shard["bytes"]
+        if counts_residues:
+            # The cost is that of the wanted records, and a part has all.
+            residues = min(residues, shard["cost"] * num_rows // max(1, shard["wanted"]))
+        journal = folder.journal(plan["recipe"], shard["shard"])
+        begun = journal.stat().st_size if journal.exists() else 0
+        unpaid += max(0, room.stored_bytes(values, num_rows, residues) - begun)
+    return unpaid

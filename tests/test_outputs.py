@@ -1,0 +1,516 @@
+"""Every result is read by the tool that it is for, and export makes it later to the byte."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import anndata
+import duckdb
+import h5py
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import ROOT, Verbs
+from esm2_models import fair_esm_bundled
+from mounts import Mount
+from safetensors import safe_open
+
+import featuremill
+from featuremill import __main__
+from featuremill.errors import IntegrityError, UserError
+from featuremill.export import export
+from featuremill.formats import FORMATS, OutputName, sidecar_of
+from featuremill.merge import gather, merge
+from featuremill.merge.provenance import provenance_of
+from featuremill.outputs import (
+    ABOUT,
+    FILES,
+    Target,
+    bytes_of,
+    digest_of_result,
+    files_of,
+    open_writer,
+)
+from featuremill.plan.needs import needs_of_run
+from featuremill.room import needs_of_outputs
+from featuremill.store import RunFolder
+
+LONG = "word " * 80 + "end"
+HEADERS = {
+    "sp|P12345|AATM_RABIT Aspartate aminotransferase, mitochondrial OS=Oryctolagus": "MKVLAAGIVG",
+    "P12345 the same accession once more": "MKVLAAGIVK",
+    "sp|P12345|OTHER_NAME and again": "MKVLAAGIVR",
+    "UniRef50_Q8WZ42 Cluster: Titin n=1": "GGGSGGG",
+    "gi|4504345|ref|NP_000549.1| hemoglobin": "MVLSPADKTNVKAAWGK",
+    "plain": "MKTAYIAKQRQISFVKSHFSRQ",
+    "with/slash 3'/5' end": "ACDEFGHIK",
+    "../../outside": "WWWWWW",
+    f"long {LONG}": "PPPP",
+    "twin of plain": "MKTAYIAKQRQISFVKSHFSRQ",
+    "refused": "MK*LA",
+}
+IDS = [header.partition(" ")[0] for header in HEADERS if header != "refused"]
+ACCESSIONS = {"sp|P12345|AATM_RABIT": "P12345", "sp|P12345|OTHER_NAME": "P12345"} | {
+    "UniRef50_Q8WZ42": "Q8WZ42",
+    "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
+}
+POOLED = ["mean_layer_3", "bos_layer_3", "mean_layer_6", "bos_layer_6"]
+ALL = list(FORMATS)
+OPTIONS = {
+    "model": "mill_t6_1M",
+    "layers": [3, 6],
+    "pool": ["mean", "bos"],
+    "per_residue": True,
+    "dtype": "fp32",
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, environment):
+    """Return the verbs of a real run of ESM-2 with every output."""
+    folder = tmp_path_factory.mktemp("outputs")
+    verbs = Verbs(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
+    verbs("weights", "mill_t6_1M", "--output", "weights.json")
+    more = ("--weights", "weights.json")
+    plan = verbs.plan(HEADERS.items(), "esm2", OPTIONS, more=more)
+    verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root, "--outputs", *ALL)
+    return verbs
+
+
+@pytest.fixture
+def run(done, tmp_path):
+    """Return a copy of that run's folder."""
+    shutil.copytree(done.run_folder.root, tmp_path / "run")
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def results(done):
+    return done.run_folder.root
+
+
+@pytest.fixture
+def table(results):
+    return pq.read_table(results / "embeddings.parquet")
+
+
+def vectors(table, column):
+    return np.array(table[column].to_pylist(), np.float32)
+
+
+def manifest_of(run):
+    return json.loads((run.root / "manifest.json").read_text())
+
+
+def test_the_config_and_the_table_of_formats_name_the_same():
+    assert OutputName.__args__ == tuple(FORMATS)
+
+
+def test_parquet_has_accession_and_header_for_pandas_polars_and_duckdb(results, table):
+    path = str(results / "embeddings.parquet")
+    frame, by_polars = pd.read_parquet(path), pl.read_parquet(path)
+    by_duckdb = duckdb.sql(f"select * from '{path}'").arrow().read_all()
+    for found in (frame["id"].tolist(), by_polars["id"].to_list(), by_duckdb["id"].to_pylist()):
+        assert found == IDS
+    assert frame["accession"].tolist() == [ACCESSIONS.get(id, id) for id in IDS]
+    header = (frame["id"] + " " + frame["description"]).str.strip()
+    assert header.tolist() == [header for header in HEADERS if header != "refused"]
+    for column in POOLED:
+        expected = vectors(table, column)
+        assert expected.shape == (10, 128)
+        assert (np.stack(frame[column]) == expected).all()
+        assert (np.stack(by_polars[column].to_numpy()) == expected).all()
+        assert (np.array(by_duckdb[column].to_pylist(), np.float32) == expected).all()
+    [(count,)] = duckdb.sql(f"select count(*) from '{path}' where accession = 'P12345'").fetchall()
+    assert count == 3
+    assert featuremill.load(results).columns[:2].tolist() == ["accession", "description"]
+
+
+@pytest.mark.parametrize("backed", [None, "r"])
+def test_anndata_reads_the_h5ad(results, table, backed):
+    found = anndata.read_h5ad(results / "embeddings.h5ad", backed=backed)
+    assert found.obs_names.tolist() == IDS
+    assert found.obs["accession"].tolist() == [ACCESSIONS.get(id, id) for id in IDS]
+    for column in ("description", "length", "sha256"):
+        assert found.obs[column].tolist() == table[column].to_pylist()
+    assert found.var_names[[0, -1]].tolist() == ["mean_layer_3_0", "mean_layer_3_127"]
+    assert (found[:, :].X[:] == vectors(table, "mean_layer_3")).all()
+    assert found[["plain"]].to_memory().X.shape == (1, 128)
+    assert sorted(found.obsm) == sorted(POOLED[1:])
+    for column in POOLED[1:]:
+        assert (found.obsm[column][:] == vectors(table, column)).all()
+    assert found.uns["featuremill"]["X"] == "mean_layer_3"
+
+
+def test_the_safetensors_library_reads_tensors_ids_and_metadata(results, table):
+    with safe_open(results / "embeddings.safetensors", "pt") as file:
+        assert set(file.keys()) == {*POOLED, "ids"}
+        for column in POOLED:
+            assert (file.get_tensor(column).numpy() == vectors(table, column)).all()
+            assert file.get_slice(column).get_shape() == [10, 128]
+        assert bytes(file.get_tensor("ids")).decode().splitlines() == IDS
+        assert file.metadata()["columns"] == ",".join(POOLED)
+
+
+def test_one_dataset_an_accession_as_uniprot_has_it(results, table):
+    names = {"P12345": "sp|P12345|AATM_RABIT", "P12345%": "P12345"} | {
+        "sp|P12345|OTHER_NAME": "sp|P12345|OTHER_NAME",
+        "Q8WZ42": "UniRef50_Q8WZ42",
+        "NP_000549.1": "gi|4504345|ref|NP_000549.1|",
+        "with%2Fslash": "with/slash",
+        "..%2F..%2Foutside": "../../outside",
+        **{id: id for id in ("plain", "long", "twin")},
+    }
+    side_by_side = np.concatenate([vectors(table, column) for column in POOLED], axis=1)
+    with h5py.File(results / "per-protein.h5") as pooled:
+        assert {name: pooled[name].attrs["original_id"] for name in pooled} == names
+        for name, id in names.items():
+            assert (pooled[name][:] == side_by_side[IDS.index(id)]).all()
+    with h5py.File(results / "per-residue.h5") as residues:
+        assert {name: residues[name].attrs["original_id"] for name in residues} == names
+        assert residues["P12345"].shape == (2, 10, 128)
+        assert residues.attrs["columns"] == "residues_layer_3,residues_layer_6"
+
+
+def test_each_pt_is_what_fair_esms_script_would_write(results, table):
+    folder = results / "fair-esm-pt"
+    rows = dict(zip(IDS, table.to_pylist(), strict=True))
+    for header, sequence in HEADERS.items():
+        id, _, _ = header.partition(" ")
+        if id not in ("refused", "../../outside", "long"):
+            # Where fair-esm's own tutorial looks: named by the header, a "/" makes folders.
+            found = torch.load(folder / f"{header}.pt", weights_only=True)
+            check_pt(found, header, len(sequence), rows[id])
+    shortened = sorted(folder.glob("*-" + "[0-9a-f]" * 32 + ".pt"))
+    labels = [torch.load(path, weights_only=True)["label"] for path in shortened]
+    assert sorted(labels) == ["../../outside", f"long {LONG}"]
+    assert len(files_of(folder)) == len(IDS)
+    inside = {path.name for path in results.iterdir()}
+    assert not [name for name in inside if "outside" in name]
+
+
+def check_pt(found, header, length, row):
+    assert list(found) == [
+        "label",
+        "mean_representations",
+        "bos_representations",
+        "representations",
+    ]
+    assert found["label"] == header
+    for layer in (3, 6):
+        assert found["mean_representations"][layer].tolist() == row[f"mean_layer_{layer}"]
+        assert found["bos_representations"][layer].tolist() == row[f"bos_layer_{layer}"]
+        assert found["representations"][layer].shape == (length, 128)
+        assert found["representations"][layer].dtype == torch.float16  # output_dtype
+
+
+def test_the_numbers_in_a_pt_are_those_of_fair_esms_network(results):
+    """By the lines of extract.py that pool: the BOS token apart, the mean over the residues."""
+    model = fair_esm_bundled()
+    sequence = HEADERS["plain"]
+    tokens = torch.tensor([[0, *(model.alphabet.get_idx(letter) for letter in sequence), 2]])
+    with torch.no_grad():
+        given = model(tokens, repr_layers=[3, 6])["representations"]
+    found = torch.load(results / "fair-esm-pt" / "plain.pt", weights_only=True)
+    for layer in (3, 6):
+        expected = given[layer][0, 1 : len(sequence) + 1]
+        pairs = {
+            "representations": expected,
+            "mean_representations": expected.mean(0),
+            "bos_representations": given[layer][0, 0],
+        }
+        for key, numbers in pairs.items():
+            size = numbers.norm()
+            assert (found[key][layer].float() - numbers).norm() < 1e-3 * size, (layer, key)
+
+
+def attributes(path, name):
+    """Return what the file itself says about how it was made."""
+    if name in ("parquet", "parquet_dataset"):
+        return json.loads(pq.read_schema(files_of(path)[0]).metadata[b"featuremill"])
+    if name in ("npy", "fair_esm_pt"):
+        beside = path / "provenance.json" if path.is_dir() else path.parent / sidecar_of(path.name)
+        return json.loads(beside.read_text())
+    if name == "safetensors":
+        with safe_open(path, "np") as file:
+            return file.metadata()
+    with h5py.File(path) as file:
+        if name == "h5ad":
+            return {key: value.asstr()[()] for key, value in file["uns/featuremill"].items()}
+        return dict(file.attrs)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_file_says_how_it_was_made(done, name):
+    plan = json.loads(done.run_folder.plan.read_text())
+    found = attributes(done.run_folder.root / FILES[name], name)
+    expected = {
+        "model_name": "mill_t6_1M",
+        "layers": "3, 6",
+        "pool": "mean, bos",
+        "dtype": "fp32",
+        "recipe": plan["recipe"],
+        "weights_sha256": plan["settings"]["weights_sha256"],
+        "workload": "esm2",
+        "featuremill_version": featuremill.__version__,
+    }
+    assert {key: found[key] for key in expected} == expected
+    assert json.loads(found["versions"])["torch"] == torch.__version__
+    assert json.loads(found["options"])["layers"] == [3, 6]
+
+
+def test_the_estimates_are_near_what_the_files_take(done, table):
+    """Of a run as large as people's, so that what a file takes in any case does not count."""
+    values = table.drop_columns(list(ABOUT)).schema
+    needs = needs_of_outputs(ALL, values, 1_000, 300_000, done.folder)
+    sizes = {need.what: need.num_bytes for need in needs}
+    pooled, residues = 4 * 128 * 4 * 1_000, 2 * 128 * 2 * 300_000
+    for name, format in FORMATS.items():
+        held = {"pooled": pooled, "per_residue": residues, None: pooled + residues}[format.kind]
+        assert held <= sizes[format.file] < 1.2 * held + 4096 * 1_000 * (name == "fair_esm_pt")
+    assert [need.num_files for need in needs] == [0] * 7 + [1_000]
+
+
+def test_small_blocks_make_the_same_files(run, monkeypatch):
+    same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
+    before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
+    monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
+    after = merge(run, same, 0)["outputs"]
+    arrays = [FILES[name] for name in same if name != "h5ad"]  # its texts lie block by block
+    before = {FILES[name]: about for name, about in before.items()}
+    assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
+    again = anndata.read_h5ad(run.root / "embeddings.h5ad")
+    assert (
+        again.obs_names.tolist() == IDS
+        and (np.load(run.root / "embeddings.npy")[:, :128] == again.X).all()
+    )
+
+
+@pytest.mark.parametrize("source", ["parts", "table"])
+def test_export_gives_what_merge_would_have_written(done, run, source):
+    told = manifest_of(run)["outputs"]
+    kept = ["parquet"] if source == "table" else ["npy"]
+    merge(run, kept, 0)
+    before = (run.root / "manifest.json").stat().st_mtime_ns
+    if source == "table":
+        clean = [sys.executable, "-m", "featuremill", "clean", str(run.root)]
+        subprocess.run([*clean, "--keep", "results", "--yes"], env=done.environment, check=True)
+        assert not list((run.store / "parts").rglob("*.arrows"))
+    others = [name for name in ALL if name not in kept]
+    files = export(run, others)
+    assert set(files) == {FILES[name] for name in others}
+    for name in others:
+        path = run.root / FILES[name]
+        assert files[path.name] == {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
+        assert files[path.name] == told[path.name], name
+    assert (run.root / "manifest.json").stat().st_mtime_ns == before, "Snakemake sees nothing new"
+    assert not (run.store / "merge").exists()
+
+
+def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys):
+    merge(run, ["parquet"], 0)
+    command = ["export", str(run.root), "--to", "h5ad", "npy", "--to", "parquet"]
+    assert __main__.main(command) == 0
+    assert "embeddings.parquet is there already" in capsys.readouterr().err
+    assert isinstance(featuremill.load_matrix(run.root, "bos_layer_6")[1], np.memmap)
+    status = ["status", str(run.root), "--json", "--verify"]
+    __main__.main(status)
+    said = json.loads(capsys.readouterr().out)
+    assert set(said["exported"]) == {"embeddings.h5ad", "embeddings.npy"}
+    assert set(said["outputs"]) == {"embeddings.parquet"}
+    assert not [one for one in said["problems"] if one["code"].startswith("export")]
+    with (run.root / "embeddings.h5ad").open("r+b") as file:
+        file.seek(5000)
+        file.write(b"x")
+    (run.root / "embeddings.npy").unlink()
+    __main__.main(status)
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert {(one["code"], one["is_in_the_way"]) for one in problems if "export" in one["code"]} == {
+        ("export_damaged", False),
+        ("export_missing", False),
+    }
+    assert "--to h5ad" in str(problems) and "--to npy" in str(problems)
+    merge(run, ["parquet"], 0)
+    left = {path.name for path in run.root.iterdir()}
+    gone = {"embeddings.h5ad", "embeddings.npy", "embeddings.npy.json", "exports.json"}
+    assert not left & gone
+
+
+def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
+    export(run, ["safetensors", "npy"], tmp_path / "new" / "place")
+    found = {path.name for path in (tmp_path / "new" / "place").iterdir()}
+    assert found == {"embeddings.safetensors", "embeddings.npy", "embeddings.npy.json"}
+    assert not (run.root / "exports.json").exists()
+    with pytest.raises(UserError, match="it exists already"):
+        export(run, ["npy"], tmp_path / "new" / "place")
+
+
+def test_what_cannot_be_exported_is_said(run):
+    merge(run, ["npy"], 0)
+    plan = json.loads(run.plan.read_text())
+    [shard] = plan["shards"]
+    part = run.part(plan["recipe"], shard["shard"])
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 4
+    part.write_bytes(content)
+    with pytest.raises(IntegrityError, match=r"status .* --verify says what to do"):
+        export(run, ["h5ad"])
+    assert part.exists(), "export only looks"
+    part.unlink()
+    with pytest.raises(UserError, match=r"there is nothing left to make other formats of"):
+        export(run, ["h5ad"])
+    (run.root / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"no finished results of plan\.json yet"):
+        export(run, ["h5ad"])
+
+
+def test_a_table_that_was_changed_is_no_source(run):
+    shutil.rmtree(run.store / "parts")
+    pq.write_table(pq.read_table(run.root / "embeddings.parquet"), run.root / "embeddings.parquet")
+    with pytest.raises(IntegrityError, match="not the file that merge wrote"):
+        export(run, ["h5ad"], run.root / "elsewhere")
+
+
+def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
+    verbs.environment = {**verbs.environment, "FEATUREMILL_OUTPUTS": "fair_esm_pt"}
+    config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
+    (verbs.folder / "in.fa").write_text(">a\nMKV\n")
+    words = ("plan", verbs.run_folder.root, "--config-json", json.dumps(config))
+    assert "outputs: fair_esm_pt holds columns such as mean_layer_6" in verbs(*words, status=2)
+
+
+def test_results_without_a_record_are_read_too(tmp_path, table):
+    """As when every record failed."""
+    provenance = provenance_of(
+        {
+            "workload": "w",
+            "workload_version": "1",
+            "recipe": "r",
+            "settings": {"options": {}, "weights_sha256": None},
+        },
+        [],
+    )
+    values = table.select(POOLED).schema.remove_metadata()
+    for name in ("h5ad", "safetensors"):
+        (tmp_path / name).touch()
+        open_writer(name, Target(tmp_path / name, values, 0, provenance)).close()
+    assert anndata.read_h5ad(tmp_path / "h5ad").shape == (0, 128)
+    with safe_open(tmp_path / "safetensors", "np") as file:
+        assert file.get_tensor("mean_layer_6").shape == (0, 128)
+
+
+def test_a_column_never_takes_the_place_of_the_ids(tmp_path):
+    values = pa.schema({"ids": pa.list_(pa.int32(), 2)})
+    with pytest.raises(UserError, match="a tensor 'ids' of its own"):
+        open_writer("safetensors", Target(tmp_path / "x", values, 1, {}))
+
+
+class Disk:
+    """A small file system of one's own with a plan to make in it."""
+
+    def __init__(self, tmp_path, environment, options, outputs="parquet npy", **config):
+        self.mount = Mount(tmp_path / "disk", options)
+        self.environment = {**environment, "FEATUREMILL_OUTPUTS": outputs}
+        letters = "ACDEFGHIKLMNPQRS"
+        sequences = ("".join(letters[int(digit, 16)] for digit in f"{n:06x}") for n in range(6_000))
+        (tmp_path / "in.fa").write_text("".join(f">p{s}\n{s}\n" for s in sequences))
+        config = {"workload": "composition", "shards": {"cost": 100_000}, **config}
+        config |= {"run": "test", "inputs": [str(tmp_path / "in.fa")], "device": "cpu"}
+        self.words = ("plan", "run", "--config-json", json.dumps(config))
+        self.seen = RunFolder(self.mount.seen(tmp_path / "disk") / "run")
+
+    def __call__(self, *words, **variables):
+        command = self.mount.command(sys.executable, "-m", "featuremill", *words)
+        environment = self.environment | variables
+        return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
+    tmp_path, environment
+):
+    disk = Disk(tmp_path, environment, "6m", "parquet npy per_protein_h5 h5ad")
+    try:
+        refused = disk(*disk.words)
+        assert refused.returncode == 2, refused.stderr
+        for words in ("it needs about", "store/", "embeddings.parquet", "embeddings.npy", "free"):
+            assert words in refused.stderr
+        assert "FEATUREMILL_WITHOUT_ROOM=1 goes on all the same" in refused.stderr
+        assert disk(*disk.words, FEATUREMILL_WITHOUT_ROOM="1").returncode == 0
+    finally:
+        disk.mount.close()
+
+
+def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
+    plan = json.loads(run.plan.read_text())
+    values = table.drop_columns(list(ABOUT)).schema
+    [shard] = plan["shards"]
+    part = run.part(plan["recipe"], shard["shard"])
+    assert needs_of_run(run, plan, values)[0].num_bytes == 0
+    size = part.stat().st_size
+    part.unlink()
+    whole = needs_of_run(run, plan, values)[0].num_bytes
+    assert 0.9 * whole < size < 1.2 * whole
+    run.journal(plan["recipe"], shard["shard"]).write_bytes(bytes(10_000))
+    assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
+
+
+def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):
+    disk = Disk(tmp_path, environment, "900m,nr_inodes=1000", "fair_esm_pt", workload="esm2")
+    weights = ("--weights", str(done.folder / "weights.json"))
+    try:
+        refused = disk(*disk.words, *weights).stderr
+        assert "fair-esm-pt: 6,000 files, one a record; the file system of run has" in refused
+        assert re.search(r"it needs 6,000 files, and .* can hold [0-9]+ more", refused), refused
+    finally:
+        disk.mount.close()
+
+
+def snippets(language):
+    """Return the page's snippets in a language."""
+    page = (ROOT / "docs" / "outputs.md").read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def my_run(run, tmp_path, monkeypatch):
+    """Stand where the page's paths lead to a run."""
+    (tmp_path / "results").mkdir()
+    run.root.rename(tmp_path / "results" / "my")
+    monkeypatch.chdir(tmp_path)
+    return RunFolder(tmp_path / "results" / "my")
+
+
+@pytest.mark.parametrize("snippet", snippets("python"), ids=lambda text: text.split()[1])
+def test_each_snippet_of_the_page_runs_as_it_stands(my_run, table, snippet):
+    assert len([line for line in snippet.splitlines() if line]) <= (10 if "h5py" in snippet else 5)
+    found = {}
+    exec(snippet, found)
+    expected = vectors(table, "mean_layer_6")
+    if "ids" in found:
+        assert sorted(found["ids"]) == sorted(IDS)
+    if "X" in found:
+        X = np.array([row.tolist() for row in found["X"]], np.float32)
+        if "h5py" in found:
+            X = X[[found["ids"].index(id) for id in IDS]][:, 256:384]
+        assert ((vectors(table, "mean_layer_3") if "anndata" in found else expected) == X).all()
+    elif "ours" in found:
+        assert found["ours"]["label"].tolist() == ["mitochondrion"] * 3
+    elif "rows" in found:
+        assert {row[0] for row in found["rows"]} == {id for id in IDS if "P12345" in id}
+    else:
+        assert (found["vector"].numpy() == expected[IDS.index("plain")]).all()
+
+
+def test_the_pages_command_runs(my_run):
+    merge(my_run, ["parquet"], 0)
+    for line in "".join(snippets("sh")).splitlines():
+        program, *words = line.split()
+        assert program == "featuremill" and __main__.main(words) == 0
+    assert (my_run.root / "embeddings.h5ad").exists()
