@@ -9,11 +9,11 @@ import platform
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from featuremill import __version__, log, machine
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
@@ -45,12 +45,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
-    for number in machine.INTERRUPTS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, _leave)
-    if starter := os.environ.get(machine.DIE_WITH_PARENT):
-        machine.die_with_starter(starter, signal.SIGTERM)
-    parsed = _parser(verb).parse_args(given, argparse.Namespace(command=command))
+    _answer_interrupts(_leave)
+    try:
+        if starter := os.environ.get(machine.DIE_WITH_PARENT):
+            machine.die_with_starter(starter, signal.SIGTERM)
+        return _run(_parser(verb).parse_args(given, argparse.Namespace(command=command)), given)
+    finally:
+        # Python shuts down now, and would print what a handler raises there as an ignored error.
+        _answer_interrupts(signal.SIG_DFL)
+
+
+def _run(parsed: argparse.Namespace, given: list[str]) -> int:
+    """Run the verb that was parsed out of `given`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
         log.set_up(_level(parsed), parsed.log_file)
@@ -73,6 +79,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         verb_log.error("%s: %s; please report this.", type(error).__name__, error, exc_info=True)
         return 1
     return int(status or 0)
+
+
+def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
+    for number in machine.INTERRUPTS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, handler)
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:
