@@ -65,13 +65,13 @@ def make(root: Path, num_records: int, width: int, outputs: list[str]) -> None:
         numbers = pa.array(rng.standard_normal(count * width, np.float32))
         block = {
             "id": [f"sp|A{row:09d}|NAME{row}_HUMAN" for row in range(start, start + count)],
+            "description": [f"a protein that nobody has seen, number {n}" for n in range(count)],
             "length": rng.integers(50, 1000, count),
             "sha256": pa.array([rng.bytes(32) for _ in range(count)], pa.binary(32)),
             "values": pa.FixedSizeListArray.from_arrays(numbers, width),
         }
         for writer in writers:
             writer.write(pa.table(block))
-        block["description"] = [f"a protein that nobody has seen, number {n}" for n in range(count)]
         kinds = {field.name: field.type for field in MANIFEST}
         records.write_table(
             pa.table({n: block.get(n, pa.nulls(count, kinds[n])) for n in kinds}, schema=MANIFEST)
