@@ -196,6 +196,13 @@ def test_each_pt_is_what_fair_esms_script_would_write(results, table):
     assert not [name for name in inside if "outside" in name]
 
 
+def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
+    (tmp_path / "part-1.parquet").mkdir()
+    (tmp_path / "part-1.parquet" / "x.pt").write_bytes(b"12345")
+    assert bytes_of(tmp_path) == 5
+    assert len(digest_of_result(tmp_path)) == 64
+
+
 def check_pt(found, header, length, row):
     assert list(found) == [
         "label",
@@ -447,7 +454,7 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
         disk.mount.close()
 
 
-def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
+def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
     plan = json.loads(run.plan.read_text())
     values = table.drop_columns(list(ABOUT)).schema
     [shard] = plan["shards"]
@@ -459,6 +466,14 @@ def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
     assert 0.9 * whole < size < 1.2 * whole
     run.journal(plan["recipe"], shard["shard"]).write_bytes(bytes(10_000))
     assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
+    # So are results that the new ones take the place of.
+    monkeypatch.setenv("FEATUREMILL_OUTPUTS", "npy fair_esm_pt")
+    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    assert (npy.num_bytes, tensors.num_files) == (0, 0)
+    (run.root / "embeddings.npy").unlink()
+    next(run.root.glob("fair-esm-pt/*.pt")).unlink()
+    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 128 * 4, 1)
 
 
 def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):
