@@ -355,12 +355,17 @@ def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
     found = {path.name for path in (tmp_path / "new" / "place").iterdir()}
     assert found == {"embeddings.safetensors", "embeddings.npy", "embeddings.npy.json"}
     assert not (run.root / "exports.json").exists()
-    with pytest.raises(UserError, match="it exists already"):
-        export(run, ["npy"], tmp_path / "new" / "place")
+    for name in ("embeddings.npy", "embeddings.npy.json"):
+        with pytest.raises(UserError, match=rf"{name}: it exists already"):
+            export(run, ["npy"], tmp_path / "new" / "place")
+        (tmp_path / "new" / "place" / name).unlink()
 
 
 def test_what_cannot_be_exported_is_said(run):
     merge(run, ["npy"], 0)
+    (run.root / "embeddings.npy").unlink()
+    with pytest.raises(UserError, match=r"embeddings\.npy: it belongs to the results, and is gone"):
+        export(run, ["npy"])
     plan = json.loads(run.plan.read_text())
     [shard] = plan["shards"]
     part = run.part(plan["recipe"], shard["shard"])
