@@ -26,8 +26,7 @@ from featuremill import __main__
 from featuremill.errors import IntegrityError, UserError
 from featuremill.export import export
 from featuremill.formats import FORMATS, OutputName, sidecar_of
-from featuremill.merge import gather, merge
-from featuremill.merge.provenance import provenance_of
+from featuremill.merge import gather, merge, provenance
 from featuremill.outputs import (
     ABOUT,
     FILES,
@@ -429,7 +428,7 @@ def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
 
 def test_results_without_a_record_are_read_too(tmp_path, table):
     """As when every record failed."""
-    provenance = provenance_of(
+    about = provenance.provenance_of(
         {
             "workload": "w",
             "workload_version": "1",
@@ -441,10 +440,21 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
     values = table.select(POOLED).schema.remove_metadata()
     for name in ("h5ad", "safetensors"):
         (tmp_path / name).touch()
-        open_writer(name, Target(tmp_path / name, values, 0, provenance)).close()
+        open_writer(name, Target(tmp_path / name, values, 0, about)).close()
     assert anndata.read_h5ad(tmp_path / "h5ad").shape == (0, 128)
     with safe_open(tmp_path / "safetensors", "np") as file:
         assert file.get_tensor("mean_layer_6").shape == (0, 128)
+
+
+def test_a_part_that_was_only_finished_is_of_no_other_version():
+    """As when a job ended between its last batch and its receipt: torch is not loaded again."""
+    device = {"devices": [{"kind": "cpu", "uuid": "cpu", "name": "CPU"}]}
+    receipts = [{**device, "versions": {"torch": "2.9"}}, {**device, "versions": {}}]
+    assert provenance.warnings_of(receipts) == []
+    receipts[1]["versions"] = {"torch": "2.8"}
+    assert provenance.warnings_of(receipts) == [
+        "parts were computed with different torch: 2.8, 2.9."
+    ]
 
 
 def test_a_column_never_takes_the_place_of_the_ids(tmp_path):

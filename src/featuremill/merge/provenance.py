@@ -23,9 +23,7 @@ def provenance_of(plan: Mapping[str, Any], receipts: Sequence[dict[str, Any]]) -
     options: dict[str, Any] = settings["options"]
     said = {name: options[name] for name in SAID if name in options}
     versions = {
-        package: ", ".join(
-            sorted({r["versions"][package] for r in receipts if package in r["versions"]})
-        )
+        package: ", ".join(_versions(receipts, package))
         for package in sorted(set().union(*(receipt["versions"] for receipt in receipts)))
     }
     return {
@@ -39,6 +37,11 @@ def provenance_of(plan: Mapping[str, Any], receipts: Sequence[dict[str, Any]]) -
         "versions": json.dumps(versions),
         "featuremill_version": __version__,
     }
+
+
+def _versions(receipts: Sequence[dict[str, Any]], package: str) -> list[str]:
+    """Return the versions of a package; who found everything computed already, loaded none."""
+    return sorted({r["versions"][package] for r in receipts if package in r["versions"]})
 
 
 def _listed(value: Any) -> str:
@@ -69,7 +72,7 @@ def manifest_of(
         "parts": {receipt["shard"]: receipt["part"] for receipt in receipts},
         "gpu_seconds": round(sum(on_gpu), 3),
         **_energy(receipts),
-        "warnings": _warnings(receipts),
+        "warnings": warnings_of(receipts),
         "receipts": receipts,
     }
 
@@ -91,14 +94,14 @@ def _energy(receipts: list[dict[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _warnings(receipts: list[dict[str, Any]]) -> list[str]:
+def warnings_of(receipts: list[dict[str, Any]]) -> list[str]:
     """Say what differs between parts that may change values in their last bits."""
     found = []
     devices = sorted({device_name(receipt) for receipt in receipts})
     if len(devices) > 1:
         found.append(f"parts were computed on different devices: {', '.join(devices)}.")
     for package in ("torch", "featuremill"):
-        versions = sorted({receipt["versions"].get(package, "none") for receipt in receipts})
+        versions = _versions(receipts, package)
         if len(versions) > 1:
             found.append(f"parts were computed with different {package}: {', '.join(versions)}.")
     return found
