@@ -378,6 +378,25 @@ class Terminal:
         return self.said
 
 
+def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
+    run.start(0, A).sample(100)
+    command = [sys.executable, "-m", "featuremill", "top", run.folder.root, "--every", "0.05"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert b"1.2 % of the work" in process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e12"])
+def test_a_time_between_looks_that_is_none_is_refused(run, seconds):
+    arguments = argparse.Namespace(run_folder=run.folder.root, every=float(seconds))
+    with pytest.raises(UserError, match="more than 0 seconds, and a day at most"):
+        visit.run(arguments)
+
+
 @pytest.mark.parametrize("no_color", ["", "1"])
 def test_ctrl_c_leaves_the_terminal_as_it_was(run, environment, no_color):
     run.start(0, A).sample(100)
