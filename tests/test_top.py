@@ -115,6 +115,13 @@ def test_time_left_is_dealt_out_by_cost_with_start_up(tmp_path):
     assert rest["seconds"] == pytest.approx(160), "slow is the last one"
 
 
+def test_a_device_between_two_shards_is_known_whatever_their_order_in_the_plan(tmp_path):
+    run = RunningRun(tmp_path, 252)
+    for number in range(250):
+        run.finish(number, A, ago=0.0 if number == 0 else 5000.0 + number)
+    assert looked(run)["rest"]["devices"] == 1
+
+
 def test_time_left_is_not_named_where_nothing_tells_it(run):
     waiting = run.start(0, None)
     found = looked(run)
