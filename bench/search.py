@@ -22,11 +22,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet
 
 import featuremill
 from featuremill.outputs import FILES, Target, bytes_of, open_writer
-from featuremill.plan.manifest import MANIFEST
 from featuremill.search.nearest import METRICS, Metric
 from featuremill.store import write_json
 
@@ -59,24 +57,19 @@ def make(root: Path, num_records: int, width: int, outputs: list[str]) -> None:
     paths = {output: root / FILES[output] for output in outputs}
     writers = [open_writer(name, Target(paths[name], values, num_records, {})) for name in outputs]
     rng = np.random.default_rng(0)
-    records = pa.parquet.ParquetWriter(root / "manifest.parquet", MANIFEST, compression="zstd")
     for start in range(0, num_records, ROWS_A_BLOCK):
         count = min(ROWS_A_BLOCK, num_records - start)
         numbers = pa.array(rng.standard_normal(count * width, np.float32))
         block = {
             "id": [f"sp|A{row:09d}|NAME{row}_HUMAN" for row in range(start, start + count)],
+            "description": [f"a protein that nobody has seen, number {n}" for n in range(count)],
             "length": rng.integers(50, 1000, count),
             "sha256": pa.array([rng.bytes(32) for _ in range(count)], pa.binary(32)),
             "values": pa.FixedSizeListArray.from_arrays(numbers, width),
         }
         for writer in writers:
             writer.write(pa.table(block))
-        block["description"] = [f"a protein that nobody has seen, number {n}" for n in range(count)]
-        kinds = {field.name: field.type for field in MANIFEST}
-        records.write_table(
-            pa.table({n: block.get(n, pa.nulls(count, kinds[n])) for n in kinds}, schema=MANIFEST)
-        )
-    for writer in (*writers, records):
+    for writer in writers:
         writer.close()
     files = {path.name: {"bytes": bytes_of(path)} for path in paths.values()}
     counts = {"input": num_records, "ok": num_records}

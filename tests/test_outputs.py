@@ -196,6 +196,13 @@ def test_each_pt_is_what_fair_esms_script_would_write(results, table):
     assert not [name for name in inside if "outside" in name]
 
 
+def test_a_header_may_make_a_folder_that_is_named_like_a_table(tmp_path):
+    (tmp_path / "part-1.parquet").mkdir()
+    (tmp_path / "part-1.parquet" / "x.pt").write_bytes(b"12345")
+    assert bytes_of(tmp_path) == 5
+    assert len(digest_of_result(tmp_path)) == 64
+
+
 def check_pt(found, header, length, row):
     assert list(found) == [
         "label",
@@ -266,16 +273,45 @@ def test_every_file_says_how_it_was_made(done, name):
     assert json.loads(found["options"])["layers"] == [3, 6]
 
 
-def test_the_estimates_are_near_what_the_files_take(done, table):
-    """Of a run as large as people's, so that what a file takes in any case does not count."""
-    values = table.drop_columns(list(ABOUT)).schema
-    needs = needs_of_outputs(ALL, values, 1_000, 300_000, done.folder)
-    sizes = {need.what: need.num_bytes for need in needs}
-    pooled, residues = 4 * 128 * 4 * 1_000, 2 * 128 * 2 * 300_000
-    for name, format in FORMATS.items():
-        held = {"pooled": pooled, "per_residue": residues, None: pooled + residues}[format.kind]
-        assert held <= sizes[format.file] < 1.2 * held + 4096 * 1_000 * (name == "fair_esm_pt")
-    assert [need.num_files for need in needs] == [0] * 7 + [1_000]
+@pytest.mark.parametrize("name", ALL)
+def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
+    """Of records as large as people's, with headers as Swiss-Prot's."""
+    count, length, width = 200, 300, 64
+    values = pa.schema(
+        {
+            "mean_layer_6": pa.list_(pa.float32(), width),
+            "residues_layer_6": pa.list_(pa.list_(pa.float16(), width)),
+        }
+    )
+    numbers = np.random.default_rng(0).standard_normal(count * (length + 1) * width)
+    pooled, residues = numbers[: count * width], numbers[count * width :].astype(np.float16)
+    edges = np.arange(0, count * length + 1, length, dtype=np.int32)
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(residues), width)
+    ids = [f"sp|P{number:05d}|NAME{number}_HUMAN" for number in range(count)]
+    block = pa.table(
+        {
+            "id": ids,
+            "description": [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids],
+            "length": [length] * count,
+            "sha256": pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32)),
+            "mean_layer_6": pa.FixedSizeListArray.from_arrays(
+                pa.array(pooled.astype(np.float32)), width
+            ),
+            "residues_layer_6": pa.ListArray.from_arrays(pa.array(edges), rows),
+        }
+    )
+    path = tmp_path / "result"
+    if FORMATS[name].is_folder:
+        path.mkdir()
+    else:
+        path.touch()
+    writer = open_writer(name, Target(path, values, count, {}))
+    writer.write(block)
+    writer.close()
+    [need] = needs_of_outputs([name], values, count, count * length, tmp_path)
+    size = sum(-(-file.stat().st_size // 4096) * 4096 for file in files_of(path))
+    assert 0.95 * size < need.num_bytes < 1.1 * size
+    assert need.num_files == (count if name == "fair_esm_pt" else 0)
 
 
 def test_small_blocks_make_the_same_files(run, monkeypatch):
@@ -348,12 +384,17 @@ def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
     found = {path.name for path in (tmp_path / "new" / "place").iterdir()}
     assert found == {"embeddings.safetensors", "embeddings.npy", "embeddings.npy.json"}
     assert not (run.root / "exports.json").exists()
-    with pytest.raises(UserError, match="it exists already"):
-        export(run, ["npy"], tmp_path / "new" / "place")
+    for name in ("embeddings.npy", "embeddings.npy.json"):
+        with pytest.raises(UserError, match=rf"{name}: it exists already"):
+            export(run, ["npy"], tmp_path / "new" / "place")
+        (tmp_path / "new" / "place" / name).unlink()
 
 
 def test_what_cannot_be_exported_is_said(run):
     merge(run, ["npy"], 0)
+    (run.root / "embeddings.npy").unlink()
+    with pytest.raises(UserError, match=r"embeddings\.npy: it belongs to the results, and is gone"):
+        export(run, ["npy"])
     plan = json.loads(run.plan.read_text())
     [shard] = plan["shards"]
     part = run.part(plan["recipe"], shard["shard"])
@@ -447,7 +488,7 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
         disk.mount.close()
 
 
-def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
+def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
     plan = json.loads(run.plan.read_text())
     values = table.drop_columns(list(ABOUT)).schema
     [shard] = plan["shards"]
@@ -459,6 +500,14 @@ def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
     assert 0.9 * whole < size < 1.2 * whole
     run.journal(plan["recipe"], shard["shard"]).write_bytes(bytes(10_000))
     assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
+    # So are results that the new ones take the place of.
+    monkeypatch.setenv("FEATUREMILL_OUTPUTS", "npy fair_esm_pt")
+    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    assert (npy.num_bytes, tensors.num_files) == (0, 0)
+    (run.root / "embeddings.npy").unlink()
+    next(run.root.glob("fair-esm-pt/*.pt")).unlink()
+    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 128 * 4, 1)
 
 
 def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):

@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 import featuremill
 from featuremill import __main__
 from featuremill.errors import UserError
+from featuremill.export import export
 from featuremill.merge import merge, merge_partial
-from featuremill.outputs import FILES, Target, open_writer
+from featuremill.outputs import ABOUT, FILES, Target, open_writer
 from featuremill.search import hits, names, nearest, opening
 from featuremill.search.queries import Queries
+from featuremill.search.vectors import Mapped
 from featuremill.store import RunFolder, read_json, read_sealed, write_json, write_sealed
 
 ESCAPE = "\x1b[31mred"
@@ -239,6 +241,18 @@ def test_every_output_gives_the_same_hits(run, outputs, monkeypatch):
     assert len(found) == 7 * len(asked)
 
 
+def test_exported_results_are_searched_too(run):
+    expected = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
+    merge(run, ["per_protein_h5"], 0)
+    export(run, ["parquet", "npy"])
+    assert isinstance(opening.open_results(run.root, "composition", False).vectors, Mapped)
+    found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
+    pd.testing.assert_frame_equal(found, expected)
+    run.manifest.unlink()  # descriptions are the results' own
+    found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
+    pd.testing.assert_frame_equal(found, expected)
+
+
 def test_a_query_is_computed_as_the_run_was(run, capfd, sequences):
     path = sequences("".join(f">{n}\n{s.lower()}\n" for n, (_, s) in enumerate(RECORDS)))
     out, err = say(capfd, run.root, "--query", path, *COMPOSITION, "-k", 1, "--metric", "l2")
@@ -394,7 +408,7 @@ def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
     assert "there is no such folder" in refusal(capfd, run.plan, *asked)
     merge(run, ["per_protein_h5"], 0)
     said = refusal(capfd, run.root, *asked)
-    assert f"merge {run.root} --outputs per_protein_h5 parquet adds it" in said
+    assert f"export {run.root} --to parquet adds it from the parts" in said
     merge(run, ["npy"], 0)
     assert "these results have embeddings.npy;" in refusal(capfd, run.root, *asked)
     manifest = run.root / "manifest.json"
@@ -474,7 +488,7 @@ def test_results_of_an_earlier_plan_are_searched_and_said_to_be(computed, tmp_pa
     out, err = say(capfd, verbs.run_folder.root, "--query", "twin", *COMPOSITION, "-k", 3)
     assert "these results are of an earlier plan than plan.json" in err
     described = {row["id"]: row["description"] for row in rows_of(out)}
-    assert described["twin"] == "", "of that name there is another sequence now"
+    assert described["twin"] == r"about twin \x1b[31mred", "not what the name means by now"
     (tmp_path / "q.fa").write_text(">q\nMKVLA\n")
     out, _ = say(capfd, verbs.run_folder.root, "--query", tmp_path / "q.fa", *COMPOSITION)
     assert [row["id"] for row in rows_of(out)][:2] == ["sp|P10001|ONE_A", "twin"]
@@ -519,7 +533,7 @@ def test_results_without_a_single_vector(run, capfd):
     table = pq.read_table(run.root / "embeddings.parquet")
     for output in ("parquet", "npy"):
         path = run.root / FILES[output]
-        open_writer(output, Target(path, pa.schema(list(table.schema)[3:]), 0, {})).close()
+        open_writer(output, Target(path, table.drop_columns(list(ABOUT)).schema, 0, {})).close()
         manifest["outputs"][path.name]["bytes"] = path.stat().st_size
     write_json(run.root / "manifest.json", manifest)
     said = refusal(capfd, run.root, "--query", "r3", *COMPOSITION)

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.errors import IntegrityError, UserError
+from featuremill.formats import FORMATS, sidecar_of
 from featuremill.machine import num_cores
 from featuremill.merge import count, gathered, open_parts, undisturbed
 from featuremill.merge.delivery import Source, write
@@ -97,9 +98,16 @@ def _targets(
             output = None
     paths = {name: (output or folder.root) / FILES[name] for name in formats}
     for name, path in list(paths.items()):
-        if output is not None and path.exists():
-            raise UserError(f"{path}: it exists already; remove it, or name another --output.")
+        beside = [path.with_name(sidecar_of(path.name))] if FORMATS[name].has_sidecar else []
+        taken = next((place for place in (path, *beside) if place.exists()), None)
+        if output is not None and taken:
+            raise UserError(f"{taken}: it exists already; remove it, or name another --output.")
         if output is None and path.name in manifest["outputs"]:
+            if not path.exists():
+                raise UserError(
+                    f"{path}: it belongs to the results, and is gone; featuremill status "
+                    f"{folder.root} says how to have it again."
+                )
             log.info("%s is there already: it belongs to the results", path)
             del paths[name]
     return paths

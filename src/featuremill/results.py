@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,5 +105,10 @@ def _file(run: str | Path, output: str) -> Path:
 
 def _outputs(run: str | Path) -> list[str]:
     """Return the result files that the run itself tells of: a left-over one may be another's."""
-    written = (store.read_json(Path(run) / "manifest.json") or {}).get("outputs", {})
-    return [*written, *(store.read_json(Path(run) / EXPORTS) or {} if written else ())]
+    manifest = store.read_json(Path(run) / "manifest.json")
+    return list(written(Path(run), manifest)) if manifest else []
+
+
+def written(root: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of each result: by `manifest`, manifest.json, and of exported ones."""
+    return {**(store.read_json(root / EXPORTS) or {}), **manifest.get("outputs", {})}

@@ -99,11 +99,11 @@ def _by_file_system(needs: Sequence[Need]) -> list[list[Need]]:
 def _problem(needs: list[Need]) -> str:
     """Return what the file system of `needs` cannot hold, or nothing."""
     folder = needs[0].folder
-    size, free = sum(need.num_bytes for need in needs), shutil.disk_usage(folder).free
-    if size * MARGIN > free:
+    size, disk = sum(need.num_bytes for need in needs), shutil.disk_usage(folder)
+    if disk.total and size * MARGIN > disk.free:  # some in user space say nothing: all is 0
         return (
             f"it needs about {human_bytes(size)} more ({described(needs)}), and the disk of "
-            f"{folder} has {human_bytes(free)} free"
+            f"{folder} has {human_bytes(disk.free)} free"
         )
     files, inodes = sum(need.num_files for need in needs), free_inodes(folder)
     if inodes is not None and files * MARGIN > inodes:

@@ -43,8 +43,12 @@ class TableSource:
 
     @cached_property
     def num_residues(self) -> int:
-        lengths = (pq.read_table(file, columns=["length"])["length"] for file in self._files)
-        return sum(pc.sum(column).as_py() or 0 for column in lengths)
+        total = 0
+        for path in self._files:
+            with pq.ParquetFile(path) as file:
+                for batch in file.iter_batches(columns=["length"]):
+                    total += pc.sum(batch["length"]).as_py()
+        return total
 
     def pieces(self) -> Iterator[pa.Table]:
         """Yield the rows as merge handed them to the table's writer."""

@@ -55,8 +55,8 @@ def files_of(path: Path) -> list[Path]:
     """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
     if not path.is_dir():
         return [path]
-    tensors = (file for file in path.rglob("*.pt") if file.is_file())
-    return sorted([*path.glob("part-*.parquet"), *tensors])
+    found = [*path.glob("part-*.parquet"), *path.rglob("*.pt")]
+    return sorted(file for file in found if file.is_file())  # headers make folders of any name
 
 
 def bytes_of(path: Path) -> int:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from featuremill import room
 from featuremill.formats import FORMATS
+from featuremill.outputs import files_of
 from featuremill.room import Need
 from featuremill.store import RunFolder
 
@@ -32,9 +33,22 @@ def needs_of_run(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> 
             cost = sum(shard["cost"] for shard in plan["shards"])
             total = min(total, cost * num_rows // max(1, plan["counts"]["unique"]))
         merging = room.stored_bytes(values, num_rows, total)
-        needs += room.needs_of_outputs(outputs, values, num_rows, total, folder.root)
+        results = room.needs_of_outputs(outputs, values, num_rows, total, folder.root)
+        needs += [_without_what_is_there(need) for need in results]
         needs.append(Need("merging, for a while,", folder.store, merging))
     return needs
+
+
+def _without_what_is_there(need: Need) -> Need:
+    """Return what is needed beyond the old result, which the workflow removes before it merges."""
+    path = need.folder / need.what
+    if not path.exists():
+        return need
+    sizes = [file.stat().st_size for file in files_of(path)]
+    return need._replace(
+        num_bytes=max(0, need.num_bytes - sum(sizes)),
+        num_files=max(0, need.num_files - len(sizes)),
+    )
 
 
 def _unpaid_parts(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> int:

@@ -49,14 +49,12 @@ def hits_of(
     found = _nearest(searched, queries, min(k + excludes_self, searched.num_rows), metric)
     everybody = np.concatenate([rows for rows, _ in found])
     records = names.records_of(searched.table, everybody)
-    told = names.descriptions_of(searched.folder.manifest, records.values())
     for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, found, strict=True):
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
         others = [pair for pair in pairs if not (excludes_self and pair[0] == own_row)]
         for rank, (row, score) in enumerate(others[:k], 1):
             record = records[row]
-            description = told.get(record.id, "")
-            yield Hit(query, rank, record.id, score, record.length, description)
+            yield Hit(query, rank, record.id, score, record.length, record.description)
 
 
 def _nearest(searched: Searched, queries: Queries, k: int, metric: Metric) -> list[Found]:

@@ -1,10 +1,9 @@
-"""Who is who: ids to rows and back, descriptions, and why an id has no vector."""
+"""Who is who: ids to rows and back, and why an id has no vector."""
 
 from __future__ import annotations
 
 import csv
-import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from featuremill.search.vectors import Table
 from featuremill.text import one_line
@@ -21,7 +19,6 @@ MOST_NEAR = 3
 """Ids that are named where there is none of the name asked for."""
 MIN_SHARED = 2
 """Letters that a name must share with the one asked for."""
-log = logging.getLogger("featuremill.search")
 
 
 class Record(NamedTuple):
@@ -30,6 +27,8 @@ class Record(NamedTuple):
     id: str
     length: int
     sha256: str
+    description: str = ""
+    """Tables of early versions had none."""
 
 
 def rows_of(table: Table, ids: Iterable[str]) -> dict[str, int]:
@@ -56,40 +55,9 @@ def records_of(table: Table, rows: npt.NDArray[np.int64]) -> dict[int, Record]:
         if len(places := group.rows_in(ascending)):
             here = ascending[places]
             block = group.read(list(Record._fields)).take(pa.array(here - group.first_row))
-            columns = (block[name].to_pylist() for name in Record._fields)
-            told = map(Record, *columns)
+            columns = (block[name] for name in Record._fields if name in block.column_names)
+            told = map(Record, *(column.to_pylist() for column in columns))
             found.update(zip(here.tolist(), told, strict=True))
-    return found
-
-
-def descriptions_of(manifest: Path, records: Collection[Record]) -> dict[str, str]:
-    """Return the descriptions, by id, that manifest.parquet has of these records.
-
-    It may be another plan's: what has another sequence there is another record.
-    """
-    found: dict[str, str] = {}
-    if not manifest.exists():
-        return found
-    sha256_of = {record.id: record.sha256 for record in records}
-    asked = pa.array(sha256_of, pa.string())
-    try:
-        file = pq.ParquetFile(manifest, memory_map=True)
-        for number in range(file.num_row_groups):
-            if len(found) == len(sha256_of):
-                break
-            ids = file.read_row_group(number, columns=["id"])["id"]
-            places = pc.indices_nonzero(pc.is_in(ids, value_set=asked))
-            if not len(places):
-                continue
-            rest = file.read_row_group(number, columns=["description", "sha256"]).take(places)
-            columns = (ids.take(places), rest["description"], rest["sha256"])
-            for id, text, sha256 in zip(*(c.to_pylist() for c in columns), strict=True):
-                if sha256 and sha256.hex() == sha256_of[id]:
-                    found.setdefault(id, text or "")
-    except (pa.ArrowException, OSError, KeyError) as error:
-        log.warning(
-            "%s: no descriptions, as it cannot be read (%s).", manifest, type(error).__name__
-        )
     return found
 
 

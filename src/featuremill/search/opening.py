@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from featuremill.agreement import are_results_of
 from featuremill.errors import UserError
 from featuremill.outputs import FILES, bytes_of, file_name, files_of
-from featuremill.results import pooled_column
+from featuremill.results import pooled_column, written
 from featuremill.search.vectors import Mapped, Table, Vectors
 from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import RunFolder, read_sealed
@@ -92,23 +92,25 @@ def _manifest(folder: RunFolder, wants_partial: bool) -> tuple[dict[str, Any], b
 
 def _files(root: Path, manifest: dict[str, Any], is_partial: bool) -> tuple[Path, Path | None]:
     """Return the table, and embeddings.npy where it is one of the results."""
+    told = manifest["outputs"] if is_partial else written(root, manifest)
     there = {
         output: root / name
         for output, file in FILES.items()
-        if (name := file_name(file, is_partial)) in manifest["outputs"]
+        if (name := file_name(file, is_partial)) in told
     }
     table = there.get("parquet_dataset") or there.get("parquet")
     if table is None:
-        names = " ".join([*(output for output in there), "parquet"])
+        adding = f"featuremill export {root} --to parquet"
+        if is_partial:
+            adding = f"featuremill merge {root} --partial --outputs {' '.join([*there, 'parquet'])}"
         raise UserError(
             f"{root}: search needs embeddings.parquet or embeddings/, which say whose vector is "
-            f"which, and these results have {', '.join(manifest['outputs']) or 'no file'}; "
-            f"featuremill merge {root}{' --partial' if is_partial else ''} --outputs {names} "
-            "adds it from the parts, without computing."
+            f"which, and these results have {', '.join(told) or 'no file'}; {adding} adds it from "
+            "the parts, without computing."
         )
     npy = there.get("npy")
     for path in (table, npy) if npy else (table,):
-        _check(path, manifest["outputs"][path.name], root)
+        _check(path, told[path.name], root)
     return table, npy
 
 
@@ -154,8 +156,6 @@ def _say(root: Path, manifest: dict[str, Any], plan: dict[str, Any], is_partial:
             f"{counts.get('pending', 0):,}",
             f"{counts.get('input', 0):,}",
         )
-    if not (root / "manifest.parquet").exists():
-        log.warning("%s: manifest.parquet is gone, and with it the descriptions.", root)
     if plan and not are_results_of(plan, manifest):
         log.warning(
             "%s: these results are of an earlier plan than plan.json; the run's command makes "
