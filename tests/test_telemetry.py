@@ -491,8 +491,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         import os, sys, time
         from pathlib import Path
         from featuremill.telemetry.gpus import Poller
-        from featuremill.telemetry.recorder import Recorder
-from featuremill.telemetry.sampler import Sampler
+        from featuremill.telemetry.sampler import Sampler
         from featuremill.telemetry.writer import Writer
         poller = Poller(sys.argv[2:], {})
         poller.refresh(5)
