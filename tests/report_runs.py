@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import __main__
+from featuremill.merge import provenance
 
 FIGURES = {"accounting", "timeline", "usage", "throughput", "stages", "lengths", "embeddings"}
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
@@ -95,6 +96,7 @@ class FakeRun:
             "gpu_seconds": sum(
                 r["seconds"]["total"] for r in receipts if r["devices"][0]["kind"] == "cuda"
             ),
+            **provenance._energy(receipts),
             "warnings": list(self.warnings),
         }
         (root / "manifest.json").write_text(json.dumps(manifest))
@@ -214,6 +216,7 @@ class FakeRun:
                     "started": started.isoformat(timespec="milliseconds"),
                     "finished": finished.isoformat(timespec="milliseconds"),
                     "cost": cost,
+                    "payload_bytes": sum(row["length"] for row in mine),
                     "devices": [self.devices[which]],
                     "host": f"node{which // 4 + 1:02d}",
                     "threads": 2,

@@ -274,3 +274,19 @@ def _seconds(text):
     import datetime
 
     return datetime.datetime.fromisoformat(text).timestamp()
+
+
+def test_what_is_computed_needs_no_gpu_any_more(tmp_path, environment, gpu_node):
+    """Not even where `keep: results` has removed the receipts: as on a login node, later."""
+    node = gpu_node(1)
+    workflow = GpuWorkflow(tmp_path, environment, node, 1)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "keep": "results"}))
+    workflow()
+    assert not (workflow.run_folder.root / "receipts").exists()
+    node.gpus.clear()
+    node.write()
+    report = workflow.run_folder.root / "report.html"
+    report.unlink()
+    workflow()
+    assert report.exists()

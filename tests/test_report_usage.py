@@ -65,10 +65,28 @@ def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> N
     )
     assert said in text
     assert "Drawn from the shards' receipts" in text
+    manifest["gpu_energy_j_per_million_residues"] = 4_321.0  # as with equal sequences
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    assert ": 4.32 kJ for a million residues." in make(root).text.replace("\u00a0", " ")
     first, second = manifest["receipts"]
     second["started"], second["finished"] = first["started"], first["finished"]
     (root / "manifest.json").write_text(json.dumps(manifest))
     assert "for a million residues" not in make(root).text, "two jobs saw one GPU's energy"
+
+
+def test_values_of_a_gpu_that_jobs_shared_are_drawn_and_not_added_up(tmp_path: Path) -> None:
+    """As with FEATUREMILL_SLOTS_PER_GPU=2, or on the slices of one GPU, whose lanes differ."""
+    slices = tuple({**H200, "uuid": f"MIG-{n}"} for n in "ab")
+    run = FakeRun(num_shards=2, telemetry="receipts", devices=slices)
+    root = run.write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    for receipt in manifest["receipts"]:
+        receipt["telemetry"]["of_whole_gpu"] = ["energy_j", "power_w"]
+    del manifest["gpu_energy_j"], manifest["gpu_energy_j_per_million_residues"]
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    page = make(root)
+    assert len(rows_of(page, "usage-power")) == 4
+    assert "for a million residues" not in page.text
 
 
 def test_a_cpu_run_shows_its_process_and_an_old_one_says_why_not(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from featuremill import run_log as run_log_module
 from featuremill.devices import Device
 from featuremill.errors import UserError
 from featuremill.telemetry import writer as writer_module
+from featuremill.telemetry.recorder import Recorder
 from featuremill.telemetry.sampler import Sampler
 from featuremill.telemetry.writer import Writer, seconds_between
 
@@ -391,6 +392,15 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
         hours * 3600, rel=0.01
     )
     assert seconds_between(path.stat().st_size) > 8
+
+
+def test_an_error_of_many_words_does_not_hide_that_it_failed(tmp_path):
+    path = tmp_path / "x.telemetry.jsonl"
+    with pytest.raises(UserError), Recorder(path, tmp_path / "none.arrows", {"rows": 3}):
+        raise UserError("missing layers: " + "layer.0, " * 20_000)
+    state = telemetry.tail(path)
+    assert state.start["rows"] == 3 and state.end["status"] == "failed"
+    assert state.end["message"].startswith("missing layers: layer.0")
 
 
 def test_a_file_never_grows_past_its_bound(tmp_path):

@@ -115,6 +115,13 @@ def test_time_left_is_dealt_out_by_cost_with_start_up(tmp_path):
     assert rest["seconds"] == pytest.approx(160), "slow is the last one"
 
 
+def test_a_device_between_two_shards_is_known_whatever_their_order_in_the_plan(tmp_path):
+    run = RunningRun(tmp_path, 252)
+    for number in range(250):
+        run.finish(number, A, ago=0.0 if number == 0 else 5000.0 + number)
+    assert looked(run)["rest"]["devices"] == 1
+
+
 def test_time_left_is_not_named_where_nothing_tells_it(run):
     waiting = run.start(0, None)
     found = looked(run)
@@ -376,6 +383,25 @@ class Terminal:
             elif word is None and self.process.poll() is not None:
                 return self.said
         return self.said
+
+
+def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
+    run.start(0, A).sample(100)
+    command = [sys.executable, "-m", "featuremill", "top", run.folder.root, "--every", "0.05"]
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert b"1.2 % of the work" in process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE and process.stderr.read() == b""
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e12"])
+def test_a_time_between_looks_that_is_none_is_refused(run, seconds):
+    arguments = argparse.Namespace(run_folder=run.folder.root, every=float(seconds))
+    with pytest.raises(UserError, match="more than 0 seconds, and a day at most"):
+        visit.run(arguments)
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])

@@ -26,6 +26,13 @@ def device_name(receipt: dict[str, Any]) -> str:
     return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())
 
 
+def own_energy_j(receipt: Mapping[str, Any]) -> float | None:
+    """Return the joules that the part's GPUs took for it; None where nothing told, or where they
+    are of a whole GPU that others used too."""
+    told = receipt.get("telemetry", {})
+    return None if "energy_j" in told.get("of_whole_gpu", ()) else told.get("energy_j")
+
+
 def has_counts(receipt: Mapping[str, Any], num_rows: int, num_failed: int) -> bool:
     """Tell whether the receipt counts what its part holds: so many rows, so many of them failed."""
     counts = (receipt.get("rows"), receipt.get("ok"), receipt.get("failed"))

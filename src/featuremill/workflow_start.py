@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import owner, store, times
+from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.devices import devices_for
@@ -69,7 +70,7 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
     Not where jobs go elsewhere, where a target is named (a plan needs none), and where every shard
-    is computed already.
+    is computed already: its receipt says so, or the results (`keep: results` removes receipts).
     """
     names_target = any(word.startswith((*TARGETS, f"{results}/")) for word in sys.argv[1:])
     if run.device != "cuda" or workflow.nodes is not None or names_target:
@@ -77,6 +78,9 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     folder = store.RunFolder(Path(results))
     plan = store.read_sealed(folder.plan)
     if plan and all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
+        return
+    manifest = store.read_json(folder.root / "manifest.json")
+    if plan and manifest and are_results_of(plan, manifest):
         return
     try:
         devices_for(run.device)

@@ -10,7 +10,7 @@ from typing import Any
 
 from featuremill import __version__
 from featuremill.parts import Part
-from featuremill.receipts import device_name, devices_of, is_on_gpu
+from featuremill.receipts import device_name, devices_of, is_on_gpu, own_energy_j
 
 MANIFEST_VERSION = 1
 SAID = ("layers", "pool", "dtype", "long")
@@ -81,10 +81,9 @@ def _energy(receipts: list[dict[str, Any]]) -> dict[str, float]:
     """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart."""
     on_gpu = [receipt for receipt in receipts if is_on_gpu(receipt)]
     known = {
-        receipt["shard"]: telemetry["energy_j"]
+        receipt["shard"]: energy_j
         for receipt in on_gpu
-        if "energy_j" in (telemetry := receipt.get("telemetry", {}))
-        and "energy_j" not in telemetry.get("of_whole_gpu", ())
+        if (energy_j := own_energy_j(receipt)) is not None
     }
     energy_j = math.fsum(known.values())
     num_bytes = sum(r["payload_bytes"] for r in on_gpu if r["shard"] in known)

@@ -113,7 +113,7 @@ def _chart(
 
 def _sentence(facts: Facts, usage: Usage) -> str:
     text = _typical(usage)
-    if spent := energy.of(facts.shards, facts.lengths.total):
+    if spent := energy.of(facts.shards, facts.manifest):
         text += f" {spent.sentence}"
     if slowed := _slowed(facts.shards):
         text += f" {slowed}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from featuremill.report import words
 from featuremill.report.shards import Shard
@@ -25,7 +25,7 @@ class Energy(NamedTuple):
 
     joules: float
     per_million: float
-    """Joules for a million residues of the input."""
+    """Joules for a million residues, as manifest.json has it: equal sequences count once."""
     num_shards: int
     """Shards that it is of."""
     total_shards: int
@@ -41,18 +41,17 @@ class Energy(NamedTuple):
         )
 
 
-def of(shards: Sequence[Shard], num_residues: int) -> Energy | None:
+def of(shards: Sequence[Shard], manifest: Mapping[str, Any]) -> Energy | None:
     """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
 
     A job that shares its GPU is told what all of them take, and to add that up would be wrong.
     """
     told = [shard for shard in shards if "energy_j" in shard.telemetry]
-    tokens = sum(shard.tokens for shard in told)
-    if not tokens or not num_residues or _are_side_by_side(told):
+    per_million = manifest.get("gpu_energy_j_per_million_residues")
+    if per_million is None or _are_side_by_side(told):
         return None
     joules = math.fsum(shard.telemetry["energy_j"] for shard in told)
-    share = tokens / sum(shard.tokens for shard in shards)
-    return Energy(joules, joules / (num_residues * share) * 1e6, len(told), len(shards))
+    return Energy(joules, float(per_million), len(told), len(shards))
 
 
 def used(shards: Sequence[Shard]) -> str:

@@ -170,7 +170,7 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
         tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
     else:
         tiles["shards"] = words.count(len(facts.shards))
-    if spent := energy.of(facts.shards, facts.lengths.total):
+    if spent := energy.of(facts.shards, facts.manifest):
         tiles["energy per M residues"] = words.energy(spent.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 

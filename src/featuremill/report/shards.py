@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from featuremill.receipts import device_name, devices_of, is_on_gpu
+from featuremill.receipts import device_name, devices_of, is_on_gpu, own_energy_j
 from featuremill.report import words
 from featuremill.report.failures import clipped
 from featuremill.report.timeline import Interval
@@ -30,7 +30,7 @@ class Shard(NamedTuple):
     seconds: dict[str, float]
     """By stage, and in total. `prepare` and `write` go on beside `run`."""
     telemetry: dict[str, float]
-    """What its samples come to; empty where none were taken."""
+    """What its samples come to; empty where none were taken. Energy only of GPUs of its own."""
     throttled_seconds: dict[str, float]
     """How long a GPU's clocks were lowered, by reason."""
     claimed: Interval
@@ -71,6 +71,8 @@ def lane_of(devices: Sequence[dict[str, Any]], host: str) -> str:
 def shard_of(receipt: dict[str, Any]) -> Shard:
     """Return what the figures need of a receipt."""
     told = receipt.get("telemetry", {})
+    left_out = {"throttled_seconds", "of_whole_gpu"}
+    left_out |= {"energy_j"} if own_energy_j(receipt) is None else set()
     slow = told.get("throttled_seconds", {})
     devices, host = devices_of(receipt), clipped(receipt["host"])
     seconds: dict[str, float] = receipt["seconds"]
@@ -91,7 +93,7 @@ def shard_of(receipt: dict[str, Any]) -> Shard:
         crashes=receipt["retries"],
         oom_splits=receipt["oom_splits"],
         seconds=seconds,
-        telemetry={key: float(told[key]) for key in told if key != "throttled_seconds"},
+        telemetry={key: float(told[key]) for key in told if key not in left_out},
         throttled_seconds={clipped(reason): float(slow[reason]) for reason in slow},
         claimed=Interval(started, finished),
         working=Interval(min(started + seconds["wait"], finished), finished),

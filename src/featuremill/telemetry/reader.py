@@ -85,6 +85,7 @@ def tail(path: Path) -> State | None:
 def followed(state: State | None, event: dict[str, Any]) -> State | None:
     """Return how the last attempt stands after one more event; None before anything says it."""
     kind, now = event["event"], event["time"]
+    event = {key: value for key, value in event.items() if key != "event"}
     if kind == "start":
         return State(event, [], None, None, now)
     if kind == "again":

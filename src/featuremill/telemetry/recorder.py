@@ -22,6 +22,8 @@ from featuremill.telemetry.sampler import Sampler
 LAST_SECONDS = 2.0
 """How long the job waits for the last sample, and for the last line: so long only where a disk
 hangs, or where the machine has far too much to do. NVML is not waited for."""
+MOST_LETTERS = 2000
+"""Of what an error says: a model's list of missing layers must not hide the end of the file."""
 OF_A_GPU = ["power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"]
 """What NVML tells of whole GPUs only, not of MIG slices."""
 SLOTS = re.compile(r"@\d+of(\d+)")
@@ -48,7 +50,7 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         status = "ok" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
-        message = str(error) if status == "failed" else None
+        message = str(error)[:MOST_LETTERS] if status == "failed" else None
         self._stop_asking()
         self._sampler.orders.put(("end", {"status": status, "message": message}))
         if self._thread.is_alive():

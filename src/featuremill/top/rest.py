@@ -73,7 +73,7 @@ def _between_jobs(
     taken = {(job.host, device.uuid) for job in at_work for device in job.devices}
     found = {
         (str(receipt.get("host", "")), devices_of(receipt)[0]["uuid"])
-        for receipt in receipts[-MOST_BETWEEN:]
+        for receipt in heapq.nlargest(MOST_BETWEEN, receipts, lambda one: str(one.get("finished")))
         if now - _finished(receipt) < BETWEEN_SECONDS
     }
     return found - taken

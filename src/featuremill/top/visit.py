@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +23,7 @@ STILL_SECONDS = 10.0
 """Nobody is at a run that is computed by hand, shard by shard, for moments like this."""
 UNKNOWN_SECONDS = 30.0
 """Between two looks whether a run is done whose Snakemake cannot be seen from here."""
+MOST_EVERY_SECONDS = 86_400.0
 GROWTH_SECONDS = 2.5
 """After this long a telemetry file has grown, if its job lives."""
 
@@ -26,13 +31,25 @@ GROWTH_SECONDS = 2.5
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
     given: Path = arguments.run_folder
-    if arguments.every is not None and arguments.every <= 0:
-        raise UserError(f"--every {arguments.every:g}: it must be more than 0 seconds.")
+    if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
+        raise UserError(
+            f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
+        )
     reader = Reader(given)
-    with said_of_damage(given), show_for(arguments) as show:
+    with said_of_damage(given), _ended_by_its_reader(), show_for(arguments) as show:
         last = _one_look(reader) if arguments.once else _watch(reader, show)
         show.end(last)
     return last.facts.exit_status if last.facts else NOT_DONE
+
+
+@contextlib.contextmanager
+def _ended_by_its_reader() -> Iterator[None]:
+    """End as SIGPIPE would where whoever reads the output has enough of it, as `head` has."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more
+        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def _one_look(reader: Reader) -> Scene:
