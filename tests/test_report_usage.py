@@ -111,6 +111,21 @@ def test_of_many_shards_receipts_are_enough(
     assert "75 of 150, evenly chosen" in page.text
 
 
+def test_points_are_no_more_for_many_gpus_and_many_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(usage, "MAX_POINTS", 40)
+    root = FakeRun(num_shards=2, telemetry="files", stopped_attempts=4).write(tmp_path / "demo")
+    gpus = [{**H200, "uuid": f"GPU-{n}"} for n in range(8)]
+    for path in (root / "store").rglob("*.telemetry.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()[:-1]]
+        for event in (event for event in events if "devices" in event):
+            event["devices"] = [{**gpu, **event["devices"][0], "uuid": gpu["uuid"]} for gpu in gpus]
+        path.write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    # At least one point a device and attempt: 8 of the first shard's, 5 x 8 of the second's.
+    assert len(rows_of(make(root), "usage")) <= 2 * (8 + 5 * 8)
+
+
 def test_rubbish_beside_the_parts_costs_a_curve_and_no_report(tmp_path: Path) -> None:
     root = FakeRun(num_shards=2, telemetry="files").write(tmp_path / "demo")
     for path in (root / "store").rglob("*.telemetry.jsonl"):

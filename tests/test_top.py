@@ -251,11 +251,22 @@ def test_a_held_lock_without_news_is_said(run):
     assert scene.speed is None and scene.rest.seconds is None
 
 
+def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
+    run = RunningRun(tmp_path, 2)
+    run.start(0, A, clock=time.time() - 600).sample(0)
+    other = run.start(1, B, clock=time.time() - 30)
+    for _ in range(3):
+        other.sample(other.cost_done + 100)
+    # At 10 a second: 700 of its own, then 1,000 of the silent one's, after 10 s of start-up.
+    assert looked(run)["rest"]["seconds"] == pytest.approx(70 + 10 + 100, abs=1)
+
+
 def test_a_job_without_telemetry_is_known_by_its_lock(run):
     run.start(0, A, says=False)
     (job,) = Reader(run.folder.root).look().jobs
     assert (job.state, job.pid, job.devices[0].name) == ("running", 4242, "NVIDIA L4")
-    assert job.speed is None and any("NVIDIA" not in line for line in drawn(looked_at(run)))
+    shown = "\n".join(drawn(looked_at(run)))
+    assert job.speed is None and re.search(r"^L4 +00000000 ", shown, re.M)
 
 
 def looked_at(run):

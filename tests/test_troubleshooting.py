@@ -240,6 +240,13 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     check = functools.partial(refuse_without_gpu, run=run, results=str(workflow.run_folder.root))
     with pytest.raises(RefusedError, match="no NVIDIA GPU"):
         check(here)
+    monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "plants.yaml"])
+    with pytest.raises(RefusedError, match="no NVIDIA GPU"):
+        check(here)
+    for words in (["plan"], ["--until=weights"], [f"{workflow.run_folder.root}/plan.json"]):
+        monkeypatch.setattr("sys.argv", ["snakemake", *words])
+        check(here)
+    monkeypatch.setattr("sys.argv", ["snakemake"])
     check(SimpleNamespace(nodes=4))
     for shard in plan["shards"]:  # as a node with GPUs would leave it
         receipt = workflow.run_folder.receipt(plan["recipe"], shard["shard"])

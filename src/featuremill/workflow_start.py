@@ -20,8 +20,10 @@ from featuremill.outputs import FILES
 from featuremill.workflow_support import checkpoint_files, executes
 
 LOCKS = Path(".snakemake/locks")
-TARGETS = ("plan", "weights", "partial", "--until", "-U", "--touch")
-"""Words on a command line that ask for less than the whole run; Snakemake tells them too late."""
+TARGETS = {"plan", "weights", "partial"}
+LESS = ("--until", "-U", "--touch")
+"""Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
+tells them too late."""
 _claimed: list[TextIO] = []
 """The main process's lock on the run, held for as long as it lives."""
 
@@ -72,7 +74,9 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     Not where jobs go elsewhere, where a target is named (a plan needs none), and where every shard
     is computed already: its receipt says so, or the results (`keep: results` removes receipts).
     """
-    names_target = any(word.startswith((*TARGETS, f"{results}/")) for word in sys.argv[1:])
+    names_target = any(
+        word in TARGETS or word.startswith((*LESS, f"{results}/")) for word in sys.argv[1:]
+    )
     if run.device != "cuda" or workflow.nodes is not None or names_target:
         return
     folder = store.RunFolder(Path(results))

@@ -71,7 +71,8 @@ def read(folder: RunFolder, recipe: str, shards: Sequence[Shard]) -> Usage | Non
     names = set()
     for shard in chosen:
         attempts = telemetry.read(folder.telemetry(recipe, shard.name)) if is_few else []
-        own = [point for n, one in enumerate(attempts) for point in _sampled(one, shard, n, most)]
+        share = max(2, most // max(1, len(attempts)))
+        own = [point for n, one in enumerate(attempts) for point in _sampled(one, shard, n, share)]
         has_samples = has_samples or bool(own)
         own = own or _of_receipt(shard)
         stopped += _stopped(attempts, shard)
@@ -93,7 +94,7 @@ def _of_receipt(shard: Shard) -> list[Point]:
 
 
 def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -> Iterator[Point]:
-    """Yield the samples of one attempt, averaged to at most about `most` a device."""
+    """Yield the samples of one attempt, averaged to about `most` points at most, of all devices."""
     host = clipped(attempt.start.get("host", shard.host))
     held = {
         device["uuid"]: device
@@ -102,7 +103,7 @@ def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -
         if {"uuid", "name", "kind"} <= set(device)
     }
     samples = _with_rates([s for s in attempt.samples if s.get("stage", "wait") != "wait"])
-    size = max(1, -(-len(samples) // most))
+    size = max(1, -(-len(samples) * max(1, len(held)) // most))
     chunks = iter(samples)
     while chunk := list(islice(chunks, size)):
         moment = sum(sample["time"] for sample in chunk) / len(chunk)

@@ -50,6 +50,9 @@ def estimate(
     newest = newest_whole(receipts)
     paces, startup = _by_device(newest), _startup_seconds(newest, jobs)
     at_work = [job for job in jobs if job.is_at_work and not job.is_silent]
+    # Nobody knows whether a silent job goes on: what it has left may be another one's to do.
+    silent = [job.cost_left for job in jobs if job.is_at_work and job.is_silent]
+    waiting = [*waiting, *silent]
     measured = [(job, _pace(job, paces)) for job in at_work]
     known = [pace for _, pace in measured if pace]
     between = _between_jobs(receipts, at_work, now) if waiting else set()
