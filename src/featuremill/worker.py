@@ -117,8 +117,11 @@ class Worker:
         for row, reason in self.job.condemned.items():
             if int(row) < len(self.costs) and not self.shard.is_done(int(row)):
                 self.shard.commit_failed(int(row), reason)
-        if self._plan():
-            self._load()
+        is_left = self._plan()
+        # Also where a job was killed between its last batch and the receipt, which says what the
+        # values were computed with, as do the result files.
+        self._load()
+        if is_left:
             self._compute()
         self.cost_planned = self.watch.cost_run
         self._tell("state", "finish")
