@@ -532,6 +532,7 @@ def test_a_single_protein_has_no_neighbours(audit, tmp_path):
     page, answer, _ = audit(write(tmp_path, {"a": UBIQUITIN, "b": UBIQUITIN.lower()}))
     assert "1 protein, 76 residues\n" in page and answer["input"]["records"] == 2
     (pooled,) = answer["dtypes"][0]["layers"][0]["pooled"]
+    assert f"ten of them take {figures.MIN_PROTEINS_FOR_TEN}," in joined(page)
     assert pooled["neighbours"] is None and pooled["cosine"]["min"] > 0.9999
 
 

@@ -103,6 +103,12 @@ def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
     assert "with --keep all there is nothing to remove" in caplog.text
 
 
+def test_nothing_to_remove_does_not_name_an_option_that_nobody_gave(run, finished):
+    clean_run(run)
+    said = Verbs(run.root.parent.parent, finished.environment)("clean", run.root)
+    assert "there is nothing to remove; --keep results and --keep nothing go further" in said
+
+
 def test_partial_results_stay_while_there_are_no_others(run):
     (run.root / "manifest.json").unlink()
     partial = write(run.root / "embeddings.partial.parquet")

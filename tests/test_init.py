@@ -59,6 +59,7 @@ def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
     for name, field in fields.items():
         if name not in ("options", "shards"):
             assert " ".join((field.description or "").split()) in words, name
+    assert '\n  # file: ""\n' in text, "what is optional sleeps"
     woken = re.sub(r"^  # (\w+: \S+)$", r"  \1", text, flags=re.MULTILINE)
     options = yaml.safe_load(woken)["options"]
     assert options.keys() == find_workload("esm2").Options.model_fields.keys()

@@ -153,6 +153,11 @@ def test_nucleotides_are_told_from_odd_proteins(letters: str, note: str) -> None
     assert clean(letters) == (letters.encode(), "", note)
 
 
+def test_a_stop_at_the_end_is_dropped_and_told() -> None:
+    assert clean("MKV**\n") == (b"MKV", "", "* at the end dropped")
+    assert clean("MKJ*") == (b"MKX", "", "* at the end dropped; J read as X")
+
+
 def test_several_notes_stand_side_by_side() -> None:
     assert clean("JJJJ").note == "J read as X; no known residue"
 

@@ -23,6 +23,19 @@ sys.exit(main())
 """
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "featuremill: say what to do: featuremill --help lists the verbs."),
+        (["serch", "x"], "there is no verb 'serch'; did you mean search? featuremill --help"),
+        (["qqq"], "there is no verb 'qqq'; featuremill --help lists them."),
+    ],
+)
+def test_a_wrong_verb_gets_the_nearest_and_the_way_to_all(words, said, capsys):
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
 def hasty(verbs, *words, **variables):
     """Run a verb that says at once what it would say after ten seconds."""
     done = subprocess.run(

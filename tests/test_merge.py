@@ -279,7 +279,7 @@ def test_parts_with_other_columns_are_refused(run):
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, monkeypatch, caplog):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 7_000))
-    with pytest.raises(UserError, match=r"embeddings\.npy 3\.0 kB, for a while") as refused:
+    with pytest.raises(UserError, match=r"embeddings\.npy 3\.0 kB, temporary files") as refused:
         merge(run, ["parquet", "npy"], 0)  # 36 × 21 × 4 bytes of values
     assert "has 7.0 kB free" in str(refused.value) and "featuremill clean" in str(refused.value)
     assert not [path for path in run.root.iterdir() if "embeddings" in path.name]

@@ -36,15 +36,16 @@ from featuremill.outputs import (
     files_of,
     open_writer,
 )
+from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
-from featuremill.room import needs_of_outputs
+from featuremill.room import Need, needs_of_outputs
 from featuremill.store import RunFolder
 
 LONG = "word " * 80 + "end"
 HEADERS = {
-    "sp|P12345|AATM_RABIT Aspartate aminotransferase, mitochondrial OS=Oryctolagus": "MKVLAAGIVG",
-    "P12345 the same accession once more": "MKVLAAGIVK",
-    "sp|P12345|OTHER_NAME and again": "MKVLAAGIVR",
+    "sp|P35309|HSP1_PANTR Sperm protamine P1 OS=Pan troglodytes GN=PRM1 PE=2 SV=2": "MKVLAAGIVG",
+    "P35309 the same accession once more": "MKVLAAGIVK",
+    "sp|P35309|OTHER_NAME and again": "MKVLAAGIVR",
     "UniRef50_Q8WZ42 Cluster: Titin n=1": "GGGSGGG",
     "gi|4504345|ref|NP_000549.1| hemoglobin": "MVLSPADKTNVKAAWGK",
     "plain": "MKTAYIAKQRQISFVKSHFSRQ",
@@ -55,7 +56,7 @@ HEADERS = {
     "refused": "MK*LA",
 }
 IDS = [header.partition(" ")[0] for header in HEADERS if header != "refused"]
-ACCESSIONS = {"sp|P12345|AATM_RABIT": "P12345", "sp|P12345|OTHER_NAME": "P12345"} | {
+ACCESSIONS = {"sp|P35309|HSP1_PANTR": "P35309", "sp|P35309|OTHER_NAME": "P35309"} | {
     "UniRef50_Q8WZ42": "Q8WZ42",
     "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
 }
@@ -127,7 +128,7 @@ def test_parquet_has_accession_and_header_for_pandas_polars_and_duckdb(results, 
         assert (np.stack(frame[column]) == expected).all()
         assert (np.stack(by_polars[column].to_numpy()) == expected).all()
         assert (np.array(by_duckdb[column].to_pylist(), np.float32) == expected).all()
-    [(count,)] = duckdb.sql(f"select count(*) from '{path}' where accession = 'P12345'").fetchall()
+    [(count,)] = duckdb.sql(f"select count(*) from '{path}' where accession = 'P35309'").fetchall()
     assert count == 3
     assert featuremill.load(results).columns[:2].tolist() == ["accession", "description"]
 
@@ -159,8 +160,8 @@ def test_the_safetensors_library_reads_tensors_ids_and_metadata(results, table):
 
 
 def test_one_dataset_an_accession_as_uniprot_has_it(results, table):
-    names = {"P12345": "sp|P12345|AATM_RABIT", "P12345%": "P12345"} | {
-        "sp|P12345|OTHER_NAME": "sp|P12345|OTHER_NAME",
+    names = {"P35309": "sp|P35309|HSP1_PANTR", "P35309%": "P35309"} | {
+        "sp|P35309|OTHER_NAME": "sp|P35309|OTHER_NAME",
         "Q8WZ42": "UniRef50_Q8WZ42",
         "NP_000549.1": "gi|4504345|ref|NP_000549.1|",
         "with%2Fslash": "with/slash",
@@ -174,7 +175,7 @@ def test_one_dataset_an_accession_as_uniprot_has_it(results, table):
             assert (pooled[name][:] == side_by_side[IDS.index(id)]).all()
     with h5py.File(results / "per-residue.h5") as residues:
         assert {name: residues[name].attrs["original_id"] for name in residues} == names
-        assert residues["P12345"].shape == (2, 10, 128)
+        assert residues["P35309"].shape == (2, 10, 128)
         assert residues.attrs["columns"] == "residues_layer_3,residues_layer_6"
 
 
@@ -411,6 +412,16 @@ def test_what_cannot_be_exported_is_said(run):
         export(run, ["h5ad"])
 
 
+def test_an_impossible_format_names_those_that_can_be_had(verbs):
+    verbs.extract(verbs.plan([("a", "MKV")]))
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    words = ("export", verbs.run_folder.root, "--to", "npy", "per_residue_h5", "h5ad")
+    said = verbs(*words, status=2)
+    assert "per_residue_h5 needs" in said
+    assert "drop it and ask again for npy, h5ad: nothing was written." in " ".join(said.split())
+    assert not (verbs.run_folder.root / "embeddings.npy").exists()
+
+
 def test_a_table_that_was_changed_is_no_source(run):
     shutil.rmtree(run.store / "parts")
     pq.write_table(pq.read_table(run.root / "embeddings.parquet"), run.root / "embeddings.parquet")
@@ -531,6 +542,15 @@ def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, 
         disk.mount.close()
 
 
+def test_few_files_are_not_worth_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setattr("featuremill.room.free_inodes", lambda folder: 1_000_000)
+    few, many = (Need("fair-esm-pt", tmp_path, 0, num) for num in (50_000, 50_001))
+    assert not many_files([few])
+    assert "50,001 files, one a record; the file system" in many_files([few, many])[0]
+    monkeypatch.setattr("featuremill.room.free_inodes", lambda folder: 100)
+    assert many_files([Need("fair-esm-pt", tmp_path, 0, 6)])
+
+
 def snippets(language):
     """Return the page's snippets in a language."""
     page = (ROOT / "docs" / "outputs.md").read_text("utf-8")
@@ -541,9 +561,9 @@ def snippets(language):
 def my_run(run, tmp_path, monkeypatch):
     """Stand where the page's paths lead to a run."""
     (tmp_path / "results").mkdir()
-    run.root.rename(tmp_path / "results" / "my")
+    run.root.rename(tmp_path / "results" / "demo")
     monkeypatch.chdir(tmp_path)
-    return RunFolder(tmp_path / "results" / "my")
+    return RunFolder(tmp_path / "results" / "demo")
 
 
 @pytest.mark.parametrize("snippet", snippets("python"), ids=lambda text: text.split()[1])
@@ -560,11 +580,20 @@ def test_each_snippet_of_the_page_runs_as_it_stands(my_run, table, snippet):
             X = X[[found["ids"].index(id) for id in IDS]][:, 256:384]
         assert ((vectors(table, "mean_layer_3") if "anndata" in found else expected) == X).all()
     elif "ours" in found:
-        assert found["ours"]["label"].tolist() == ["mitochondrion"] * 3
+        assert found["ours"]["label"].tolist() == ["sperm"] * 3
     elif "rows" in found:
-        assert {row[0] for row in found["rows"]} == {id for id in IDS if "P12345" in id}
+        assert {row[0] for row in found["rows"]} == {id for id in IDS if "P35309" in id}
     else:
-        assert (found["vector"].numpy() == expected[IDS.index("plain")]).all()
+        got = found["vectors"]
+        assert got.keys() == set(HEADERS) - {"refused"}
+        for header, vector in got.items():
+            assert (vector.numpy() == expected[IDS.index(header.partition(" ")[0])]).all()
+
+
+def test_the_pages_protein_is_in_the_demo():
+    demo = (ROOT / "config" / "demo.fasta").read_text("utf-8")
+    assert f">{next(iter(HEADERS))}\n" in demo
+    assert {*re.findall(r"[OPQ][0-9][A-Z0-9]{3}[0-9]", "".join(snippets("python")))} == {"P35309"}
 
 
 def test_the_pages_command_runs(my_run):

@@ -156,6 +156,15 @@ def test_a_report_of_nothing_names_the_command(run, capsys):
     assert f"run featuremill merge {run.root} --partial first" in capsys.readouterr().err
 
 
+def test_by_hand_before_any_merge_it_says_which_outputs_it_takes(run, capsys):
+    assert __main__.main(["merge", str(run.root), "--partial"]) == 0
+    said = capsys.readouterr().err
+    assert "no earlier merge says what to write, so it is parquet; --outputs names others" in said
+    assert __main__.main(["merge", str(run.root), "--partial", "--outputs", "npy"]) == 0
+    assert "no earlier merge" not in capsys.readouterr().err
+    assert "embeddings.partial.npy" in partial_files(run)
+
+
 def test_the_real_results_are_not_touched(run):
     """An edited input: the last results stay until the next whole merge."""
     (run.root / "manifest.json").write_text('{"recipe": "another"}')

@@ -36,6 +36,8 @@ RECORDS = [
     ("refused", "MK*LA"),
     ("ünïcode🧬", "GGG"),
     *((f"r{n}", "ACDE" * (n + 1) + "WYF"[: n % 4]) for n in range(30)),
+    ("sp|P10002|TWO_A", "HHH"),
+    ("UniRef50_P10002", "HHHP"),
 ]
 VECTORLESS = {"refused"}
 COMPOSITION = ["--column", "composition"]
@@ -359,7 +361,8 @@ def test_a_reader_that_has_enough_is_no_error(run, environment):
 def test_an_id_without_a_vector_gets_its_reason_or_its_likes(run, capfd):
     for word, sentences in {
         "refused": ["the record 'refused' has no vector: it was refused (stop codon"],
-        "P10001": ["there is no record 'P10001'; the nearest names are sp|P10001|ONE_A;"],
+        "P1000": ["there is no record 'P1000'; the nearest names are sp|P10001|ONE_A, sp|P10002"],
+        "P10002": ["several records, such as sp|P10002|TWO_A, UniRef50_P10002; give a whole id"],
         "R2": ["there is no record 'R2'; the nearest names are r2, r20, r21;"],
         "r3,nobody,else": ["there is no record 'nobody' (1 more are missing); give ids"],
         "gone.fasta": ["gone.fasta: this file does not exist; check the path"],
@@ -374,6 +377,15 @@ def test_an_id_without_a_vector_gets_its_reason_or_its_likes(run, capfd):
             assert sentence in said, word
 
 
+def test_an_accession_that_one_record_has_is_as_good_as_its_id(run, capfd):
+    out, _ = say(capfd, run.root, "--query", "P10001,r1", *COMPOSITION, "-k", 2, "--exclude-self")
+    found = rows_of(out)
+    assert [row["query"] for row in found] == ["P10001"] * 2 + ["r1"] * 2
+    assert found[0]["id"] == "twin"
+    whole, _ = say(capfd, run.root, "--query", "sp|P10002|TWO_A", *COMPOSITION, "-k", 1)
+    assert rows_of(whole)[0]["id"] == "sp|P10002|TWO_A"
+
+
 def test_an_id_with_a_comma_in_it_is_found(run, capfd):
     word = "with/slash,comma"
     out, _ = say(capfd, run.root, "--query", word, f"r1,r2,{word}"[:5], *COMPOSITION, "-k", 1)
@@ -383,7 +395,10 @@ def test_an_id_with_a_comma_in_it_is_found(run, capfd):
 def test_settings_that_cannot_be_met(run, capfd):
     for more, sentence in (
         (["-k", 0, *COMPOSITION], "-k: 0 records are none"),
-        ([], "it has several columns; choose one of composition, hydropathy"),
+        (
+            [],
+            "choose one of composition, hydropathy with --column (in Python, column=)",
+        ),
         (["--column", "mean_layer_33"], "there is no column 'mean_layer_33' with one vector"),
         (["--partial", *COMPOSITION], "there are no partial results yet"),
     ):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import os
 import platform
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
+    if problem := _without_verb(given):
+        print(f"featuremill: {problem}", file=sys.stderr)
+        return UserError.exit_status
     _answer_interrupts(_leave)
     try:
         if starter := os.environ.get(machine.DIE_WITH_PARENT):
@@ -53,6 +57,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         # Python shuts down now, and would print what a handler raises there as an ignored error.
         _answer_interrupts(signal.SIG_DFL)
+
+
+def _without_verb(given: Sequence[str]) -> str:
+    """Say what to type where no verb was, or none that there is."""
+    if not given:
+        return "say what to do: featuremill --help lists the verbs."
+    word = given[0]
+    if word.startswith("-") or word in VERBS:
+        return ""
+    near = difflib.get_close_matches(word, VERBS, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"there is no verb {word!r}; {hint}featuremill --help lists them."
 
 
 def _run(parsed: argparse.Namespace, given: list[str]) -> int:

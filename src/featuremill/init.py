@@ -174,7 +174,7 @@ def shard_cost(total: int) -> int:
 def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     """Return the YAML of `settings`, every key explained by the models that will check it.
 
-    Options that `settings` leaves out stand in it as comments, with their defaults.
+    Options that `settings` leaves out, and what is empty, stand in it as comments.
     """
     run = config.Run.model_validate(settings)
     lines = [
@@ -208,7 +208,8 @@ def _entries(
 ) -> Iterator[str]:
     for name, value in values.items():
         yield from _comment(model.model_fields[name].description, indent)
-        mark = "" if active is None or name in active else "# "
+        is_active = value != "" if active is None else name in active
+        mark = "" if is_active else "# "
         yield f"{indent}{mark}{name}: {_scalar(value)}"
         if active is not None:
             yield ""

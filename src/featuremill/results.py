@@ -79,7 +79,10 @@ def pooled_column(schema: pa.Schema, column: str | None, path: Path) -> Pooled:
     widths = {n: kind.list_size for n, kind in kinds.items() if pa.types.is_fixed_size_list(kind)}
     names = list(widths)
     if column is None and len(names) > 1:
-        raise UserError(f"{path}: it has several columns; choose one of {', '.join(names)}.")
+        raise UserError(
+            f"{path}: it has several columns; choose one of {', '.join(names)} with --column "
+            "(in Python, column=)."
+        )
     column = column or next(iter(names), "")
     if column not in names:
         raise UserError(

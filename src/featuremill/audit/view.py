@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from featuremill.audit import table
+from featuremill.audit.figures import MIN_PROTEINS_FOR_TEN
 
 WIDTH = 100
 SHOWN_NAMES = 60
@@ -20,7 +21,7 @@ MEANINGS = {
     "of pooled vectors, and how many of their ten nearest are the same (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
     table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
-    "eleven, a pooled vector takes a pool, and all of them take finite values",
+    f"{MIN_PROTEINS_FOR_TEN}, a pooled vector takes a pool, and all of them take finite values",
 }
 
 

@@ -22,6 +22,7 @@ from featuremill.locking import claimed
 from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder, read_sealed
 
+DEFAULT_KEEP = "parts"
 log = logging.getLogger("featuremill.clean")
 
 
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep",
         choices=KEEP,
-        default="parts",
+        default=DEFAULT_KEEP,
         help="all: only litter goes; parts: what an edit of the input still needs stays; results: "
         "only the finished results stay; nothing: start over (default: parts)",
     )
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         for category, used in zip(found, usage.each, strict=True):
             log.info("%s: %s", category.what, _told(used))
         if not usage.all.files:
-            log.info("with --keep %s there is nothing to remove", arguments.keep)
+            log.info("%s", _nothing(arguments.keep))
         elif arguments.yes:
             log.info("removed: %s", _told(remove(found)))
         else:
@@ -74,6 +75,12 @@ def _found(folder: RunFolder, keep: str) -> list[Category]:
     if keep == "results":
         check_whole(folder)
     return [category for category in removable(folder, keep) if category.paths]
+
+
+def _nothing(keep: str) -> str:
+    if keep == DEFAULT_KEEP:
+        return "there is nothing to remove; --keep results and --keep nothing go further"
+    return f"with --keep {keep} there is nothing to remove"
 
 
 def _told(used: Usage) -> str:

@@ -25,6 +25,7 @@ STOP = "stop codon (*) inside the sequence"
 STRANGER = "not an amino acid"
 
 GAPS = "gaps (- or .) are kept and count as residues"
+END_DROPPED = "* at the end dropped"
 J_AS_X = "J read as X"
 NUCLEOTIDES = "looks like nucleotides"
 UNKNOWN = "no known residue"
@@ -71,10 +72,11 @@ def protein(
 
 def clean(letters: str) -> Cleaned:
     """Return the residues in `letters`: upper case, no white space, no '*' at the end, J as X."""
-    payload = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE).rstrip(b"*")
+    written = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
+    payload = written.rstrip(b"*")
     if not payload:
         return Cleaned(b"", EMPTY)
-    notes = []
+    notes = [END_DROPPED] if len(payload) < len(written) else []
     if b"J" in payload:
         payload = payload.replace(b"J", b"X")
         notes.append(J_AS_X)

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill merge`."""
     folder = RunFolder(arguments.run_folder)
     threads = max(1, arguments.threads)
-    outputs = _last_outputs(folder) if arguments.outputs is None else arguments.outputs
+    outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
@@ -80,9 +80,13 @@ def undisturbed(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _last_outputs(folder: RunFolder) -> list[str]:
+def _outputs(folder: RunFolder) -> list[str]:
+    """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
     written = (read_json(folder.root / "manifest.json") or {}).get("outputs", {})
-    return [name for name, file in FILES.items() if file in written] or ["parquet"]
+    if outputs := [name for name, file in FILES.items() if file in written]:
+        return outputs
+    log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
+    return ["parquet"]
 
 
 def merge(

@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from featuremill import room
-from featuremill.errors import IntegrityError
+from featuremill.errors import IntegrityError, UserError
 from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge.parallel import in_order
 from featuremill.outputs import (
@@ -24,6 +24,7 @@ from featuremill.outputs import (
     FILES,
     FOLDERS,
     Target,
+    Writer,
     bytes_of,
     digest_of_result,
     file_name,
@@ -102,7 +103,8 @@ def write(
         writers = []
         for name, path in paths.items():
             temporary = stack.enter_context(_replacing(name, path))
-            writer = open_writer(name, Target(temporary, source.values, num_ok, provenance))
+            target = Target(temporary, source.values, num_ok, provenance)
+            writer = _opened(name, target, paths)
             stack.callback(writer.close)
             writers.append(writer)
         num_written = 0
@@ -124,6 +126,20 @@ def write(
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
+def _opened(name: str, target: Target, names: Iterable[str]) -> Writer:
+    """Return a writer; where there can be none, say that the others have to be asked for anew."""
+    try:
+        return open_writer(name, target)
+    except UserError as problem:
+        others = [other for other in names if other != name]
+        if not others:
+            raise
+        what = str(problem).rstrip(".")
+        raise UserError(
+            f"{what} and ask again for {', '.join(others)}: nothing was written."
+        ) from None
+
+
 def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
     """Refuse what would end on a full disk, maybe hours later."""
     if not paths:
@@ -132,7 +148,7 @@ def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
     (folder,) = {path.parent for path in paths.values()}
     needs = room.needs_of_outputs(paths, *about, folder)
     if source.scratch:
-        needs.append(room.Need("for a while", source.scratch, room.stored_bytes(*about)))
+        needs.append(room.Need("temporary files", source.scratch, room.stored_bytes(*about)))
     room.check(needs, run)
 
 

@@ -35,6 +35,9 @@ LARGE = {
 }
 """From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
 not read."""
+MANY_FILES = 50_000
+MANY_OF_FREE = 0.05
+"""Files of an output that are worth a word: so many, or such a share of those the disk can hold."""
 LEAST_SHARDS_A_JOB = 2
 """With fewer, some devices have nothing to do for a good part of the run."""
 GOOD_SHARDS_A_JOB = 4
@@ -116,12 +119,13 @@ def _uneven(folder: RunFolder, plan: dict[str, Any], shards: list[dict[str, Any]
 
 
 def many_files(needs: Sequence[Need]) -> list[str]:
-    """Return a sentence for each output of many files, which a file system may not have room for
-    even where it has bytes."""
+    """Return a sentence for each output of so many files that a file system may not have room for
+    them even where it has bytes."""
     lines = []
     for need in needs:
-        if need.num_files:
-            inodes = room.free_inodes(need.folder)
+        inodes = room.free_inodes(need.folder) if need.num_files else None
+        most = MANY_FILES if inodes is None else min(MANY_FILES, inodes * MANY_OF_FREE)
+        if need.num_files > most:
             limit = "does not say how many more it holds"
             if inodes is not None:
                 limit = f"has {inodes:,} free inodes"

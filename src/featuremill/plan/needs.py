@@ -35,7 +35,7 @@ def needs_of_run(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> 
         merging = room.stored_bytes(values, num_rows, total)
         results = room.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]
-        needs.append(Need("merging, for a while,", folder.store, merging))
+        needs.append(Need("temporary files while merging", folder.store, merging))
     return needs
 
 

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         required=True,
         metavar="FILE|ID",
-        help="a file of sequences, as a run reads it, or ids of the run's records, with commas or "
-        "spaces between; several of them",
+        help="a file of sequences, as a run reads it, or ids (or accessions) of the run's records, "
+        "with commas or spaces between; several of them",
     )
     add("-k", type=int, default=10, metavar="N", help="nearest records of each (default 10)")
     add("--column", help="which vectors, where a run has several (such as mean_layer_33)")

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.accession import accessions
 from featuremill.search.vectors import Table
 from featuremill.text import one_line
 
@@ -44,6 +45,21 @@ def rows_of(table: Table, ids: Iterable[str]) -> dict[str, int]:
         names = here.take(places).to_pylist()
         rows = (group.first_row + int(place) for place in places.to_numpy())
         found.update(zip(names, rows, strict=True))
+    return found
+
+
+def ids_of_accessions(table: Table, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return the ids of the records that have one of `names` as accession, `MOST_NEAR` at most."""
+    found: dict[str, list[str]] = {}
+    asked = pa.array(set(names), pa.string())
+    for group in table.groups if len(asked) else ():
+        ids = group.read(["id"])["id"]
+        here = accessions(ids)  # as in the column of that name, which early tables lack
+        places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
+        pairs = zip(here.take(places).to_pylist(), ids.take(places).to_pylist(), strict=True)
+        for name, id in pairs:
+            if len(of_name := found.setdefault(name, [])) < MOST_NEAR:
+                of_name.append(id)
     return found
 
 

@@ -64,7 +64,8 @@ class Reader:
     def read(self, words: Sequence[str]) -> Iterator[Queries]:
         """Yield what `words` name, in their order: files of sequences, and ids.
 
-        A word that is a file is that; another is one id, or several with commas between.
+        A word that is a file is that; another is one id, or several with commas between;
+        an accession that one record alone has is as good as its id.
 
         Raises:
             UserError: when a word is neither, or nothing is left to look for.
@@ -91,14 +92,28 @@ class Reader:
         found = names.rows_of(
             self._searched.table, {*words, *itertools.chain.from_iterable(parts.values())}
         )
+        given = {word: [word] if word in found else each for word, each in parts.items()}
+        found |= self._rows_of_accessions(set(itertools.chain(*given.values())) - found.keys())
         rows = {}
-        for word, each in parts.items():
-            ids = [word] if word in found else each
+        for word, ids in given.items():
             missing = [id for id in ids if id not in found]
             if missing or not ids:
                 raise UserError(self._missing(word, missing))
             rows[word] = {id: found[id] for id in ids}
         return rows
+
+    def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
+        """Return the rows of those of `words` that are the accession of one record."""
+        found = names.ids_of_accessions(self._searched.table, words)
+        for word, ids in found.items():
+            if len(ids) > 1:
+                shown = ", ".join(ids)
+                raise UserError(
+                    f"{self._searched.folder.root}: {word!r} is the accession of several records, "
+                    f"such as {shown}; give a whole id, in quotes for the shell."
+                )
+        rows = names.rows_of(self._searched.table, [ids[0] for ids in found.values()])
+        return {word: rows[ids[0]] for word, ids in found.items()}
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
         if not ids:
