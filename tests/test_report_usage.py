@@ -142,7 +142,7 @@ def test_rubbish_beside_the_parts_costs_a_curve_and_no_report(tmp_path: Path) ->
 def test_troubles_of_shards_are_listed_with_what_helps(tmp_path: Path) -> None:
     page = make(FakeRun(oom_splits=5, resumed_batches=2).write(tmp_path / "demo"))
     assert "memory ran out, batches were halved 5 1 Nothing is lost but time." in page.text
-    assert "batches were there from an earlier attempt 2 1" in page.text
+    assert "batches were kept from before a stop or a crash 2 1" in page.text
     page = make(FakeRun().write(tmp_path / "good"))
     assert "None of the 4 shards ran out of memory" in page.text
 

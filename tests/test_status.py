@@ -391,6 +391,29 @@ def test_what_is_no_run_is_one_sentence(verbs):
         assert found(planless)["is_planning"] and found(planless)["exit_status"] == 1
 
 
+def test_a_plan_and_a_report_that_failed_are_told_of(verbs):
+    results, logs = verbs.folder / "results" / "test", verbs.folder / "logs" / "test"
+    (results / "store").mkdir(parents=True)
+    config = json.dumps({"run": "test", "inputs": ["gone.fa"], "workload": "composition"})
+    planned = ("plan", results, "--config-json", config, "--log-file", logs / "plan.log")
+    verbs(*planned, status=2)
+    code, stdout, _ = status(verbs)
+    assert code == 1 and "there is no plan: the last one failed." in stdout
+    assert "gone.fa: this file does not exist" in stdout and "The log: logs/test/plan.log" in stdout
+    assert [one["code"] for one in found(results)["problems"]] == ["plan_failed"]
+    records = [(f"p{n}", "MKV" * n) for n in range(1, 7)]
+    plan = verbs.plan(records, more=("--log-file", logs / "plan.log"))
+    verbs.extract(plan)
+    verbs("merge", results)
+    assert not found(results)["problems"]
+    drawn = ("report", results, "--log-file", logs / "report.log")
+    verbs(*drawn, "--label-file", "gone.tsv", "--label", "x", status=2)
+    code, stdout, _ = status(verbs)
+    assert code == 0 and "the last report failed: gone.tsv: this file does not exist" in stdout
+    verbs(*drawn)
+    assert not found(results)["problems"]
+
+
 @pytest.mark.parametrize("pattern", ["plan.json", "manifest.json", "receipts/*/*.json"])
 def test_whatever_stands_in_a_file_there_is_no_traceback(failed_and_merged, pattern):
     path, path_of_run = first(failed_and_merged, pattern), failed_and_merged.root

@@ -408,6 +408,22 @@ def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
     process.stderr.close()
 
 
+def test_it_waits_for_a_run_that_has_not_begun(verbs):
+    for more, folder in ((("--once",), "results/test"), (("--json", "--once"), "results/test")):
+        code, _, said = top(verbs, *more, folder=folder)
+        assert code == 2 and "there is no such folder" in said
+    assert top(verbs, folder="reslts/test")[0] == 2, "no folder of runs"
+    command = [sys.executable, "-m", "featuremill", "top", "results/test", "--every", "0.5"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=verbs.folder, env=verbs.environment, **pipes)
+    assert "waiting for a run in results/test" in process.stderr.readline()
+    verbs.extract(verbs.plan([("a", "MKV")]))
+    verbs("merge", verbs.run_folder.root)
+    said, stderr = process.communicate(timeout=60)
+    assert process.returncode in (0, 1) and not stderr, "as far as the run was when it was seen"
+    assert "results/test" in said
+
+
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "1e12"])
 def test_a_time_between_looks_that_is_none_is_refused(run, seconds):
     arguments = argparse.Namespace(run_folder=run.folder.root, every=float(seconds))

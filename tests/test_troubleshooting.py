@@ -126,6 +126,21 @@ def test_the_last_screen_of_a_bad_run(see, tmp_path, environment):
     assert "--configfile config.yaml --cores 2" in end
 
 
+@shows("A job failed under Snakemake", "stopped:", "The same command goes on")
+def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
+    (tmp_path / "hold").touch()
+    process = workflow.start()
+    lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
+    wait_for(lambda: workflow.computed.exists() and next(lock(), None))
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    see(said)
+    assert "mended" not in said and "without a word" not in said
+    assert "│ failed" not in said and "job failed" not in said
+
+
 @pytest.mark.slow
 @shows("A job failed under Snakemake", "SIGKILL")
 def test_a_job_that_is_killed_from_outside(see, tmp_path, environment):
@@ -362,7 +377,33 @@ def test_a_lock_that_is_older_than_the_boot(see, tmp_path, environment):
     assert workflow.counts()["ok"] == 30
 
 
-@shows("The config or the input is refused")
+@shows("The config or the input is refused", "does not exist", "no column")
+def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(3))
+    path = tmp_path / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**config, "inputs": "mi.fa"}))
+    missing = workflow("-n", status=1)
+    assert "Exception" not in missing and "common.smk" not in missing
+    (tmp_path / "labels.tsv").write_text("id\tfamily\n")
+    labels = {"file": "labels.tsv", "column": "clan"}
+    path.write_text(yaml.safe_dump({**config, "labels": labels}))
+    said = workflow(status=1)
+    assert not workflow.run_folder.plan.exists() and "Exception" not in said
+    see(missing + said)
+    # Another workflow may make both files: that it does not is Snakemake's to notice.
+    (tmp_path / "in.fa").rename(tmp_path / "made.fa")
+    (tmp_path / "outer.smk").write_text(
+        "module mill:\n    snakefile: " + repr(str(ROOT / "Snakefile")) + "\n    config: config\n"
+        "use rule * from mill\n"
+        "rule make:\n    input: 'made.fa'\n    output: 'in.fa', 'labels.tsv'\n"
+        "    shell: \"cp made.fa in.fa; printf 'id\\tclan\\n' >labels.tsv\"\n"
+    )
+    said = workflow("results/test/plan.json", snakefile=tmp_path / "outer.smk")
+    assert workflow.run_folder.plan.exists() and "no column" not in said
+
+
+@shows("The config or the input is refused", "no such key")
 def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(3))
     path = tmp_path / "config.yaml"

@@ -2,6 +2,7 @@
 refused."""
 
 import json
+import logging
 import os
 import random
 import shutil
@@ -16,6 +17,8 @@ import yaml
 from conftest import ROOT
 
 from featuremill.store import RunFolder
+from featuremill.workflow_failures import Failures
+from featuremill.workflow_support import closing_words
 
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
 DATA = ["embeddings.parquet", "per-protein.h5", "failed.tsv"]
@@ -289,6 +292,35 @@ def test_labels_draw_the_report_anew_and_nothing_else(workflow):
     said = workflow("--config", labels, "--forcerun", "report", status=1)
     assert "labels.tsv" in said
     assert workflow.data() == made[1]
+
+
+def test_the_closing_words_name_what_has_no_features(tmp_path):
+    counts = {"input": 1072, "ok": 1067, "failed": 0, "refused": 0, "duplicate": 5}
+    manifest = {"run": "my", "counts": counts, "outputs": {}}
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps(manifest))
+    said = closing_words(str(tmp_path))
+    assert "\nThe others: 5 duplicate\n" in said and "1,067 of 1,072 records" in said
+    counts |= {"ok": 67, "failed": 1000, "refused": 0}
+    path.write_text(json.dumps(manifest))
+    others = f"\nThe others: 1,000 failed, 5 duplicate: see {tmp_path}/failed.tsv\n"
+    assert others in closing_words(str(tmp_path))
+    counts |= {"ok": 1072, "failed": 0, "duplicate": 0}
+    path.write_text(json.dumps(manifest))
+    assert "others" not in closing_words(str(tmp_path))
+
+
+def test_snakemakes_tidying_behind_our_own_failures_is_not_told():
+    failures = Failures()
+    for rule, command in (("plan", "exec featuremill plan results/my"), ("theirs", "cp a b")):
+        about = {"rule_name": rule, "shellcmd": command, "log": [], "output": []}
+        record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "failed", (), None)
+        record.__dict__.update(about, event="job_error")
+        failures.hear(record)
+    text = "Removing output files of failed job {} since they might be corrupted:\nx"
+    said = [text.format(rule) for rule in ("plan", "theirs")]
+    records = [logging.LogRecord("snakemake", logging.INFO, "", 0, one, (), None) for one in said]
+    assert [failures.hear(record) for record in records] == [True, False]
 
 
 def test_a_wrong_config_is_one_sentence(workflow):

@@ -226,7 +226,8 @@ def _outcome(receipt: dict[str, Any]) -> str:
     if receipt["failed"]:
         parts.append(f"{receipt['failed']:,} failed")
     if receipt["resumed_batches"]:
-        parts.append(f"{receipt['resumed_batches']} of {receipt['batches']} batches resumed")
+        resumed = f"{receipt['resumed_batches']} of {receipt['batches']} batches resumed"
+        parts.append(f"{resumed} from before a stop or a crash")
     return ", ".join(parts)
 
 

@@ -22,6 +22,8 @@ WIDTH = 100
 MOST_KINDS = 5
 """Different sentences before they would fill more than a screen."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
+STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
+"""How a command ends that somebody stopped."""
 EPILOGUES = (
     "Exiting because a job execution failed",
     "WorkflowError:\nAt least one job did not complete",
@@ -38,9 +40,19 @@ class FailedJob(NamedTuple):
     ending: str
     """How its command ended, where Snakemake told."""
 
+    @property
+    def was_stopped(self) -> bool:
+        """Tell whether it ended because somebody stopped it, as Ctrl-C does."""
+        return bool(STOPPED.search(self.ending)) and not self._said()
+
+    def _said(self) -> str:
+        return last_error(self.log) if self.log else ""
+
     def sentence(self) -> str:
         """Return what the verb said last, or else how it ended."""
-        said = last_error(self.log) if self.log else ""
+        said = self._said()
+        if self.was_stopped:
+            return "it was stopped."
         ended = self.ending or "failed"
         return said or f"it {ended} without a word of why; it was stopped, killed or never began."
 
@@ -51,6 +63,7 @@ class Failures:
     def __init__(self) -> None:
         self._jobs: dict[Path | None, FailedJob] = {}
         self._endings: list[str] = []
+        self._removals: list[str] = []
 
     def hear(self, record: logging.LogRecord) -> FailedJob | bool:
         """Take note of what Snakemake logs; return the job that failed, or whether it is about one
@@ -62,7 +75,7 @@ class Failures:
         if event == "error" and ENDING.search(text) and " featuremill " in text:
             self._endings.append(text)
             return True
-        return bool(self._jobs) and text.startswith(EPILOGUES)
+        return bool(self._jobs) and text.startswith((*EPILOGUES, *self._removals))
 
     def _add(self, about: dict[str, Any]) -> FailedJob:
         command = str(about["shellcmd"] or "")
@@ -73,6 +86,8 @@ class Failures:
         outputs = tuple(map(Path, about["output"]))
         job = FailedJob(about["rule_name"], log, outputs, found[-1] if found else "")
         self._jobs[log] = job
+        if "featuremill " in command:  # what it leaves is half a file at most, and no loss
+            self._removals.append(f"Removing output files of failed job {job.rule} ")
         return job
 
     def final(self) -> list[FailedJob]:
@@ -82,7 +97,8 @@ class Failures:
 
 def told(job: FailedJob, is_here: bool) -> str:
     """Return what to say when a job fails; what one of here says is on the screen already."""
-    line = plain(f"{job.rule:>8} │ failed; its log: {job.log or 'none'}")
+    ended = "stopped" if job.was_stopped else "failed"
+    line = plain(f"{job.rule:>8} │ {ended}; its log: {job.log or 'none'}")
     return line if is_here else plain(f"{job.rule:>8} │ error: {job.sentence()}\n") + line
 
 
@@ -95,7 +111,8 @@ def closing(failures: Failures, results: str) -> str:
     kinds: dict[tuple[str, str], list[FailedJob]] = {}
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)
-    lines = ["", f"{counted(len(jobs), 'job')} failed:"]
+    is_stop = all(job.was_stopped for job in jobs)
+    lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
     for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
         lines += ["", *_wrapped(plain(f"{rule}: {sentence}"))]
         more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""
@@ -105,12 +122,14 @@ def closing(failures: Failures, results: str) -> str:
     command = shlex.join(["snakemake", *sys.argv[1:]])
     lines += [
         "",
-        "Nothing computed is lost. When that is mended, the same command goes on:",
+        f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
+        "goes on:",
         f"    {command}",
         "What is done, what failed and what helps:",
         f"    featuremill status {shlex.quote(results)}",
-        f"Messages and remedies: {_page()}",
     ]
+    if not is_stop:
+        lines.append(f"Messages and remedies: {_page()}")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ from featuremill.config import Run
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
+from featuremill.report import labels
 from featuremill.workflow_support import checkpoint_files, executes
 
 LOCKS = Path(".snakemake/locks")
@@ -32,6 +33,7 @@ def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if workflow.is_main_process and executes(workflow):
         refuse_without_gpu(workflow, run, results)
+        check_labels(workflow, run)
         claim_run(results)
         forget_what_is_gone(run, results)
         check_times(run, results)
@@ -92,6 +94,20 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
         raise RefusedError(
             f"{error} To plan here and compute elsewhere: snakemake plan …"
         ) from None
+
+
+def check_labels(workflow: Any, run: Run) -> None:
+    """Refuse a table of labels without the column that is asked for, before all is computed.
+
+    Where another workflow imports this one, a rule of it may still make the table.
+    """
+    path = run.labels.file and Path(run.labels.file)
+    if not path or not path.exists() or not workflow.modifier.is_main_snakefile():
+        return
+    try:
+        labels.check(path, run.labels.column)
+    except UserError as error:
+        raise RefusedError(f"config: labels: {error}") from None
 
 
 def forget_what_is_gone(run: Run, results: str) -> None:

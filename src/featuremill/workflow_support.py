@@ -62,7 +62,7 @@ _started = time.time()
 def validated(config: Mapping[str, Any], workflow: Any) -> Run:
     """Return the validated run, or stop Snakemake with one sentence."""
     try:
-        source, places = _sources(config, workflow.configfiles)
+        source, places = sources(config, workflow.configfiles)
         run = validate(config, source, places)
         check_outputs(run, source)
         _refuse_wildcards(run)
@@ -75,7 +75,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> Run:
     return run
 
 
-def _sources(config: Mapping[str, Any], paths: Sequence[str | Path]) -> tuple[str, Places]:
+def sources(config: Mapping[str, Any], paths: Sequence[str | Path]) -> tuple[str, Places]:
     """Return what to call the config, and where its keys stand in the YAML files that it is from.
 
     What another file, --config or an importing workflow set has no place in a file.
@@ -223,9 +223,19 @@ def closing_words(results: str) -> str:
     load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
         f"\n{counts['ok']:,} of {counts['input']:,} records have their features:\n{files}\n"
+        f"{_without_features(results, counts)}"
         f"Look at them:  {_command('python')} {load}"
         + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
+
+
+def _without_features(results: str, counts: Mapping[str, int]) -> str:
+    """Return a line about the records that have none, where there are any."""
+    rest = [f"{counts[key]:,} {key}" for key in ("failed", "refused", "duplicate") if counts[key]]
+    if not rest:
+        return ""
+    where = f": see {results}/failed.tsv" if counts["failed"] or counts["refused"] else ""
+    return f"The others: {', '.join(rest)}{where}\n"
 
 
 def tidied(workflow: Any, results: str, keep: str) -> str:

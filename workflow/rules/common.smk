@@ -4,7 +4,7 @@
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
 
-from featuremill import workflow_start, workflow_totals
+from featuremill import workflow_inputs, workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
 from featuremill.outputs import FILES, FOLDERS
@@ -12,6 +12,7 @@ from featuremill.workflow_failures import closing
 
 failures = calm_output(workflow)
 run = support.validated(config, workflow)
+workflow_inputs.explain_missing(workflow, config, run)
 results = f"results/{run.run}"
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)

@@ -89,6 +89,22 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
     return Labels(column, path, texts)
 
 
+def check(path: Path, column: str) -> None:
+    """Read the header of the table `path`; raise UserError where it has no id or no `column`."""
+    source.check(path)
+    try:
+        if format_of(path).module == "parquet":
+            names = pq.read_schema(path).names
+        else:
+            names = table.header(path)[1]
+    except source.DamagedError as damage:
+        raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
+    except (csv.Error, pa.ArrowException) as error:
+        raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
+    columns.find_id(path, names)
+    columns.find_named(path, names, column)
+
+
 def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:
     separator, names = table.header(path)
     at, of = columns.find_id(path, names), columns.find_named(path, names, column)

@@ -44,9 +44,9 @@ KINDS = (
         "featuremill doctor looks at the device.",
     ),
     Kind(
-        "batches were there from an earlier attempt",
+        "batches were kept from before a stop or a crash",
         lambda shard: shard.resumed_batches,
-        "Nothing: the shard went on where it had been stopped.",
+        "Nothing: the shard went on from there.",
     ),
 )
 

@@ -42,7 +42,11 @@ def lines(facts: Facts) -> Iterator[str]:
 def verdict(facts: Facts) -> str:
     """Return in a sentence how the run stands."""
     if facts.plan is None:
-        return "planning now." if facts.is_planning else "there is no plan yet."
+        if facts.is_planning:
+            return "planning now."
+        return (
+            "there is no plan: the last one failed." if facts.problems else "there is no plan yet."
+        )
     if facts.exit_status == DONE:
         return "done."
     if facts.exit_status == DONE_WITH_FAILURES:

@@ -17,6 +17,7 @@ from featuremill.errors import UserError
 from featuremill.status import report, sources, view
 from featuremill.status.commands import Commands
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts, Snakemake
+from featuremill.status.logs import check_log
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.rest import estimate
 from featuremill.status.results import read_manifest, read_results, taken_over
@@ -91,7 +92,9 @@ def look(given: Path, verifies: bool = False) -> Facts:
     facts = Facts(given, *at_work(folder, last), verifies)
     if not folder.plan.exists():
         _refuse_what_is_no_run(folder, given, last)
-        return replace(facts, next=Commands(root, given, None, last).mending([]))
+        problems = [] if facts.is_planning else check_log(root, "plan")
+        typed = Commands(root, given, None, last).mending([])
+        return replace(facts, problems=problems, next=typed)
     facts = _with_plan(facts, folder, read_plan(folder, given))
     return _with_commands(facts, Commands(root, given, facts.plan, last))
 
@@ -107,8 +110,14 @@ def at_work(folder: RunFolder, last: owner.Owner | None) -> tuple[Snakemake, boo
     return snakemake, is_planning, is_merging
 
 
+def is_run(folder: RunFolder, last: owner.Owner | None) -> bool:
+    """Tell whether a run has left anything in its folder, or whether `last` began one."""
+    names = (folder.plan.name, *TRACES)
+    return last is not None or any((folder.root / name).exists() for name in names)
+
+
 def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: owner.Owner | None) -> None:
-    if last or any((folder.root / name).exists() for name in TRACES):
+    if is_run(folder, last):
         return
     if not folder.root.is_dir():
         raise UserError(f"{given}: there is no such folder; runs are in results/<run>.")
@@ -152,11 +161,13 @@ def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
     facts = replace(facts, plan=plan, shards=shards, results=results, rest=estimate(shards))
     facts = _with_failures(facts, folder, plan)
     has_work = facts.count(*ENDED) < len(shards)
+    has_no_report = is_merged and results.reported != "yes"
     problems = [
         *sources.check_parts(folder, plan, shards, verifies),
         *sources.check_manifest(folder, plan, facts.is_manifest_readable, verifies),
         *sources.check_inputs(folder, plan, is_merged, verifies),
         *sources.check_weights(folder, plan, has_work),
+        *(check_log(folder.root, "report", False) if has_no_report else []),
         *(
             one._replace(is_in_the_way=one.is_in_the_way and _matters(one, has_work))
             for one in results.problems

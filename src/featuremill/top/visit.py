@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -12,13 +13,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from featuremill import owner
 from featuremill.errors import UserError
 from featuremill.status.facts import NOT_DONE
-from featuremill.status.visit import said_of_damage
+from featuremill.status.visit import is_run, said_of_damage
+from featuremill.store import RunFolder
 from featuremill.top.reader import Reader
 from featuremill.top.scene import Scene
 from featuremill.top.shows import Show, show_for
 
+AWAIT_SECONDS = 0.5
+"""Between two looks whether a run has begun."""
 STILL_SECONDS = 10.0
 """Nobody is at a run that is computed by hand, shard by shard, for moments like this."""
 UNKNOWN_SECONDS = 30.0
@@ -26,6 +31,7 @@ UNKNOWN_SECONDS = 30.0
 MOST_EVERY_SECONDS = 86_400.0
 GROWTH_SECONDS = 2.5
 """After this long a telemetry file has grown, if its job lives."""
+log = logging.getLogger("featuremill.top")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -35,11 +41,26 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
         )
+    if not arguments.once:
+        _await_run(given)
     reader = Reader(given)
     with said_of_damage(given), _ended_by_its_reader(), show_for(arguments) as show:
         last = _one_look(reader) if arguments.once else _watch(reader, show)
         show.end(last)
     return last.facts.exit_status if last.facts else NOT_DONE
+
+
+def _await_run(given: Path) -> None:
+    """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
+    root = owner.whole_path(given)
+    if root.parent.name != "results" or not root.parent.parent.is_dir():
+        return
+    is_said = False
+    while not is_run(RunFolder(root), owner.read(root)):
+        if not is_said:
+            log.info("waiting for a run in %s (Ctrl-C ends this)", given)
+            is_said = True
+        time.sleep(AWAIT_SECONDS)
 
 
 @contextlib.contextmanager

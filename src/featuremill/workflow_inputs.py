@@ -1,0 +1,61 @@
+"""What the screen says of files that the config names and that are not there.
+
+Snakemake knows which files no rule makes, also a rule of a workflow that imports this one; so it
+decides, and only its words are replaced.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from snakemake.logging import logger
+
+from featuremill.calm import SCREEN
+from featuremill.config import Run
+from featuremill.errors import UserError
+from featuremill.inputs import source
+from featuremill.workflow_support import checkpoint_files, sources
+
+EXCEPTION = "MissingInputException"
+
+
+def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
+    """Have Snakemake say where the config names a file that is missing, and nothing more."""
+    if workflow.output_settings.verbose:
+        return
+
+    def matters(record: logging.LogRecord) -> bool:
+        if getattr(record, "exception", None) != EXCEPTION:
+            return True
+        lines = {line.strip() for line in record.getMessage().splitlines()}
+        said = list(_sentences(workflow, config, run, lines))
+        for sentence in said:
+            print(sentence, file=sys.stderr)
+        return not said
+
+    for handler in logger.handlers:
+        if handler.name == SCREEN:
+            handler.addFilter(matters)
+
+
+def _sentences(
+    workflow: Any, config: Mapping[str, Any], run: Run, lines: set[str]
+) -> Iterator[str]:
+    named, places = sources(config, workflow.configfiles)
+    labels = [run.labels.file] if run.labels.file else []
+    files = {
+        ("inputs",): run.inputs,
+        ("labels", "file"): labels,
+        ("options", "model"): checkpoint_files(run),
+    }
+    for key, paths in files.items():
+        for path in paths:
+            if path in lines:
+                try:
+                    source.check(Path(path))
+                except UserError as error:
+                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}"
