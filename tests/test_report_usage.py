@@ -145,7 +145,7 @@ def test_of_many_shards_receipts_are_enough(
 
 
 def test_rubbish_beside_the_parts_costs_a_curve_and_no_report(tmp_path: Path) -> None:
-    root = FakeRun(num_shards=2, telemetry="files").write(tmp_path / "demo")
+    root = FakeRun(ok=400, num_shards=2, telemetry="files").write(tmp_path / "demo")
     for path in (root / "store").rglob("*.telemetry.jsonl"):
         lines = path.read_text().splitlines()
         name = json.dumps(HOSTILE)
