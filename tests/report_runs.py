@@ -78,7 +78,8 @@ class FakeRun:
                 "options": self.options,
                 "weights_sha256": "c" * 64,
             },
-            "plan": {"input": len(rows), "planned": self.ok + self.failed},
+            "cost_unit": {"composition": "residues"}.get(self.workload, "tokens"),
+            "plan": {"input": len(rows), "unique": self.ok + self.failed},
             "counts": {
                 "input": len(rows),
                 "ok": self.ok,

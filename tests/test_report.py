@@ -86,6 +86,24 @@ def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
     assert "43 input = 40 ok" in Page(files["accounting"]).text
 
 
+def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path: Path) -> None:
+    run = FakeRun(num_shards=1, devices=(CPU,), workload="composition", options={})
+    root = run.write(tmp_path / "demo")
+    page = make(root)
+    assert "1 shard " in page.text and "40 distinct sequences" in page.text
+    manifest = json.loads((root / "manifest.json").read_text())
+    retried = {**manifest["receipts"][0], "shard": "f" * 32, "rows": 2, "ok": 2}
+    manifest["receipts"].append(retried)
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    page = make(root)
+    assert "40 distinct sequences" in page.text and "2 shards" in page.text
+    assert "residues/s" in page.text and "Residues a second, shard by shard" in page.text
+    assert "token" not in page.text.lower()
+    for chart in page.data.values():
+        assert not re.search(r'"title": "[^"]*token', json.dumps(chart))
+    assert '"title": "residues/s"' in json.dumps(page.data["data-throughput"])
+
+
 def test_same_files_same_page(tmp_path: Path) -> None:
     root = FakeRun(failed=1, devices=(H200, CPU)).write(tmp_path / "demo")
     assert make(root).source == make(root).source
@@ -117,7 +135,7 @@ def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
     (root / "failed.tsv").write_text("".join(lines[:-1]))
     page = make(root)
     assert "accounted for" not in page.text.partition("Failures")[0]
-    assert "failed.tsv holds 1 records where manifest.json says 2." in page.text
+    assert "failed.tsv holds 1 record where manifest.json says 2." in page.text
     manifest = json.loads((root / "manifest.json").read_text())
     manifest["counts"]["ok"] -= 1
     (root / "manifest.json").write_text(json.dumps(manifest))

@@ -30,6 +30,19 @@ SMALLEST = """Math.min(...Array.from(document.querySelectorAll("main *, svg text
     each => each.childNodes.length && each.textContent.trim() && each.getClientRects().length
 ).map(each => parseFloat(getComputedStyle(each).fontSize)))"""
 
+AXES = """Array.from(document.querySelectorAll("[data-chart]")).filter(
+    each => /^(timeline|usage|throughput)/.test(each.dataset.chart)
+).map(each => Array.from(each.querySelectorAll(".role-axis-domain line"))
+    .map(line => line.getBoundingClientRect()).find(box => box.width > 100))
+.map(box => [box.left, box.right])"""
+MENUS = """Array.from(document.querySelectorAll(".vega-embed")).filter(each => {
+    const menu = each.querySelector("summary").getBoundingClientRect();
+    return Array.from(each.querySelectorAll(".role-legend")).some(legend => {
+        const box = legend.getBoundingClientRect();
+        return box.right > menu.left && box.top < menu.bottom; }); }).length"""
+CUT = """Array.from(document.querySelectorAll("pre"))
+.filter(each => each.scrollWidth > each.clientWidth).length"""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,6 +76,9 @@ def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_d
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(TOO_WIDE) == []
     assert tab.value(SMALLEST) >= 11
+    axes = tab.value(AXES)
+    assert len(axes) > 5 and axes == [axes[0]] * len(axes), "one clock, one place"
+    assert tab.value(MENUS) == tab.value(CUT) == 0
     assert tab.console == [] and tab.requests == []
 
 

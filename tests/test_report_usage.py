@@ -16,7 +16,7 @@ import pytest
 from report_runs import CPU, H200, HOSTILE, FakeRun, Page, make, rows_of
 
 from featuremill import __main__
-from featuremill.report import embedding, usage
+from featuremill.report import embedding, facts, usage, words
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 OF_GPUS = {"usage", "usage-memory", "usage-power", "usage-temperature", "usage-rate"}
@@ -90,12 +90,45 @@ def test_values_of_a_gpu_that_jobs_shared_are_drawn_and_not_added_up(tmp_path: P
 
 
 def test_a_cpu_run_shows_its_process_and_an_old_one_says_why_not(tmp_path: Path) -> None:
-    page = make(FakeRun(devices=(CPU,), telemetry="files").write(tmp_path / "new"))
+    page = make(FakeRun(ok=400, devices=(CPU,), telemetry="files").write(tmp_path / "new"))
     assert panels(page) == OF_CPUS
     assert "CPU mostly 1.5 cores and memory at most 0.7 GB" in page.text.replace("\u00a0", " ")
     page = make(FakeRun(devices=(CPU,)).write(tmp_path / "old"))
     assert panels(page) == set()
     assert "Nothing was recorded of this run" in page.text
+
+
+def test_a_speed_is_drawn_only_where_work_was_committed(tmp_path: Path) -> None:
+    """Batches of 5 s: neither nought between them, nor all of one in the last 3 s."""
+    samples = [{"time": 0.0, "stage": "load", "cost_done": 0}]
+    samples += [
+        {"time": float(second), "stage": "run", "cost_done": 500 * (second // 5)}
+        for second in range(1, 21)
+    ]
+    rates = {s["time"]: s["rate"] for s in usage._with_rates(samples) if "rate" in s}
+    assert rates == {5.0: 125.0, 10.0: 100.0, 15.0: 100.0, 20.0: 100.0}
+    short = FakeRun(ok=4, devices=(CPU,), num_shards=1, telemetry="files")
+    assert panels(make(short.write(tmp_path / "short"))) == OF_CPUS - {"usage-rate"}
+
+
+def test_wall_time_is_what_the_timeline_shows_of_an_interrupted_run(tmp_path: Path) -> None:
+    root = FakeRun(telemetry="files", stopped_attempts=4).write(tmp_path / "demo")
+    page, found = make(root), facts.read(root)
+    bars = rows_of(page, "timeline")
+    assert [bar["state"] for bar in bars].count("cut short") == 4
+    assert found.wall_seconds > 30
+    assert found.wall_seconds == pytest.approx(max(bar["end"] for bar in bars), abs=1e-3)
+    (lane,) = found.lanes
+    spans = sorted((bar["begin"], bar["end"]) for bar in bars)
+    gaps = sum(max(0.0, b - max(e for _, e in spans[:n])) for n, (b, _) in enumerate(spans) if n)
+    assert found.busy_seconds(lane) == pytest.approx(found.wall_seconds - gaps, abs=1e-3)
+    busy = words.share(found.busy_seconds(lane), found.wall_seconds)
+    for said in (
+        f"{words.duration(found.wall_seconds)} wall time (extract)",
+        f"{words.short(found.tokens / found.wall_seconds)} tokens/s",
+        f"the device was busy {busy} of the time",
+    ):
+        assert " ".join(said.split()) in page.text
 
 
 def test_of_many_shards_receipts_are_enough(
@@ -127,7 +160,7 @@ def test_points_are_no_more_for_many_gpus_and_many_attempts(
 
 
 def test_rubbish_beside_the_parts_costs_a_curve_and_no_report(tmp_path: Path) -> None:
-    root = FakeRun(num_shards=2, telemetry="files").write(tmp_path / "demo")
+    root = FakeRun(ok=400, num_shards=2, telemetry="files").write(tmp_path / "demo")
     for path in (root / "store").rglob("*.telemetry.jsonl"):
         lines = path.read_text().splitlines()
         name = json.dumps(HOSTILE)
@@ -145,6 +178,18 @@ def test_troubles_of_shards_are_listed_with_what_helps(tmp_path: Path) -> None:
     assert "batches were kept from before a stop or a crash 2 1" in page.text
     page = make(FakeRun().write(tmp_path / "good"))
     assert "None of the 4 shards ran out of memory" in page.text
+    assert "Fewer, larger shards" in page.text
+    page = make(FakeRun(num_shards=1).write(tmp_path / "one"))
+    assert "The one shard did not run out of memory" in page.text
+    assert "Fewer, larger shards" not in page.text, "there are no fewer"
+    crashed = FakeRun().write(tmp_path / "crashed")
+    manifest = json.loads((crashed / "manifest.json").read_text())
+    for receipt in manifest["receipts"]:
+        receipt["retries"] = 1
+    (crashed / "manifest.json").write_text(json.dumps(manifest))
+    page = make(crashed)
+    assert "Fewer, larger shards" not in page.text
+    assert "worker died count as other: see the shards that had trouble" in page.text
 
 
 # -- labels

@@ -357,6 +357,11 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     assert re.search(r"  \d+\.\d % of the work · \d+ of 22 records · 1 job · ", said)
     assert "2 records failed: error in the workload → " in said
     assert "23 input records = 20 ok + 2 failed + 1 refused + 0 duplicate" in said
+    written = said.splitlines()
+    assert written == [line.rstrip() for line in written]
+    assert "\n\nType next\n  " in said
+    remedy = written.index(next(line for line in written if line.startswith("  → ")))
+    assert re.match(r"    \S", written[remedy + 1]), "indented where the remedy begins"
     assert "\x1b" not in said
     assert visited(verbs, quiet=True) == 2
     assert capsys.readouterr().out.count("\n") == 2, "what failed and what was refused"

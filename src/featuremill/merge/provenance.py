@@ -62,6 +62,7 @@ def manifest_of(
         "recipe": plan["recipe"],
         "manifest_sha256": plan["manifest_sha256"],
         "settings": plan["settings"],
+        "cost_unit": plan["cost_unit"],
         "inputs": plan["inputs"],
         "plan": plan["counts"],
         "lengths": plan["lengths"],

@@ -91,6 +91,11 @@ def axis(**settings: Any) -> Any:
     return alt.Axis(format="~s", labelExpr=words, **settings)
 
 
+def from_zero(num_ticks: int) -> Any:
+    """Return a vertical scale that ends on a tick of an axis with about so many of them."""
+    return alt.Scale(zero=True, nice=num_ticks)
+
+
 def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
     """Return the scale that gives each name a colour; the last names take those of `rest`.
 

@@ -17,6 +17,7 @@ from featuremill.report.chart import (
     axis,
     beside_labels,
     categories,
+    from_zero,
     specification,
     values,
 )
@@ -25,6 +26,7 @@ from featuremill.report.shards import Shard
 from featuremill.report.usage import Point, Usage
 
 TITLE = "How the devices were used"
+NUM_TICKS = 4
 NOTHING_RECORDED = (
     "Nothing was recorded of this run: no utilisation, memory, power or temperature. Releases "
     "before telemetry recorded none."
@@ -54,7 +56,7 @@ QUANTITIES = (
     Quantity("temperature_c", "temperature", "Temperature", "temperature", "°C"),
     Quantity("process.cpu_percent", "cpu", "CPU of the process", "CPU", "cores", 0.01),
     Quantity("process.memory_mb", "process-memory", "Its memory", "memory", "GB", 2**20 / 1e9),
-    Quantity("rate", "rate", "Speed", "speed", "tokens/s"),
+    Quantity("rate", "rate", "Speed", "speed", "/s"),
 )
 
 
@@ -64,7 +66,8 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
     if usage is None or clock is None:
         return Figure("usage", TITLE, NOTHING_RECORDED)
     seen = {key for point in usage.points for key in point.values}
-    shown = [quantity for quantity in QUANTITIES if quantity.key in seen]
+    rate = QUANTITIES[-1]._replace(unit=f"{facts.cost_unit}/s")
+    shown = [quantity for quantity in (*QUANTITIES[:-1], rate) if quantity.key in seen]
     panels: list[Panel] = []
     for quantity in shown:
         points = [point for point in usage.points if quantity.key in point.values]
@@ -93,21 +96,24 @@ def _chart(
     has_legend = is_first and len(devices) > 1
     stroke = {"symbolType": "stroke", "symbolStrokeWidth": 3, "symbolSize": 160}
     legend = alt.Legend(title=None, columns=1, offset=26, **stroke) if has_legend else None
-    scale = alt.Scale(domainMin=0)
+    scale = from_zero(NUM_TICKS)
     if quantity.top is not None:
         scale = alt.Scale(domain=[0, quantity.top])
+    upright = axis(tickCount=NUM_TICKS, **beside_labels())
     base = alt.Chart(values(rows)).encode(
         x=clock.x("at", has_title=is_last),
-        y=alt.Y(
-            "value:Q", title=quantity.unit, scale=scale, axis=axis(tickCount=4, **beside_labels())
-        ),
+        y=alt.Y("value:Q", title=quantity.unit, scale=scale, axis=upright),
     )
-    curve = base.mark_line(style="curve", opacity=1.0 if is_few else 0.35).encode(detail="line:N")
+    # What stands out at the right would make this chart's axis shorter than the others'.
+    curve = base.mark_line(style="curve", opacity=1.0 if is_few else 0.35, clip=True)
+    curve = curve.encode(detail="line:N")
     if is_few:
         colour = alt.Color("device:N", scale=categories(devices), legend=legend)
         curve = curve.encode(color=colour)
     number = alt.Tooltip("value:Q", title=quantity.unit, format=",.3~r")
-    under = base.mark_point(style="hover").encode(tooltip=["device:N", "shard:N", number])
+    under = base.mark_point(style="hover", clip=True).encode(
+        tooltip=["device:N", "shard:N", number]
+    )
     return alt.layer(curve, under).properties(width="container", height=110)
 
 

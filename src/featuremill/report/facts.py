@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from featuremill.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
 from featuremill.receipts import device_name
-from featuremill.report import failures, labels, projection, roofs, usage
+from featuremill.report import failures, labels, projection, roofs, usage, words
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Piece, Shard, shard_of
@@ -64,12 +64,27 @@ class Facts(NamedTuple):
 
     @property
     def wall_seconds(self) -> float:
-        """Clock time from the first shard to the last; long pauses, when nothing ran, left out."""
-        return wall_seconds(shard.claimed for shard in self.shards)
+        """Clock time that the timeline shows: with attempts that were cut short, without pauses."""
+        return wall_seconds(piece.working for piece in self.pieces)
 
     def busy_seconds(self, lane: str) -> float:
         """Return the clock time in which the device of `lane` was at work."""
-        return seconds_of(shard.working for shard in self.shards if shard.lane == lane)
+        return seconds_of(piece.working for piece in self.pieces if piece.lane == lane)
+
+    @property
+    def lanes(self) -> list[str]:
+        """Every device that was at work, each once."""
+        return sorted({piece.lane for piece in self.pieces})
+
+    @property
+    def num_distinct(self) -> int:
+        """Distinct sequences of the plan; a retry computes some of them once more."""
+        return int(self.manifest["plan"]["unique"])
+
+    @property
+    def cost_unit(self) -> str:
+        """What the workload counts, such as "tokens"; manifests of older releases do not say."""
+        return failures.clipped(self.manifest.get("cost_unit", "cost"))
 
     @property
     def tokens(self) -> int:
@@ -144,7 +159,7 @@ def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
         "embeddings.parquet": counts["ok"],
     }
     return [
-        f"{name} holds {number:,} records where manifest.json says {claimed[name]:,}."
+        f"{name} holds {words.records(number)} where manifest.json says {claimed[name]:,}."
         for name, number in rows.items()
         if number != claimed[name]
     ]

@@ -47,16 +47,24 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
     y = alt.Y("lane:O", axis=no_labels, scale=alt.Scale(padding=0))
     pieces = facts.pieces
     rows = [_row(clock, bar, pieces) for bar in layout.bars]
+    # Clipped, as an outline beyond the right end would make this axis shorter than the others.
+    shape = {"height": thick, "yOffset": min(9, height / 4), "clip": num_lanes <= MAX_LABELS}
     bars = (
         alt.Chart(values(rows))
-        .mark_bar(style="shard", height=thick, yOffset=min(9, height / 4))
-        .encode(x=clock.x("begin"), x2="end:Q", y=y, color=_color(rows), tooltip=_tooltip())
+        .mark_bar(style="shard", **shape)
+        .encode(
+            x=clock.x("begin"),
+            x2="end:Q",
+            y=y,
+            color=_color(rows),
+            tooltip=_tooltip(facts.cost_unit),
+        )
     )
     layers = [bars]
-    if num_lanes <= MAX_LABELS:
-        layers.append(_labels(layout, y, height))
     if layout.pauses:
         layers += _pauses(layout, clock.divisor)
+    if num_lanes <= MAX_LABELS:
+        layers += _labels(layout, y, height)
     chart = alt.layer(*layers).properties(width="container", height=height * num_lanes)
     return drawn("timeline", TITLE, _sentence(facts, layout), chart)
 
@@ -69,8 +77,8 @@ def _color(rows: list[dict[str, Any]]) -> Any:
     return alt.Color("state:N", scale=scale, legend=legend)
 
 
-def _tooltip() -> list[Any]:
-    tokens = alt.Tooltip("tokens:Q", format=",d")
+def _tooltip(cost_unit: str) -> list[Any]:
+    tokens = alt.Tooltip("tokens:Q", title=cost_unit, format=",d")
     return ["shard:N", "device:N", "state:N", "started:N", "took:N", tokens, "records:N"]
 
 
@@ -98,8 +106,11 @@ def _row(clock: Clock, bar: Bar, pieces: list[Piece]) -> dict[str, Any]:
     return row
 
 
-def _labels(layout: Layout, y: Any, height: int) -> Any:
-    """Write each device's name above its bars: beside them it would take half a phone's screen."""
+def _labels(layout: Layout, y: Any, height: int) -> list[Any]:
+    """Write each device's name above its bars: beside them it would take half a phone's screen.
+
+    Twice, and broad in the page's colour below: a pause's line would go through the letters.
+    """
     rows = [
         {"lane": lane, "device": name}
         for lane, (name, before) in enumerate(
@@ -107,11 +118,9 @@ def _labels(layout: Layout, y: Any, height: int) -> Any:
         )
         if name != before
     ]
-    return (
-        alt.Chart(values(rows))
-        .mark_text(style="lane", align="left", baseline="middle", dy=2 - height / 4)
-        .encode(x=alt.value(-LABEL_WIDTH), y=y, text="device:N")
-    )
+    base = alt.Chart(values(rows)).encode(x=alt.value(-LABEL_WIDTH), y=y, text="device:N")
+    place: dict[str, Any] = {"align": "left", "baseline": "middle", "dy": 2 - height / 4}
+    return [base.mark_text(style=style, **place) for style in ("lane-behind", "lane")]
 
 
 def _pauses(layout: Layout, divisor: float) -> list[Any]:
@@ -127,7 +136,7 @@ def _pauses(layout: Layout, divisor: float) -> list[Any]:
 
 
 def _sentence(facts: Facts, layout: Layout) -> str:
-    shards, lanes = facts.shards, {shard.lane for shard in facts.shards}
+    shards, lanes = facts.shards, facts.lanes
     hosts = {shard.host for shard in shards}
     text = f"{words.plural(len(shards), 'shard')} on {words.plural(len(lanes), 'device')}"
     text += f" of {len(hosts)} hosts." if len(hosts) > 1 else "."

@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 
 from featuremill.report import words
-from featuremill.report.chart import NOTHING_COMPUTED, Figure, axis, drawn, values
+from featuremill.report.chart import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
 from featuremill.report.facts import Facts, Lengths
 
 
@@ -27,6 +27,7 @@ def figure(facts: Facts) -> Figure:
     )
     edges, counts = _bins(found)
     low, high = int(edges[0]), int(edges[-1])
+    upright = axis(tickCount=5, tickMinStep=1)
     bars = alt.Chart(values(_bars(edges, counts))).mark_bar(style="cell-bar", orient="vertical")
     bars = bars.encode(
         x=alt.X(
@@ -36,7 +37,7 @@ def figure(facts: Facts) -> Figure:
             axis=alt.Axis(values=ticks(low, high), format=",d", grid=False),
         ),
         x2="to:Q",
-        y=alt.Y("count:Q", title="records", axis=axis(tickMinStep=1)),
+        y=alt.Y("count:Q", title="records", scale=from_zero(5), axis=upright),
         tooltip=[
             alt.Tooltip("span:N", title="residues"),
             alt.Tooltip("count:Q", title="records", format=",d"),

@@ -158,18 +158,18 @@ def _accounting(facts: Facts) -> dict[str, Any]:
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
     wall = facts.wall_seconds
-    num_devices = len({shard.lane for shard in facts.shards})
+    num_devices, num_shards = len(facts.lanes), len(facts.shards)
     tiles = {
-        "wall time": words.duration(wall) if facts.shards else "–",
+        "wall time (extract)": words.duration(wall) if facts.shards else "–",
         "residues": words.short(facts.lengths.total),
-        "tokens/s": words.short(facts.tokens / wall) if wall > 0 else "–",
-        "distinct sequences": words.count(sum(shard.rows for shard in facts.shards)),
+        f"{facts.cost_unit}/s": words.short(facts.tokens / wall) if wall > 0 else "–",
+        "distinct sequence" + "s" * (facts.num_distinct != 1): words.count(facts.num_distinct),
         "device" if num_devices == 1 else "devices": words.count(num_devices),
     }
     if facts.manifest["gpu_seconds"] > 0:
         tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
     else:
-        tiles["shards"] = words.count(len(facts.shards))
+        tiles["shard" if num_shards == 1 else "shards"] = words.count(num_shards)
     if spent := energy.of(facts.shards, facts.manifest):
         tiles["energy per M residues"] = words.energy(spent.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]

@@ -15,6 +15,7 @@ from featuremill.report.chart import (
     Figure,
     Panel,
     evenly,
+    from_zero,
     specification,
     values,
 )
@@ -96,7 +97,7 @@ def _by_shard(shards: Iterable[Shard]) -> Any:
         .mark_bar(style="shard")
         .encode(
             x=x,
-            y=alt.Y("seconds:Q", title="seconds"),
+            y=alt.Y("seconds:Q", title="seconds", scale=from_zero(5), axis=alt.Axis(tickCount=5)),
             color=_colour(False),
             order="order:Q",
             tooltip=["shard:N", "device:N", "stage:N", "took:N", "share:N"],
@@ -152,6 +153,19 @@ def _sentence(shards: list[Shard]) -> str:
         text += f" Preparing batches took {words.duration(prepared)} beside it, on a host thread."
     if spent["wait"] > 0.5 * whole:
         text += " Most was waiting for a free device: with more of them the run ends sooner."
-    elif start_up > 0.25 * whole:
+    elif _are_small(shards):
         text += " Fewer, larger shards (shards.cost) would spend less on loading and starting."
+    if any(shard.crashes for shard in shards):
+        text += " Attempts whose worker died count as other: see the shards that had trouble."
     return text
+
+
+def _are_small(shards: list[Shard]) -> bool:
+    """Tell whether larger shards would help: they cannot where each device had only one.
+
+    A shard that was interrupted started more than once, which no size would have spared.
+    """
+    smooth = [shard for shard in shards if not shard.crashes and not shard.resumed_batches]
+    spent = _spent(smooth)
+    has_several = len(smooth) > len({shard.lane for shard in smooth})
+    return has_several and spent["load"] + spent["other"] > 0.25 * sum(spent.values())

@@ -17,41 +17,47 @@ from featuremill.report.chart import (
     categories,
     drawn,
     evenly,
+    from_zero,
     values,
 )
 from featuremill.report.facts import Facts
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Shard
 
-TITLE = "Tokens a second, shard by shard"
 RUNNING, WHOLE = "while computing", "from its start to its end"
 KINDS = (RUNNING, WHOLE)
 TERMS = (
-    (RUNNING, "tokens by the seconds in which the device computed batches"),
-    (WHOLE, "tokens by all seconds on the device: loading and starting up included"),
+    (RUNNING, "{} by the seconds in which the device computed batches"),
+    (WHOLE, "{} by all seconds on the device: loading and starting up included"),
 )
+"""With the unit of cost."""
+NUM_TICKS = 5
 MAX_SHARDS = 1_000
 """Shards that are drawn; of more, evenly many."""
 
 
 def figure(facts: Facts, clock: Clock | None) -> Figure:
     """Return the shards' rates over the time of the run."""
+    unit = facts.cost_unit
+    title = f"{unit[:1].upper()}{unit[1:]} a second, shard by shard"
     # A resumed shard's clock counts the last attempt only, its tokens count all.
     shards = [shard for shard in facts.shards if not shard.resumed_batches]
     if not shards or clock is None:
         sentence = (
             "Every shard was resumed, so none has a rate." if facts.shards else NOTHING_COMPUTED
         )
-        return Figure("throughput", TITLE, sentence)
+        return Figure("throughput", title, sentence)
     known = _roofs(facts, shards)
     shown = evenly(shards, MAX_SHARDS)
     devices = sorted({shard.device for shard in shards})
     rows = [row for shard in shown for row in _rows(shard, clock)]
-    layers = [_points(rows, clock, _colour(devices, True)), *_lines(known, _colour(devices, False))]
+    points = _points(rows, clock, _colour(devices, True), unit)
+    layers = [points, *_lines(known, _colour(devices, False))]
     chart = alt.layer(*layers).properties(width="container", height=260)
     chart = chart.resolve_legend(color="independent")
     sentence = _sentence(facts, shards, len(shown), known)
-    return drawn("throughput", TITLE, sentence, chart, terms=TERMS)
+    terms = tuple((kind, meaning.format(unit)) for kind, meaning in TERMS)
+    return drawn("throughput", title, sentence, chart, terms=terms)
 
 
 def _colour(devices: list[str], has_legend: bool) -> Any:
@@ -77,13 +83,14 @@ def _rows(shard: Shard, clock: Clock) -> list[dict[str, Any]]:
     ]
 
 
-def _points(rows: list[dict[str, Any]], clock: Clock, colour: Any) -> Any:
+def _points(rows: list[dict[str, Any]], clock: Clock, colour: Any, unit: str) -> Any:
+    upright = axis(tickCount=NUM_TICKS, **beside_labels())
     return (
         alt.Chart(values(rows))
         .mark_point(style="point")
         .encode(
             x=clock.x("began"),
-            y=alt.Y("rate:Q", title="tokens/s", axis=axis(**beside_labels())),
+            y=alt.Y("rate:Q", title=f"{unit}/s", scale=from_zero(NUM_TICKS), axis=upright),
             color=colour,
             shape=alt.Shape(
                 "kind:N",
@@ -94,9 +101,9 @@ def _points(rows: list[dict[str, Any]], clock: Clock, colour: Any) -> Any:
                 "shard:N",
                 "device:N",
                 "host:N",
-                alt.Tooltip("tokens:Q", format=",d"),
+                alt.Tooltip("tokens:Q", title=unit, format=",d"),
                 "kind:N",
-                alt.Tooltip("rate:Q", title="tokens/s", format=",d"),
+                alt.Tooltip("rate:Q", title=f"{unit}/s", format=",d"),
                 "took:N",
             ],
         )
@@ -116,7 +123,7 @@ def _lines(roofs: list[Roof], colour: Any) -> list[Any]:
     base = alt.Chart(values(rows)).encode(y="roof:Q")
     word = base.mark_text(style="remark", align="right", baseline="bottom", dy=-3)
     return [
-        base.mark_rule(style="roof").encode(color=colour),
+        base.mark_rule(style="roof", clip=True).encode(color=colour),
         word.encode(x=alt.value("width"), text="word:N"),
     ]
 
@@ -140,8 +147,8 @@ def _sentence(facts: Facts, shards: list[Shard], num_shown: int, known: list[Roo
         median = float(np.median(running))
         whole = float(np.median([shard.rate for shard in own]))
         text += (
-            f"{roof.device}: in the median {words.short(median)} tokens/s while computing and "
-            f"{words.short(whole)} with start-up; "
+            f"{roof.device}: in the median {words.short(median)} {facts.cost_unit}/s "
+            f"while computing and {words.short(whole)} with start-up; "
         )
         text += (
             f"that is {words.share(median, roof.rate)} and {words.share(whole, roof.rate)} of "

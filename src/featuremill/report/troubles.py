@@ -65,6 +65,8 @@ def found(shards: Sequence[Shard]) -> list[Trouble]:
 
 def sentence(shards: Sequence[Shard]) -> str:
     """Return what to say where no shard had trouble."""
+    if len(shards) == 1:
+        return "The one shard did not run out of memory, lose its worker or have to be resumed."
     return (
         f"None of the {words.plural(len(shards), 'shard')} ran out of memory, lost its worker or "
         "had to be resumed."

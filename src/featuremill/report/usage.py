@@ -21,7 +21,7 @@ MAX_FILES = 200
 """Above this the samples are left alone: a screen has no more room than for a point a shard."""
 MAX_POINTS = 3_000
 RATE_SECONDS = 3.0
-"""Batches are committed one at a time: over shorter times the speed would be all or nothing."""
+"""Over shorter times the clock's grain would show; where batches take longer, so does this."""
 HIGHEST = frozenset(("memory_mb", "temperature_c", "process.memory_mb"))
 """What is interesting at its highest; of the others, the mean."""
 OF_RECEIPTS = {
@@ -114,18 +114,25 @@ def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -
 
 
 def _with_rates(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the samples with their `rate` over some seconds before each, where that is known."""
-    found, first = [], 0
+    """Return the samples with their `rate` over some seconds before each, where that is known.
+
+    Work counts when its batch is committed. Between two commits nobody knows the rate: it is that
+    from one to the other, and a sample that saw none has none.
+    """
+    found: list[dict[str, Any]] = []
+    commits: list[dict[str, Any]] = []
+    first = 0
     for sample in samples:
-        while (
-            first + 1 < len(samples) and samples[first + 1]["time"] <= sample["time"] - RATE_SECONDS
-        ):
-            first += 1
-        before = samples[first]
-        seconds = sample["time"] - before["time"]
         rates = {}
-        if seconds > RATE_SECONDS / 2 and {"cost_done"} <= set(before) & set(sample):
-            rates["rate"] = max(0.0, (sample["cost_done"] - before["cost_done"]) / seconds)
+        has_begun = sample.get("stage") != "load" and "cost_done" in sample
+        if has_begun and (not commits or sample["cost_done"] > commits[-1]["cost_done"]):
+            commits.append(sample)
+            since = sample["time"] - RATE_SECONDS
+            while first + 1 < len(commits) and commits[first + 1]["time"] <= since:
+                first += 1
+            seconds = sample["time"] - commits[first]["time"]
+            if seconds > RATE_SECONDS / 2:
+                rates["rate"] = (sample["cost_done"] - commits[first]["cost_done"]) / seconds
         found.append({key: value for key, value in sample.items() if key != "rate"} | rates)
     return found
 

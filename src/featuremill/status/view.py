@@ -92,8 +92,8 @@ def _parts(facts: Facts) -> str:
     finished = [shard for shard in facts.shards if shard.state in ENDED]
     cost = sum(shard.cost for shard in facts.shards)
     share = 100 * sum(shard.cost for shard in finished) / cost if cost else 100
-    records = _counted(sum(shard.records for shard in finished), "record")
-    words = [f"{len(finished):,} finished ({records}, {share:.0f} % of the work)"]
+    rows = _counted(sum(shard.records for shard in finished), "row")  # of retries, too
+    words = [f"{len(finished):,} finished ({rows}, {share:.0f} % of the work)"]
     for state, name in (
         ("running", "running"),
         ("unclear", "perhaps running"),

@@ -32,7 +32,7 @@ def picture(scene: Scene, width: int, height: int | None = None) -> RenderableTy
     """
     top = [_title(scene, width), *_totals(scene, width)]
     said = notes(scene)
-    below = [*_waiting(scene), *_failures(scene, is_brief=False)]
+    below = [*_waiting(scene), *_failures(scene, width, is_brief=False)]
     num_jobs, num_uses = sum(len(job.devices) for job in scene.at_work), len(scene.uses)
     has_hint = scene.facts is None and (height or 0) >= LEAST_FOR_HINT
     hint = [Text(), Text(HINT, QUIET)] if has_hint else []
@@ -40,7 +40,7 @@ def picture(scene: Scene, width: int, height: int | None = None) -> RenderableTy
         num_tables = (num_jobs > 0) + (num_uses > 0)
         fixed = _height([*top, *said, *hint], width) + HEADING * num_tables
         if fixed + num_jobs + num_uses + _height(below, width) > height:
-            below = [*_waiting(scene), *_failures(scene, is_brief=True)]
+            below = [*_waiting(scene), *_failures(scene, width, is_brief=True)]
         room = height - fixed - _height(below, width)
         num_jobs, num_uses = _shared_out(room, num_jobs, num_uses)
     parts = [*top]
@@ -129,23 +129,33 @@ def _waiting(scene: Scene) -> list[RenderableType]:
     return [Text(), *found] if found else []
 
 
-def _failures(scene: Scene, is_brief: bool) -> list[RenderableType]:
+def _failures(scene: Scene, width: int, is_brief: bool) -> list[RenderableType]:
     """Return what failed, and what helps; in brief a line each, and no remedies."""
     found: list[RenderableType] = []
     told = lines.reasons(scene)
     for what, remedy in told[:MOST_REASONS]:
-        found.append(_cross(what, is_brief))
-        found += [] if is_brief else [Text(f"  → {remedy}", QUIET)]
+        found += _cross(what, width, is_brief)
+        found += [] if is_brief else _wrapped(remedy, "  → ", width, QUIET)
     if len(told) > MOST_REASONS:
         found.append(Text(f"  and {len(told) - MOST_REASONS:,} more reasons", QUIET))
     for one in scene.ended[:MOST_REASONS]:
         message = f"shard {one.shard[:8]} ended: {one_line(one.message)}"
-        found.append(_cross(message, is_brief))
+        found += _cross(message, width, is_brief)
     if scene.facts and scene.facts.next:
+        found += [Text()] if found else []
         found += [Text("Type next"), *(Text(f"  {plain(one)}") for one in scene.facts.next)]
     return [Text(), *found] if found else []
 
 
-def _cross(text: str, is_brief: bool) -> Text:
-    found = Text("✗ ", BAD, no_wrap=is_brief, overflow="ellipsis" if is_brief else "fold")
-    return found.append(text, "default")
+def _cross(text: str, width: int, is_brief: bool) -> list[Text]:
+    found = _wrapped(text, "✗ ", width)
+    if is_brief:
+        found = [Text(f"✗ {text}", no_wrap=True, overflow="ellipsis")]
+    found[0].stylize(BAD, 0, 1)
+    return found
+
+
+def _wrapped(text: str, first: str, width: int, style: str = "") -> list[Text]:
+    """Return a text as lines, those after the first indented as that is behind its mark."""
+    indented = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
+    return [Text(line, style) for line in indented or [first]]

@@ -102,10 +102,20 @@ class Lines:
     def end(self, scene: Scene) -> None:
         """Write the picture; when nobody wants to hear of what is well, only the failures."""
         if not self._is_quiet:
-            console = Console(highlight=False)
-            console.print(picture(scene, console.width))
+            self._draw(scene)
             return
         self.look(scene)
+
+    def _draw(self, scene: Scene) -> None:
+        console = Console(highlight=False)
+        shown = picture(scene, console.width)
+        if console.is_terminal:
+            console.print(shown)
+            return
+        with console.capture() as captured:
+            console.print(shown)
+        for line in captured.get().splitlines():  # tables fill their width with blanks
+            sys.stdout.write(f"{line.rstrip()}\n")
 
     def _write(self, scene: Scene, line: str) -> None:
         sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(scene.time))}  {line}\n")

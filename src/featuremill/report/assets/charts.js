@@ -38,6 +38,7 @@
         "guide": { color: muted, strokeDash: [3, 3], strokeWidth: 1 },
         "remark": text,
         "lane": { ...text, color: ink },
+        "lane-behind": { ...text, color: card, stroke: card, strokeWidth: 6, strokeJoin: "round" },
       },
     };
   }
