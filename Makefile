@@ -28,7 +28,7 @@ run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" go
 	@$(BIN)/python -m snakemake --cores all $(EXTRA)
 
 test: lint ## lint, then the fast tests: what CI runs
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: .venv/.test ## the tests that take minutes (EXTRA="…" goes to pytest)
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)

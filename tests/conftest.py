@@ -18,6 +18,15 @@ PLUGINS = ROOT / "tests" / "plugins"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract")
+"""Files of tests that take minutes: side by side with others, they had better begin first."""
+
+
+def pytest_collection_modifyitems(items):
+    rank = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.fixture(scope="session")
 def environment():
     """Return an environment in which child processes find featuremill and the test plug-ins."""

@@ -560,9 +560,10 @@ def test_the_architectures_of_published_models_are_known_without_torch():
 
 
 PEAK = """
-    import resource, sys
+    import sys
     from pathlib import Path
     import numpy as np, pyarrow, torch
+    from featuremill import machine
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
     from featuremill.workloads.esm2.packing import pack
     torch.set_num_threads(1)
@@ -576,7 +577,7 @@ PEAK = """
     if kind == "cuda":
         print(torch.cuda.max_memory_reserved() >> 20)
     else:
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)
+        print(machine.peak_of_process_mb())
 """
 
 

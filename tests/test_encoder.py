@@ -271,9 +271,8 @@ def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch)
 # Long proteins.
 
 LONG = """
-    import resource, sys
     import numpy as np, torch
-    from featuremill import weights
+    from featuremill import machine, weights
     from featuremill.compute import values_of
     from featuremill.devices import cpu
     from featuremill.workloads import esm2
@@ -281,12 +280,12 @@ LONG = """
     found = weights.weights_of(weights.convert("mill_t6_1M"))
     options = esm2.Options(long="full", per_residue=True, dtype="fp32")
     model = esm2.load(esm2.resolve(options, cpu(), found), [cpu()], found)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = machine.peak_of_process_mb()
     letters = np.random.default_rng(0).choice(list(b"ACDEFGHIKLMNPQRSTVWY"), 36_000)
     values = values_of(esm2, model, [bytes(letters.astype(np.uint8))], 4096)
     assert len(values.column(1)[0]) == 36_000
     assert np.isfinite(values.column(0).flatten().to_numpy()).all()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
+    print(machine.peak_of_process_mb() - before)
 """
 
 

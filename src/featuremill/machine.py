@@ -117,6 +117,16 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
             return 0
         peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
         return int(max(peaks) // 2**20)
+    return peak_of_process_mb()
+
+
+def peak_of_process_mb() -> int:
+    """Return the most memory that this process has had."""
+    # Linux's ru_maxrss is at least what the process had that started this one (getrusage(2)).
+    status = Path("/proc/self/status")
+    for line in status.read_text("ascii").splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) // 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 
