@@ -191,7 +191,8 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
     options = {"batch_seconds": 1, "batch_records": 5, "lost_file": str(lost)}
     workflow = GpuWorkflow(tmp_path, environment, node, 6, **options)
     process = workflow.start("--cores", "32", "--resources", "gpu=3")
-    wait_for(lambda: len(workflow.spans()) == 3)
+    # As soon as it has worked: on a busy machine the others may have the rest done before long.
+    wait_for(lambda: node.uuids[1] in workflow.spans())
     node.gpus[1].lost = True
     node.write()
     lost.write_text(node.uuids[1])
