@@ -97,6 +97,7 @@ def make(folder: RunFolder, num_records: int, width: int) -> None:
         "run": "scale",
         "recipe": RECIPE,
         "workload": "composition",
+        "cost_unit": "residues",
         "workload_version": "1",
         "settings": {"options": {}, "weights_sha256": None, "workload": "composition"},
         "inputs": [],
