@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -94,6 +95,19 @@ def test_sigkill_of_plan_leaves_no_process_and_the_next_plan_tidies_up(planning,
     assert not killed.spool().exists()
     plan = json.loads(verbs.run_folder.plan.read_text())
     assert plan["counts"]["planned"] == NUM_RECORDS
+
+
+def test_no_process_of_plan_can_be_struck_by_ctrl_c_from_its_first_moment_on(planning):
+    """Else one that is still starting shows its stack."""
+    sigint = 1 << (signal.SIGINT - 1)
+    stopped = planning()
+    blocked = [
+        int(re.search(r"^SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)[1], 16)
+        for pid in stopped.hands
+    ]
+    stopped.process.terminate()
+    stopped.ends()
+    assert [mask & sigint for mask in blocked] == [sigint, sigint]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

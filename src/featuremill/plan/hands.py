@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
@@ -121,6 +122,8 @@ class _Hand:
             target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
         )
         # Ctrl-C is ours to answer, also while the process is starting: it inherits what is blocked.
+        # The first process also starts multiprocessing's own, after which nothing is blocked.
+        resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
             self.process.start()
