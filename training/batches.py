@@ -1,92 +1,121 @@
-"""Batches for masked language modelling, drawn from a FASTA file that `prepare.py` wrote.
+"""Batches for masked language modelling: rows of T tokens, filled with crops of proteins.
 
-Shapes: B crops of T tokens, M masked positions.
+Every batch is a function of (proteins, seed, cursor), so a run can be continued anywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-import torch
-from esm.data import Alphabet
+from shards import AMINO_ACID_TOKENS, MASK, PAD, Proteins
 
-AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"  # what is masked and predicted; never B, J, O, U, X or Z
 MASKED, TO_MASK_TOKEN, TO_RANDOM = 0.15, 0.8, 0.1  # of residues; then shares of the masked ones
-POOL_CROPS = 2048  # crops that are sorted by length together
-
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # tokens_BT, positions_M, targets_M
-
-
-class Proteins:
-    """The sequences of a FASTA file that `prepare.py` wrote, as fair-esm's token numbers."""
-
-    def __init__(self, fasta: Path, alphabet: Alphabet) -> None:
-        lines = fasta.read_bytes().splitlines()
-        sequences = [b"<" + sequence + b">" for sequence in lines[1::2]]
-        table = np.full(256, alphabet.unk_idx, np.uint8)
-        for residue in "ACDEFGHIKLMNOPQRSTUVWXYZB":
-            table[ord(residue)] = alphabet.get_idx(residue)
-        table[ord("<")], table[ord(">")] = alphabet.cls_idx, alphabet.eos_idx
-        self.tokens = table[np.frombuffer(b"".join(sequences), np.uint8)]
-        self.lengths = np.array([len(sequence) for sequence in sequences])  # cls and eos included
-        self.starts = np.cumsum(self.lengths) - self.lengths
-        clusters = np.array([header.split()[1] for header in lines[::2]])
-        # Members of a cluster are neighbours in the file.
-        _, self.cluster_starts, self.cluster_sizes = np.unique(
-            clusters, return_index=True, return_counts=True
-        )
-        self.amino_acids = np.array([alphabet.get_idx(a) for a in AMINO_ACIDS])
-        self.mask_idx = alphabet.mask_idx
+TOKEN_DROPOUT_KEEP = 1 - MASKED * TO_MASK_TOKEN
+SHORTEST_CROP = 32  # less room than this at a row's end is padded
+IGNORED = -100  # the target of a position that only fills up M
 
 
-def mask(
-    proteins: Proteins, tokens_BT: np.ndarray, random: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the corrupted tokens and the flat positions_M that are to be predicted."""
-    is_residue_BT = np.isin(tokens_BT, proteins.amino_acids)
-    is_masked_BT = is_residue_BT & (random.random(tokens_BT.shape) < MASKED)
-    fate_BT = random.random(tokens_BT.shape)
-    substitutes_BT = random.choice(proteins.amino_acids, tokens_BT.shape)
-    corrupted_BT = np.where(fate_BT < TO_MASK_TOKEN, proteins.mask_idx, substitutes_BT)
-    is_changed_BT = is_masked_BT & (fate_BT < TO_MASK_TOKEN + TO_RANDOM)
-    return np.where(is_changed_BT, corrupted_BT, tokens_BT), np.flatnonzero(is_masked_BT)
+class Batch(NamedTuple):
+    """Rows of tokens after masking, and what was there."""
+
+    tokens_BT: np.ndarray
+    scale_BT: np.ndarray
+    """Token dropout: 0.88 / (1 - the crop's share of mask tokens)."""
+    crops_BT: np.ndarray
+    positions_M: np.ndarray
+    targets_M: np.ndarray
 
 
-def batches(proteins: Proteins, crops: list[int], batch_tokens: int, seed: int) -> Iterator[Batch]:
-    """Yield (tokens_BT, positions_M, targets_M) for ever, a function of `seed` alone.
+@dataclass
+class Cursor:
+    """How far a run has walked: `step` draws the random numbers, `item` the proteins."""
 
-    A cluster is drawn evenly, then a member of it. Crops of like length make a batch and are cut
-    to its shortest, so that no batch has padding. Pools take the lengths in `crops` in turn.
-    """
-    random = np.random.default_rng(seed)
-    pool = 0
-    while True:
-        crop = crops[pool % len(crops)]
-        pool += 1
-        drawn = random.integers(len(proteins.cluster_sizes), size=POOL_CROPS * crops[0] // crop)
-        member = (random.random(len(drawn)) * proteins.cluster_sizes[drawn]).astype(int)
-        drawn = proteins.cluster_starts[drawn] + member
-        drawn = drawn[np.argsort(-proteins.lengths[drawn].clip(max=crop), kind="stable")]
-        groups = []
-        while len(drawn):
-            size = max(1, batch_tokens // min(crop, proteins.lengths[drawn[0]]))
-            groups.append(drawn[:size])
-            drawn = drawn[size:]
-        for index in random.permutation(len(groups)):
-            group, length = groups[index], proteins.lengths[groups[index]].clip(max=crop).min()
-            # Windows may overhang by half their length before they are pushed back inside, else
-            # the two ends of a protein, and with them cls and eos, would hardly ever be seen.
-            overhang, room = length // 2, proteins.lengths[group] - length
-            offset = random.integers(-overhang, room + overhang + 1).clip(0, room)
-            first = proteins.starts[group] + offset
-            tokens_BT = proteins.tokens[first[:, None] + np.arange(length)].astype(np.int64)
-            corrupted_BT, positions_M = mask(proteins, tokens_BT, random)
-            targets_M = tokens_BT.reshape(-1)[positions_M]
-            if len(positions_M):
-                yield (
-                    torch.from_numpy(corrupted_BT),
-                    torch.from_numpy(positions_M),
-                    torch.from_numpy(targets_M),
-                )
+    step: int = 0
+    item: int = 0
+
+
+class Sampler:
+    """Walks the clusters in a new order each epoch, and in each the members in turn."""
+
+    def __init__(self, proteins: Proteins, seed: int) -> None:
+        self.proteins, self.seed = proteins, seed
+        self.starts_N = np.cumsum(proteins.lengths_N) - proteins.lengths_N
+        sizes = proteins.cluster_sizes_C
+        self.cluster_starts_C = np.cumsum(sizes) - sizes
+        self.epoch, self.order_C = -1, np.empty(0, np.int64)
+
+    def protein(self, item: int) -> int:
+        """Return the number of the protein that is the walk's `item`-th."""
+        epoch, place = divmod(item, len(self.cluster_starts_C))
+        if epoch != self.epoch:
+            random = np.random.default_rng([self.seed, epoch])
+            self.epoch, self.order_C = epoch, random.permutation(len(self.cluster_starts_C))
+        cluster = self.order_C[place]
+        return int(self.cluster_starts_C[cluster] + epoch % self.proteins.cluster_sizes_C[cluster])
+
+    def rows(
+        self, cursor: Cursor, num_rows: int, length: int, random: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return tokens_BT and crops_BT; move the cursor by the proteins that were used."""
+        tokens_BT = np.full((num_rows, length), PAD, np.uint8)
+        crops_BT = np.full((num_rows, length), length, np.int16)
+        for row in range(num_rows):
+            used = number = 0
+            while length - used >= SHORTEST_CROP:
+                protein = self.protein(cursor.item)
+                cursor.item += 1
+                size = self.proteins.lengths_N[protein]
+                take = min(size, length - used)
+                # Windows may overhang by half their length before they are pushed back inside, else
+                # a protein's two ends, and with them cls and eos, would hardly ever be seen.
+                overhang, room = take // 2, size - take
+                offset = min(max(random.integers(-overhang, room + overhang + 1), 0), room)
+                first = self.starts_N[protein] + offset
+                tokens_BT[row, used : used + take] = self.proteins.tokens_S[first : first + take]
+                crops_BT[row, used : used + take] = number
+                used, number = used + take, number + 1
+        return tokens_BT, crops_BT
+
+    def batch(self, cursor: Cursor, num_rows: int, length: int) -> Batch:
+        """Return the batch at the cursor, and move it to the next."""
+        random = np.random.default_rng([self.seed, cursor.step, 1])
+        cursor.step += 1
+        return masked(*self.rows(cursor, num_rows, length, random), random)
+
+
+def masked(
+    tokens_BT: np.ndarray,
+    crops_BT: np.ndarray,
+    random: np.random.Generator,
+    to_mask_token: float = TO_MASK_TOKEN,
+    to_random: float = TO_RANDOM,
+) -> Batch:
+    """Mask 15 % of a batch's residues; M is 15 % of its tokens, so that shapes stay the same."""
+    flat = tokens_BT.reshape(-1)
+    residues = np.flatnonzero(np.isin(flat, AMINO_ACID_TOKENS))
+    chosen = np.sort(random.choice(residues, round(MASKED * len(residues)), replace=False))
+    fate = random.random(len(chosen))
+    corrupted = flat.astype(np.int64)
+    corrupted[chosen[fate < to_mask_token]] = MASK
+    is_random = (fate >= to_mask_token) & (fate < to_mask_token + to_random)
+    corrupted[chosen[is_random]] = random.choice(AMINO_ACID_TOKENS, is_random.sum())
+    filler = int(np.ceil(MASKED * flat.size)) - len(chosen)
+    return Batch(
+        corrupted.reshape(tokens_BT.shape),
+        _scales(corrupted.reshape(tokens_BT.shape), crops_BT),
+        crops_BT,
+        np.concatenate((chosen, np.zeros(filler, np.int64))),
+        np.concatenate((flat[chosen].astype(np.int64), np.full(filler, IGNORED))),
+    )
+
+
+def _scales(tokens_BT: np.ndarray, crops_BT: np.ndarray) -> np.ndarray:
+    num_rows, length = tokens_BT.shape
+    crop_BT = crops_BT + (length + 1) * np.arange(num_rows)[:, None]
+    is_mask = tokens_BT.reshape(-1) == MASK
+    sizes = np.bincount(crop_BT.reshape(-1))
+    masks = np.bincount(crop_BT.reshape(-1), is_mask)
+    kept = 1 - masks / np.maximum(sizes, 1)
+    return (TOKEN_DROPOUT_KEEP / kept)[crop_BT].astype(np.float32)

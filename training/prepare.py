@@ -1,8 +1,14 @@
-"""Swiss-Prot 2014_01 from Debian's `metastudent-data`, clustered and split by cluster.
+"""Proteins from Debian's packages, clustered, split by cluster and packed for training.
 
-Reads the package's three BLAST databases, drops repeated sequences, clusters the rest at 50 %
-identity and writes `train.fasta` and `heldout.fasta`. Both are sorted by cluster, and a header
-reads `>ACCESSION CLUSTER`, where CLUSTER is the accession of the cluster's representative.
+All proteins are clustered at 50 % identity, and whole clusters go to one of four splits:
+
+* `test` (2 %) and `valid` (0.5 %): drawn by a hash of the representative;
+* `probe`: of the others, those with no member in Swiss-Prot, only in `mmseqs2-examples`;
+* `train`: all the rest, less whatever a search finds to be 50 % identical to a protein of the
+  other three.
+
+Writes FASTA files for evaluation (`>ACCESSION CLUSTER KINGDOM GENUS`, the last two `-` where they
+are not known), `shards/` for training (train and valid; see shards.py), `split.json` with counts.
 """
 
 from __future__ import annotations
@@ -11,34 +17,14 @@ import argparse
 import hashlib
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
-DEBIAN_DATA = Path("/usr/share/metastudent-data/dataset_201401")
-ONTOLOGIES = ("BPO", "CCO", "MFO")  # one database each; a protein is in one, two or all three
+import shards
+import sources
+from taxonomy import DUMP, taxa
 
-
-def read_database(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (accession, sequence) for each entry of a BLAST protein database."""
-    command = ["blastdbcmd", "-db", str(path), "-entry", "all", "-outfmt", "%t\t%s"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            title, sequence = line.rstrip("\n").split("\t")
-            # A title is the accession, then the protein's GO terms: `B0RED7|GO:0006200,...`
-            yield title.split("|")[0], sequence.upper()
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command)
-
-
-def unique_proteins(data: Path) -> dict[str, str]:
-    """Return {accession: sequence}: the union of the databases, each sequence once."""
-    accession_of: dict[str, str] = {}
-    for ontology in ONTOLOGIES:
-        for accession, sequence in read_database(data / ontology / "goasp.fasta"):
-            # The smallest accession wins, so that the order of reading does not matter.
-            accession_of[sequence] = min(accession, accession_of.get(sequence, accession))
-    return dict(sorted((accession, sequence) for sequence, accession in accession_of.items()))
+IDENTITY, COVERAGE = "0.5", "0.8"
+TEST, VALID = 0.02, 0.005  # of the clusters
 
 
 def write_fasta(path: Path, records: list[tuple[str, str]]) -> None:
@@ -49,63 +35,113 @@ def write_fasta(path: Path, records: list[tuple[str, str]]) -> None:
     partial.replace(path)
 
 
-def cluster(fasta: Path, work: Path, identity: float, threads: int) -> dict[str, str]:
+def mmseqs(*arguments: object) -> None:
+    """Run a command of mmseqs2."""
+    command = ["mmseqs", *map(str, arguments)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def cluster(fasta: Path, work: Path, threads: int) -> dict[str, str]:
     """Cluster with `mmseqs linclust`; return {member accession: representative accession}."""
-    sequences, clusters, table = work / "mmseqs.db", work / "mmseqs.clusters", work / "clusters.tsv"
-    options = ["--min-seq-id", str(identity), "-c", "0.8", "--cov-mode", "0"]
-    options += ["--threads", str(threads)]
-    for command in (
-        ["createdb", str(fasta), str(sequences)],
-        ["linclust", str(sequences), str(clusters), str(work / "mmseqs.tmp"), *options],
-        ["createtsv", str(sequences), str(sequences), str(clusters), str(table)],
-    ):
-        subprocess.run(["mmseqs", *command], check=True, stdout=subprocess.DEVNULL)
+    sequences, clusters, table = work / "all.db", work / "clusters.db", work / "clusters.tsv"
+    options = ["--min-seq-id", IDENTITY, "-c", COVERAGE, "--cov-mode", 0, "--threads", threads]
+    mmseqs("createdb", fasta, sequences)
+    mmseqs("linclust", sequences, clusters, work / "cluster.tmp", *options)
+    mmseqs("createtsv", sequences, sequences, clusters, table)
     rows = (line.split("\t") for line in table.read_text().splitlines())
     return {member: representative for representative, member in rows}
 
 
-def is_heldout(representative_sequence: str, fraction: float) -> bool:
-    """Decide by the sequence's hash, so that the split needs neither a seed nor an order."""
-    digest = hashlib.sha256(representative_sequence.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+def relatives(queries: Path, targets: Path, work: Path, threads: int) -> set[str]:
+    """Return the accessions among `targets` that a search finds to be relatives of `queries`."""
+    table = work / "relatives.tsv"
+    options = ["--min-seq-id", IDENTITY, "-c", COVERAGE, "--cov-mode", 0, "--alignment-mode", 3]
+    options += ["--max-seqs", 300, "-s", 4, "--threads", threads, "--format-output", "target"]
+    mmseqs("easy-search", queries, targets, table, work / "search.tmp", *options)
+    return set(table.read_text().split())
+
+
+def share(sequence: str) -> float:
+    """Return a number in [0, 1) from the sequence's hash: a draw with neither seed nor order."""
+    return int.from_bytes(hashlib.sha256(sequence.encode()).digest()[:8], "big") / 2**64
+
+
+def split_of(representative: str, has_swiss_prot: bool) -> str:
+    """Return the split of a cluster."""
+    drawn = share(representative)
+    if drawn < TEST + VALID:
+        return "test" if drawn < TEST else "valid"
+    return "train" if has_swiss_prot else "probe"
 
 
 def main() -> None:
-    """Read, cluster, split; write the two FASTA files and `split.json` with their counts."""
+    """Read, cluster, split, search, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="folder for the results and mmseqs2's files")
-    parser.add_argument("--data", type=Path, default=DEBIAN_DATA)
-    parser.add_argument("--identity", type=float, default=0.5, help="of a cluster (default 0.5)")
-    parser.add_argument("--heldout", type=float, default=0.02, help="fraction of the clusters")
+    parser.add_argument("--swiss-prot", type=Path, default=sources.SWISS_PROT)
+    parser.add_argument("--examples", type=Path, default=sources.EXAMPLES)
+    parser.add_argument("--taxonomy", type=Path, default=DUMP)
+    parser.add_argument("--megabytes", type=float, default=48.0, help="of shards/, in 2^20 bytes")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
 
     work: Path = arguments.work
     work.mkdir(parents=True, exist_ok=True)
-    sequence_of = unique_proteins(arguments.data)
-    write_fasta(work / "all.fasta", list(sequence_of.items()))
-    cluster_of = cluster(work / "all.fasta", work, arguments.identity, arguments.threads)
-    assert cluster_of.keys() == sequence_of.keys()
+    reviewed = sources.swiss_prot(arguments.swiss_prot)
+    examples = sources.examples(arguments.examples)
+    taxon_of = taxa({entry.organism for entry in examples.values()}, arguments.taxonomy)
+    sequence_of = {entry.accession: sequence for sequence, entry in examples.items()}
+    sequence_of |= {accession: sequence for sequence, accession in reviewed.items()}
+    sequence_of = {a: s for s, a in sorted({s: a for a, s in sequence_of.items()}.items())}
+    write_fasta(work / "all.fasta", sorted(sequence_of.items()))
+    representative_of = cluster(work / "all.fasta", work, arguments.threads)
+    assert representative_of.keys() == sequence_of.keys()
 
-    heldout_clusters = {
-        representative
-        for representative in set(cluster_of.values())
-        if is_heldout(sequence_of[representative], arguments.heldout)
-    }
-    summary = {"identity": arguments.identity, "heldout_fraction": arguments.heldout}
-    for name, wanted in (("train", False), ("heldout", True)):
-        members = [
-            (representative, member)
-            for member, representative in cluster_of.items()
-            if (representative in heldout_clusters) == wanted
-        ]
-        records = [(f"{member} {rep}", sequence_of[member]) for rep, member in sorted(members)]
+    with_swiss_prot = {r for m, r in representative_of.items() if sequence_of[m] in reviewed}
+    members: dict[str, list[tuple[str, str]]] = {s: [] for s in ("train", "valid", "test", "probe")}
+    for member, representative in representative_of.items():
+        split = split_of(sequence_of[representative], representative in with_swiss_prot)
+        members[split].append((representative, member))
+    for name, pairs in members.items():
+        records = []
+        for representative, member in sorted(pairs):
+            entry = examples.get(sequence_of[member])
+            taxon = taxon_of.get(entry.organism) if entry and not entry.is_fragment else None
+            label = f"{taxon.kingdom} {taxon.genus}" if taxon else "- -"
+            records.append((f"{member} {representative} {label}", sequence_of[member]))
         write_fasta(work / f"{name}.fasta", records)
-        summary[f"{name}_proteins"] = len(records)
-        summary[f"{name}_clusters"] = len({representative for representative, _ in members})
-        summary[f"{name}_residues"] = sum(len(sequence) for _, sequence in records)
+
+    heldout = work / "heldout.fasta"
+    heldout.write_text("".join((work / f"{n}.fasta").read_text() for n in members if n != "train"))
+    removed = relatives(heldout, work / "train.fasta", work, arguments.threads)
+    members["train"] = [pair for pair in members["train"] if pair[1] not in removed]
+    summary = {"removed_from_train": len(removed)} | write_splits(members, sequence_of, arguments)
     (work / "split.json").write_text(json.dumps(summary, indent=2) + "\n")
     print(json.dumps(summary, indent=2))
+
+
+def write_splits(
+    members: dict[str, list[tuple[str, str]]],
+    sequence_of: dict[str, str],
+    arguments: argparse.Namespace,
+) -> dict[str, int]:
+    """Write the shards of train and valid; return the counts of every split."""
+    counts = {}
+    left = int(arguments.megabytes * 2**20)
+    for name in ("valid", "test", "probe", "train"):
+        clusters: dict[str, list[str]] = {}
+        for representative, member in sorted(members[name]):
+            clusters.setdefault(sequence_of[representative], []).append(sequence_of[member])
+        counts[f"{name}_clusters"], counts[f"{name}_proteins"] = len(clusters), len(members[name])
+        counts[f"{name}_residues"] = sum(len(s) for of_one in clusters.values() for s in of_one)
+        if name in ("valid", "train"):
+            room = left - 4096 - 3 * len(members[name])  # for lengths, cluster sizes and headers
+            chosen = shards.choose(clusters, room) if name == "train" else list(clusters.values())
+            shards.write(arguments.work / "shards", name, chosen)
+            left -= sum(p.stat().st_size for p in (arguments.work / "shards").glob(f"{name}-*"))
+            counts[f"{name}_shard_proteins"] = sum(map(len, chosen))
+            counts[f"{name}_shard_residues"] = sum(len(s) for of_one in chosen for s in of_one)
+    return counts
 
 
 if __name__ == "__main__":

@@ -1,253 +1,344 @@
-"""Train `mill_t6_1M`, a masked language model of ESM-2's architecture, on one CPU core.
+"""Train `mill_t6_8M`, a masked language model of ESM-2's architecture, on a GPU or a CPU.
 
-Parameters, their names and the reference forward pass are fair-esm's; `masked_logits` is a faster
-forward pass for training, and every run first asserts that it agrees with the reference.
-Shapes: B crops of T tokens, D width, H heads of K = D / H, M masked positions, V vocabulary.
+The learning rate rises, stays, and falls to zero at the end; so a run can be stopped at any time,
+continued, and brought to its end when there is no more time:
+
+    python training/train.py WORK OUT --device cuda --minutes 10        # warm-up to decay
+    python training/train.py WORK OUT --device cpu --resume             # continue where it stood
+    python training/train.py WORK OUT --resume --decay-steps 800        # end it: decay from here on
+    python training/train.py WORK OUT --resume-from plateau.pt --minutes 300   # go on, longer
+
+WORK is prepare.py's folder (only its `shards/` is read). The run's state (checkpoint.pt,
+plateau.pt, loss.jsonl) goes to WORK/run or `--state`. A run follows from its seed, its options, the
+number of threads and the kind of device; with `--minutes` the step at which the decay began also
+depends on the machine, so the weights' metadata say which one it was, for `--decay-from`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from itertools import islice
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+import shards
 import torch
-from batches import MASKED, TO_MASK_TOKEN, Batch, Proteins, batches
-from esm.model.esm2 import ESM2
-from safetensors.torch import save as serialize
+from batches import Batch, Cursor, Sampler, masked
+from network import Network, Shape, save
+from torch import Tensor
 from torch.nn import functional
 
-NAME = "mill_t6_1M"
-SHAPE = {"num_layers": 6, "embed_dim": 128, "attention_heads": 8}
-TOKEN_DROPOUT_KEEP = 1 - MASKED * TO_MASK_TOKEN  # fair-esm's scale for `token_dropout`
-
-
-def build_network(seed: int) -> ESM2:
-    """Return a new network: fair-esm's own initialisation but for the embeddings."""
-    torch.manual_seed(seed)
-    network = ESM2(**SHAPE, alphabet="ESM-1b", token_dropout=True)
-    # fair-esm draws embeddings from N(0, 1). They are the output weights too, so logits would
-    # start with a standard deviation of sqrt(D).
-    torch.nn.init.normal_(network.embed_tokens.weight, std=SHAPE["embed_dim"] ** -0.5)
-    with torch.no_grad():
-        network.embed_tokens.weight[network.padding_idx] = 0
-    return network
-
-
-def trained_parameters(network: ESM2) -> dict[str, torch.nn.Parameter]:
-    """Return {name: parameter}; the tied `lm_head.weight` and the contact head are not in it."""
-    named = network.named_parameters()  # yields a shared parameter once, as embed_tokens.weight
-    return {name: value for name, value in named if not name.startswith("contact_head.")}
-
-
-def linear(layer: torch.nn.Linear, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Apply a linear layer in `dtype`."""
-    return functional.linear(x.to(dtype), layer.weight.to(dtype), layer.bias.to(dtype))
-
-
-def rotate(x_BTHK: torch.Tensor) -> torch.Tensor:
-    """Apply the rotary position embedding, in halves as fair-esm does."""
-    _, length, _, width = x_BTHK.shape
-    frequency = 10000 ** (-torch.arange(0, width, 2) / width)
-    angle = torch.outer(torch.arange(length), frequency)
-    cosine = torch.cat((angle.cos(), angle.cos()), -1)[:, None]
-    sine = torch.cat((-angle.sin(), angle.sin()), -1)[:, None]
-    return x_BTHK * cosine + x_BTHK.roll(width // 2, -1) * sine
-
-
-def masked_logits(
-    network: ESM2, tokens_BT: torch.Tensor, positions_M: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """Return logits_MV at flat `positions_M`; linear layers run in `dtype`, all else in float32.
-
-    On a CPU with avx512_bf16, bfloat16 doubles the speed of the matrix products, but attention
-    in bfloat16 is slower than in float32. There must be no padding in `tokens_BT`.
-    """
-    B, T = tokens_BT.shape
-    D, H = network.embed_dim, network.attention_heads
-    is_mask_BT = tokens_BT == network.mask_idx
-    x = network.embed_tokens(tokens_BT).masked_fill(is_mask_BT[..., None], 0)
-    x = x * (TOKEN_DROPOUT_KEEP / (1 - is_mask_BT.float().mean(1)))[:, None, None]
-    for layer in network.layers:
-        attention, hidden = layer.self_attn, layer.self_attn_layer_norm(x)
-        query, key, value = (
-            linear(projection, hidden, dtype).view(B, T, H, D // H).float()
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        query, key, value = (y.transpose(1, 2) for y in (rotate(query), rotate(key), value))
-        mixed = functional.scaled_dot_product_attention(query, key, value)
-        x = x + linear(attention.out_proj, mixed.transpose(1, 2).reshape(B, T, D), dtype)
-        if layer is network.layers[-1]:
-            x = x.reshape(B * T, D)[positions_M]  # nothing after this point looks sideways
-        hidden = linear(layer.fc1, layer.final_layer_norm(x), dtype)
-        x = x + linear(layer.fc2, functional.gelu(hidden), dtype)
-    logits_MV: torch.Tensor = network.lm_head(network.emb_layer_norm_after(x))
-    return logits_MV
-
-
-@torch.no_grad()
-def assert_agrees_with_fair_esm(network: ESM2) -> None:
-    """Assert that `masked_logits` in float32 is fair-esm's own forward pass to 1e-4."""
-    generator = torch.Generator().manual_seed(0)
-    tokens_BT = torch.randint(4, 24, (4, 200), generator=generator)
-    is_masked_BT = torch.rand(tokens_BT.shape, generator=generator) < MASKED
-    tokens_BT[is_masked_BT] = network.mask_idx
-    expected_MV = network(tokens_BT)["logits"][is_masked_BT]
-    positions_M = is_masked_BT.flatten().nonzero().squeeze(1)
-    actual_MV = masked_logits(network, tokens_BT, positions_M, torch.float32)
-    torch.testing.assert_close(actual_MV, expected_MV, atol=1e-4, rtol=0)
-
-
-def learning_rate_share(step: int, steps: int, warmup: int, decay: int) -> float:
-    """Return the share of the peak: linear warm-up, constant, linear decay over the last steps.
-
-    Until the decay begins, a run does not depend on `steps`: a checkpoint can be continued with
-    another number of steps and gives what that number would have given from the start.
-    """
-    return min(1.0, (step + 1) / warmup, (steps - step) / decay)
-
-
-def with_sorted_header(safetensors: bytes) -> bytes:
-    """Return the file with its JSON header's keys in order: safetensors shuffles the metadata."""
-    start = 8 + int.from_bytes(safetensors[:8], "little")
-    header = json.dumps(json.loads(safetensors[8:start]), sort_keys=True, separators=(",", ":"))
-    padded = header.encode() + b" " * (-len(header) % 8)  # tensor data stay aligned
-    return len(padded).to_bytes(8, "little") + padded + safetensors[start:]
+NAME = "mill_t6_8M"
+PRESETS = {
+    "cpu": {"batch_tokens": 8192, "lengths": [128, 256, 512], "learning_rate": 2e-3},
+    "cuda": {"batch_tokens": 262144, "lengths": [512, 1024], "learning_rate": 4e-3},
+}
+DATA = "UniProtKB/Swiss-Prot 2014_01 and a sample of UniProt 2014 (UniProt Consortium, CC BY 4.0)"
+VALID_ROWS, VALID_LENGTH = 192, 512
 
 
 @dataclass
 class Progress:
     """How far a run has come, over all its sessions."""
 
-    step: int = 0
+    cursor: Cursor = field(default_factory=Cursor)
     tokens: int = 0
     seconds: float = 0.0
+    """Of the device: wall-clock on a GPU; on a CPU processor time divided by threads."""
+    decay_from: int | None = None
+    """The step at which the decay began; None before it."""
+    decay_steps: int = 0
+
+    def left(self) -> float:
+        """Return the share of the decay that is left: 1 before it, 0 at the end."""
+        if self.decay_from is None:
+            return 1.0
+        return max(0.0, 1 - (self.cursor.step - self.decay_from) / self.decay_steps)
 
 
-def save(network: ESM2, path: Path, progress: Progress, data: str) -> None:
-    """Write the network as float16 safetensors; the name appears when the file is complete."""
-    tensors = {name: p.detach().half() for name, p in trained_parameters(network).items()}
-    metadata = {"name": NAME, "architecture": "esm2", **{k: str(v) for k, v in SHAPE.items()}}
-    metadata |= {"license": "CC-BY-4.0", "trained_by": "featuremill", "data": data}
-    metadata |= {"tokens_seen": str(progress.tokens), "steps": str(progress.step)}
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(with_sorted_header(serialize(tensors, metadata)))
-    partial.replace(path)
+class Clock:
+    """Seconds of work: those in which a process only waits for a CPU do not count."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.is_cpu = device.type == "cpu"
+        self.began = self.read()
+
+    def read(self) -> float:
+        return time.process_time() / torch.get_num_threads() if self.is_cpu else time.monotonic()
+
+    def lap(self) -> float:
+        """Return the seconds since the last lap."""
+        before, self.began = self.began, self.read()
+        return self.began - before
 
 
 class Run:
-    """A training run: network, optimizer and progress; its checkpoint holds all three."""
+    """A training run: network, optimizers and progress; its checkpoint holds all three."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.network = build_network(arguments.seed)
-        parameters = trained_parameters(self.network).values()
-        groups = [
-            {"params": [p for p in parameters if p.ndim == 2], "weight_decay": 0.01},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=True)
+        self.arguments = arguments
+        self.device = torch.device(arguments.device)
+        dtype = getattr(torch, arguments.dtype)
+        self.network = Network(Shape(*arguments.shape), dtype, arguments.seed).to(self.device)
+        self.forward = torch.compile(self.network) if arguments.compile else self.network
+        self.optimizers = optimizers(self.network, arguments)
         self.progress = Progress()
-        self.checkpoint: Path = arguments.work / "checkpoint.pt"
+        self.state: Path = arguments.state or arguments.work / "run"
+        self.state.mkdir(parents=True, exist_ok=True)
 
-    def load(self) -> None:
-        saved = torch.load(self.checkpoint, weights_only=True)
+    def load(self, path: Path) -> None:
+        saved = torch.load(path, weights_only=True, map_location=self.device)
         self.network.load_state_dict(saved["network"])
-        self.optimizer.load_state_dict(saved["optimizer"])
-        self.progress = Progress(**saved["state"])
+        for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+            optimizer.load_state_dict(state)
+        progress = saved["progress"]
+        self.progress = Progress(**progress | {"cursor": Cursor(**progress["cursor"])})
 
-    def save(self) -> None:
-        partial = self.checkpoint.with_suffix(".partial")
-        parts = {"network": self.network, "optimizer": self.optimizer}
-        saved = {name: part.state_dict() for name, part in parts.items()}
-        torch.save({**saved, "state": asdict(self.progress)}, partial)
-        partial.replace(self.checkpoint)
+    def save(self, name: str = "checkpoint.pt") -> None:
+        saved = {
+            "network": self.network.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "progress": asdict(self.progress),
+        }
+        partial = self.state / f"{name}.partial"
+        torch.save(saved, partial)
+        partial.replace(self.state / name)
 
-    def step(self, batch: Batch, learning_rate: float, dtype: torch.dtype) -> float:
+    def length(self) -> int:
+        """Return the length of rows: the first while there is no decay, then the rest in turn."""
+        first, *rest = self.arguments.lengths
+        if self.progress.decay_from is None or not rest:
+            return first
+        return rest[min(int((1 - self.progress.left()) * len(rest)), len(rest) - 1)]
+
+    def share(self) -> float:
+        """Return the share of the peak learning rate at this step."""
+        step = self.progress.cursor.step
+        return min(1.0, (step + 1) / self.arguments.warmup, self.progress.left())
+
+    def step(self, batch: Batch, cursor: Cursor) -> Tensor:
         """Make one optimizer step; return the mean cross-entropy, in nats per masked residue."""
-        tokens_BT, positions_M, targets_M = batch
-        loss = functional.cross_entropy(
-            masked_logits(self.network, tokens_BT, positions_M, dtype), targets_M
-        )
-        self.optimizer.zero_grad()
+        share = self.share()
+        loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(trained_parameters(self.network).values(), 1.0)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.progress.step += 1
-        self.progress.tokens += tokens_BT.numel()
-        return loss.item()
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = share * self.arguments.learning_rate
+            optimizer.step()
+            optimizer.zero_grad()
+        self.progress.cursor = cursor
+        self.progress.tokens += batch.tokens_BT.size
+        return loss.detach()
+
+    def loss(self, batch: Batch) -> Tensor:
+        on_device = [torch.from_numpy(array).to(self.device, non_blocking=True) for array in batch]
+        *inputs, targets_M = on_device
+        return functional.cross_entropy(self.forward(*inputs), targets_M)
+
+    @torch.no_grad()
+    def validate(self, batches: list[Batch]) -> float:
+        """Return the mean cross-entropy over the validation batches; masks are all mask tokens."""
+        known = [(batch.targets_M >= 0).sum() for batch in batches]
+        losses = [self.loss(batch).item() for batch in batches]
+        return float(np.average(losses, weights=known))
 
 
-def train(run: Run, stream: Iterator[Batch], arguments: argparse.Namespace) -> None:
-    """Step until `--steps` or `--minutes`; append to the loss curve; keep checkpoints.
+def optimizers(network: Network, arguments: argparse.Namespace) -> list[torch.optim.Optimizer]:
+    """Return AdamW for everything, or Muon for the layers' matrices and AdamW for the rest."""
+    named = dict(network.named_parameters())
+    matrices = {name for name, p in named.items() if p.ndim == 2 and "embed" not in name}
+    on_matrices = [p for name, p in named.items() if name in matrices]
+    embedding = [named["embed_tokens.weight"]]
+    vectors = [p for p in named.values() if p.ndim < 2]
+    settings = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
+    adam = {"betas": (0.9, 0.98), "fused": True}
+    flat = [{"params": embedding}, {"params": vectors, "weight_decay": 0.0}]
+    if arguments.optimizer == "adamw":
+        return [torch.optim.AdamW([{"params": on_matrices}, *flat], **settings, **adam)]
+    muon = torch.optim.Muon(on_matrices, **settings, adjust_lr_fn="match_rms_adamw")
+    return [muon, torch.optim.AdamW(flat, **settings, **adam)]
 
-    A line of the curve is the mean since the line before it, or since the run was resumed.
+
+def valid_batches(proteins: shards.Proteins, batch_tokens: int) -> list[Batch]:
+    """Return the same masked batches for every validation: long rows, cut alike each time."""
+    size = max(1, min(VALID_ROWS, batch_tokens // VALID_LENGTH))
+    sampler, cursor = Sampler(proteins, 0), Cursor()
+    found = []
+    for number in range(-(-VALID_ROWS // size)):
+        random = np.random.default_rng([0, number, 2])
+        rows = sampler.rows(cursor, size, VALID_LENGTH, random)
+        found.append(masked(*rows, random, to_mask_token=1.0, to_random=0.0))
+    return found
+
+
+def ahead(run: Run, sampler: Sampler) -> Iterator[tuple[Batch, Cursor]]:
+    """Yield batches with the cursor behind each; the next is made while one is worked on.
+
+    Where the length of rows changes, the batch that was made ahead is dropped and made again.
     """
-    progress = run.progress
-    losses: list[float] = []
-    before, began = progress.seconds, time.monotonic()
-    curve = arguments.work / "loss.jsonl"
-    kept = curve.read_text().splitlines() if progress.step else []
-    kept = [line for line in kept if json.loads(line)["step"] <= progress.step]
-    curve.write_text("".join(line + "\n" for line in kept))
-    dtype = getattr(torch, arguments.dtype)
-    while progress.step < arguments.steps and progress.seconds - before < arguments.minutes * 60:
-        share = learning_rate_share(
-            progress.step, arguments.steps, arguments.warmup, arguments.decay
-        )
-        losses.append(run.step(next(stream), share * arguments.learning_rate, dtype))
-        progress.seconds = before + time.monotonic() - began
-        if progress.step % arguments.log_every == 0:
-            row = asdict(progress) | {"seconds": round(progress.seconds, 1)}
-            row["loss"] = round(sum(losses) / len(losses), 4)
-            with curve.open("a") as file:
-                print(json.dumps(row), file=file)
+
+    def make(cursor: Cursor, length: int) -> tuple[Batch, Cursor]:
+        cursor = replace(cursor)
+        return sampler.batch(cursor, run.arguments.batch_tokens // length, length), cursor
+
+    with ThreadPoolExecutor(1) as pool:
+        length = run.length()
+        coming = pool.submit(make, run.progress.cursor, length)
+        while True:
+            batch, cursor = coming.result()
+            if length != run.length():
+                length = run.length()
+                coming = pool.submit(make, run.progress.cursor, length)
+                continue
+            coming = pool.submit(make, cursor, length)
+            yield batch, cursor
+
+
+class Curve:
+    """The loss curve, a JSON object a line; lines of a future that a resume undid go away."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.path = run, run.state / "loss.jsonl"
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        step = run.progress.cursor.step
+        kept = [line for line in lines if json.loads(line)["step"] <= step] if step else []
+        self.path.write_text("".join(line + "\n" for line in kept))
+
+    def add(self, **values: float) -> None:
+        """Append where the run stands, with `values`."""
+        progress = self.run.progress
+        row = {"step": progress.cursor.step, "tokens": progress.tokens}
+        row |= {"seconds": round(progress.seconds, 1), "length": self.run.length()}
+        row |= {name: round(value, 4) for name, value in values.items()}
+        with self.path.open("a") as file:
+            print(json.dumps(row), file=file)
+
+
+class Stop:
+    """Whether somebody asked the run to stop (SIGTERM, Ctrl-C): it then saves its state first."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self.ask)
+
+    def ask(self, *_: object) -> None:
+        self.asked = True
+
+
+def begin_decay_when_due(run: Run) -> None:
+    """Fix the decay once enough of the run is over; keep the state before it as plateau.pt."""
+    arguments, progress = run.arguments, run.progress
+    if progress.decay_from is not None:
+        return
+    share = arguments.decay_share
+    if arguments.decay_from is not None:
+        is_due, steps = progress.cursor.step >= arguments.decay_from, arguments.decay_steps
+    else:
+        is_due = progress.seconds >= arguments.minutes * 60 * (1 - share)
+        steps = max(1, round(progress.cursor.step * share / (1 - share)))
+    if is_due:
+        run.save("plateau.pt")
+        progress.decay_from, progress.decay_steps = progress.cursor.step, steps
+
+
+def train(run: Run, sampler: Sampler, valid: list[Batch], stop: Stop) -> None:
+    """Step until the decay is over or somebody stops the run; log and keep checkpoints."""
+    arguments, progress, curve, clock = run.arguments, run.progress, Curve(run), Clock(run.device)
+    losses: list[Tensor] = []
+    kept = progress.seconds
+    stream = ahead(run, sampler)
+    begin_decay_when_due(run)
+    while progress.left() > 0 and not stop.asked:
+        losses.append(run.step(*next(stream)))
+        if run.device.type == "cuda" and progress.cursor.step % 20 == 0:
+            torch.cuda.synchronize()
+        progress.seconds += clock.lap()
+        begin_decay_when_due(run)
+        is_over = progress.left() == 0
+        if progress.cursor.step % arguments.log_every == 0 or is_over:
+            curve.add(loss=torch.stack(losses).mean().item(), rate=run.share())
             losses.clear()
-        if progress.step % arguments.checkpoint_every == 0:
+        if progress.cursor.step % arguments.validate_every == 0 or is_over:
+            curve.add(valid_loss=(loss := run.validate(valid)), valid_perplexity=np.exp(loss))
+            clock.lap()
+        if progress.seconds - kept >= arguments.checkpoint_seconds or is_over or stop.asked:
             run.save()
-    run.save()
+            kept = progress.seconds
+    stream.close()
 
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the command line's arguments."""
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the command line's arguments, the device's presets filled in."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("work", type=Path, help="folder with prepare.py's files; for checkpoints")
-    parser.add_argument("output", type=Path, help="the .safetensors file to write")
-    parser.add_argument("--resume", action="store_true", help="continue from the checkpoint")
-    parser.add_argument("--steps", type=int, default=8500)
-    parser.add_argument("--decay", type=int, default=5000, help="steps of the final decay")
-    parser.add_argument("--warmup", type=int, default=200, help="steps of the warm-up")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="stop, to be resumed")
-    parser.add_argument("--batch-tokens", type=int, default=2048)
-    parser.add_argument("--crops", type=int, nargs="+", default=[128] * 5 + [512], help="in turn")
-    parser.add_argument("--learning-rate", type=float, default=2.5e-3, help="its peak")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--log-every", type=int, default=100, help="steps per line of loss.jsonl")
-    parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
-    parser.add_argument("--data", default="UniProtKB/Swiss-Prot 2014_01 (UniProt, CC BY 4.0)")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("work", type=Path, help="folder with prepare.py's shards/")
+    add("output", type=Path, help="the .safetensors file to write at the end")
+    add("--device", choices=[*PRESETS], default="cpu")
+    add("--minutes", type=float, default=120.0, help="of the device, over all sessions")
+    add("--state", type=Path, help="folder for checkpoints and the loss curve (default WORK/run)")
+    add("--resume", action="store_true", help="continue from the state's checkpoint.pt")
+    add("--resume-from", type=Path, help="continue from this checkpoint, such as plateau.pt")
+    add("--decay-share", type=float, default=0.4, help="of the run, for the decay")
+    add("--decay-from", type=int, help="step; instead of --minutes")
+    add("--decay-steps", type=int, help="without --decay-from: decay from where the run stands")
+    add("--warmup", type=int, default=200, help="steps")
+    add("--batch-tokens", type=int)
+    add("--lengths", type=int, nargs="+", help="of rows: until the decay, then in its equal parts")
+    add("--learning-rate", type=float, help="its peak")
+    add("--weight-decay", type=float, default=0.01)
+    add("--optimizer", choices=["muon", "adamw"], default="muon")
+    add("--shape", type=int, nargs=3, default=Shape(), help="layers, width, heads")
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    add("--compile", action="store_true", help="torch.compile the network")
+    add("--seed", type=int, default=0)
+    add("--threads", type=int, default=1, help="of a CPU")
+    add("--log-every", type=int, default=50, help="steps")
+    add("--validate-every", type=int, default=250, help="steps")
+    add("--checkpoint-seconds", type=float, default=120.0, help="of the device")
+    arguments = parser.parse_args(words)
+    for name, value in PRESETS[arguments.device].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
+    return arguments
 
 
-def main() -> None:
+def main(words: list[str] | None = None) -> None:
     """Train, then write the weights."""
-    arguments = parse_arguments()
+    arguments = parse_arguments(words)
     torch.set_num_threads(arguments.threads)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=arguments.device == "cuda")
     run = Run(arguments)
-    assert_agrees_with_fair_esm(run.network)
-    if arguments.resume:
-        run.load()
-    proteins = Proteins(arguments.work / "train.fasta", run.network.alphabet)
-    stream = batches(proteins, arguments.crops, arguments.batch_tokens, arguments.seed)
-    train(run, islice(stream, run.progress.step, None), arguments)
-    save(run.network, arguments.output, run.progress, arguments.data)
-    print(json.dumps(asdict(run.progress)))
+    if arguments.resume or arguments.resume_from:
+        origin = arguments.resume_from or run.state / "checkpoint.pt"
+        run.load(origin)
+        if origin.parent != run.state:
+            shutil.copyfile(origin.parent / "loss.jsonl", run.state / "loss.jsonl")
+    if arguments.decay_steps and arguments.decay_from is None and run.progress.decay_from is None:
+        arguments.decay_from = run.progress.cursor.step
+    sampler = Sampler(shards.read(arguments.work / "shards", "train"), arguments.seed)
+    valid = shards.read(arguments.work / "shards", "valid")
+    train(run, sampler, valid_batches(valid, arguments.batch_tokens), Stop())
+    progress = run.progress
+    if progress.left() == 0:
+        metadata = {"name": NAME, "architecture": "esm2", "license": "CC-BY-4.0", "data": DATA}
+        sizes = dict(
+            zip(("num_layers", "embed_dim", "attention_heads"), run.network.shape, strict=True)
+        )
+        numbers = sizes | {"steps": progress.cursor.step, "tokens_seen": progress.tokens}
+        numbers |= {"decay_from": progress.decay_from, "seed": arguments.seed}
+        metadata |= {name: str(number) for name, number in numbers.items()}
+        save(run.network, arguments.output, metadata | {"trained_by": "featuremill"})
+    print(json.dumps(asdict(progress)))
 
 
 if __name__ == "__main__":

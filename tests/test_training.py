@@ -1,0 +1,209 @@
+"""The scripts that train the bundled model: data, batches, network, schedule, resume."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from esm2_models import ALPHABET, demo_proteins, fair_esm
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).parents[1]
+SHAPE = (2, 32, 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def training():
+    """The scripts of training/, which import each other as scripts do."""
+    sys.path.insert(0, str(ROOT / "training"))
+    yield
+    sys.path.remove(str(ROOT / "training"))
+
+
+@pytest.fixture(scope="module")
+def work(training, tmp_path_factory):
+    """A folder as prepare.py makes it: 60 clusters of one or two, and validation proteins."""
+    import shards
+
+    folder = tmp_path_factory.mktemp("work")
+    proteins = demo_proteins(140, longest=400)
+    clusters = [proteins[i : i + 1 + i % 2] for i in range(60)]
+    shards.write(folder / "shards", "train", clusters)
+    shards.write(folder / "shards", "valid", [[protein] for protein in proteins[100:]])
+    return folder
+
+
+def test_shards_keep_every_residue(work, tmp_path, monkeypatch):
+    import shards
+
+    monkeypatch.setattr(shards, "SHARD_RESIDUES", 1001)
+    clusters = [["MKV", "ACDEFGHIKLMNPQRSTVWYXBUZO" * 41], ["GJ"]]
+    shards.write(tmp_path, "some", clusters)
+    assert len(list(tmp_path.glob("some-[0-9][0-9].npy"))) == 2
+    found = shards.read(tmp_path, "some")
+    letters = "".join(ALPHABET.get_tok(token)[0] for token in found.tokens_S)
+    assert letters == "<MKV<" + "<" + clusters[0][1] + "<" + "<GX<"
+    assert found.tokens_S[0] == ALPHABET.cls_idx and found.tokens_S[4] == ALPHABET.eos_idx
+    assert found.lengths_N.tolist() == [5, 1027, 4]
+    assert found.cluster_sizes_C.tolist() == [2, 1]
+
+
+def test_little_room_costs_relatives_not_families():
+    import shards
+
+    clusters = {"A" * 80: ["A" * 80, "C" * 80, "D" * 80], "E" * 80: ["F" * 80], "G" * 80: []}
+    chosen = shards.choose(clusters, num_bytes=3 * 50)
+    assert sorted(map(len, chosen)) == [1, 2] and ["F" * 80] in chosen
+    assert next(members for members in chosen if len(members) == 2)[0] == "A" * 80
+    assert shards.choose(clusters, num_bytes=10**6) == shards.choose(clusters, num_bytes=200)
+
+
+def test_no_cluster_is_in_two_splits(tmp_path):
+    import prepare
+
+    draws = [prepare.share(protein[::-1]) for protein in demo_proteins(400)]
+    assert 0.4 < np.mean(draws) < 0.6 and len(set(draws)) == 400
+    drawn = {"test": 0.0, "valid": prepare.TEST, "train": prepare.TEST + prepare.VALID}
+    for split, value in drawn.items():
+        for has_swiss_prot in (True, False):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(prepare, "share", lambda _, value=value: value)
+                found = prepare.split_of("A", has_swiss_prot)
+            assert found == (split if has_swiss_prot or split != "train" else "probe")
+
+
+def test_masking_is_that_of_the_paper(work):
+    import shards
+    from batches import Cursor, Sampler
+
+    proteins = shards.read(work / "shards", "train")
+    sampler, cursor = Sampler(proteins, 7), Cursor()
+    made = [sampler.batch(cursor, 16, 128) for _ in range(12)]
+    kinds = np.zeros(3)
+    for batch in made:
+        known = batch.targets_M >= 0
+        positions, targets = batch.positions_M[known], batch.targets_M[known]
+        seen = batch.tokens_BT.reshape(-1)[positions]
+        assert len(set(positions)) == len(positions)
+        assert np.isin(targets, shards.AMINO_ACID_TOKENS).all()
+        kinds += [(seen == shards.MASK).sum(), 0, (seen == targets).sum()]
+        kinds[1] += ((seen != shards.MASK) & (seen != targets)).sum()
+        residues = np.isin(batch.tokens_BT, [*shards.AMINO_ACID_TOKENS, shards.MASK]).sum()
+        assert abs(len(positions) - 0.15 * residues) <= 0.5
+    share = kinds / kinds.sum()
+    assert np.allclose(share, [0.8, 0.1 * 19 / 20, 0.1 + 0.1 / 20], atol=0.02), share
+
+
+def test_rows_hold_crops_of_proteins_and_token_dropout_counts_each_alone(work):
+    import shards
+    from batches import Cursor, Sampler
+
+    proteins = shards.read(work / "shards", "train")
+    whole = bytes(proteins.tokens_S)
+    tokens_BT, crops_BT = Sampler(proteins, 1).rows(Cursor(), 30, 512, np.random.default_rng(0))
+    ends = 0
+    for tokens, crops in zip(tokens_BT, crops_BT, strict=True):
+        for crop in set(crops) - {512}:
+            piece = tokens[crops == crop]
+            assert bytes(piece.astype(np.uint8)) in whole and len(piece) >= 32
+            ends += shards.EOS in piece
+        assert (tokens[crops == 512] == shards.PAD).all() and (crops == 512).sum() < 32
+    assert ends > 30
+    cursor = Cursor()
+    batch = Sampler(proteins, 1).batch(cursor, 30, 512)
+    crop = batch.crops_BT[3] == 0
+    masks = (batch.tokens_BT[3][crop] == shards.MASK).mean()
+    assert np.allclose(batch.scale_BT[3][crop], 0.88 / (1 - masks))
+    again = Sampler(proteins, 1).batch(Cursor(), 30, 512)
+    assert all((one == other).all() for one, other in zip(batch, again, strict=True))
+    # A walk of as many items as there are clusters meets each once.
+    sampler = Sampler(proteins, 1)
+    assert len({sampler.protein(item) for item in range(60)}) == 60
+
+
+def test_the_network_is_fair_esms(tmp_path):
+    from network import Network, Shape, save
+    from shards import MASK
+
+    network = Network(Shape(*SHAPE), torch.float32, 3)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    save(network, tmp_path / "n.safetensors", {"b": "1", "a": "2"})
+    first = (tmp_path / "n.safetensors").read_bytes()
+    save(network, tmp_path / "n.safetensors", {"a": "2", "b": "1"})
+    assert (tmp_path / "n.safetensors").read_bytes() == first
+    with safe_open(tmp_path / "n.safetensors", "pt") as file:
+        assert file.metadata() == {"a": "2", "b": "1"}
+    stored = load_file(tmp_path / "n.safetensors")
+    assert {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+    network.load_state_dict({name: tensor.float() for name, tensor in stored.items()})
+    reference = fair_esm(*SHAPE, stored)
+    tokens = torch.randint(4, 24, (1, 40), generator=torch.Generator().manual_seed(0))
+    tokens[0, [3, 9, 30]] = MASK
+    expected = [reference(part)["logits"][0] for part in (tokens[:, :25], tokens[:, 25:])]
+    scale = torch.full((1, 40), 0.88 / (1 - 2 / 25))
+    scale[:, 25:] = 0.88 / (1 - 1 / 15)
+    crops = (torch.arange(40) >= 25).long()[None]
+    found = network(tokens, scale, crops, torch.arange(40))
+    torch.testing.assert_close(found, torch.cat(expected), atol=2e-5, rtol=0)
+
+
+def run(work, state, *options):
+    """Run train.py as a person would; return (progress, rows of the loss curve, weights)."""
+    output = state.with_suffix(".safetensors")
+    command = [sys.executable, ROOT / "training/train.py", work, output, "--state", state]
+    command += ["--shape", *map(str, SHAPE), "--batch-tokens", "512", "--warmup", "5"]
+    command += ["--lengths", "64", "128", "--log-every", "5", "--learning-rate", "0.01", *options]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    curve = [json.loads(line) for line in (state / "loss.jsonl").read_text().splitlines()]
+    weights = output.read_bytes() if output.exists() else b""
+    return json.loads(found.stdout), curve, weights
+
+
+def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path):
+    decay = ["--decay-from", "30", "--decay-steps", "20"]
+    progress, curve, weights = run(work, tmp_path / "one", *decay)
+    assert progress["cursor"]["step"] == 50 and progress["tokens"] == 50 * 512
+    losses = [row["loss"] for row in curve if "loss" in row]
+    assert losses[0] > 3.2 and losses[-1] < 2.95, losses
+    assert [row["length"] for row in curve if row["step"] in (25, 45)] == [64, 128]
+    rates = {row["step"]: row["rate"] for row in curve if "rate" in row}
+    assert (rates[5], rates[30], rates[40], rates[50]) == (1.0, 1.0, 0.5, 0.0)
+    assert 15 < curve[-1]["valid_perplexity"] < 25
+    # The same once more, from where the decay began; the curve is the same too.
+    again = ["--resume-from", str(tmp_path / "one" / "plateau.pt"), *decay]
+    _, resumed, same = run(work, tmp_path / "two", *again)
+    assert same == weights
+    assert [row | {"seconds": 0} for row in resumed] == [row | {"seconds": 0} for row in curve]
+    # And ended earlier: without a word about where the decay begins, here and now.
+    ended = ["--resume-from", str(tmp_path / "one" / "plateau.pt"), "--decay-steps", "5"]
+    progress, _, other = run(work, tmp_path / "three", *ended)
+    assert progress["cursor"]["step"] == 35 and progress["decay_from"] == 30 and other != weights
+
+
+def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
+    command = [
+        sys.executable,
+        ROOT / "training/train.py",
+        work,
+        tmp_path / "w",
+        "--state",
+        tmp_path,
+    ]
+    command += ["--shape", *map(str, SHAPE), "--batch-tokens", "512", "--lengths", "64"]
+    command += ["--log-every", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        while (
+            not (tmp_path / "loss.jsonl").exists() or not (tmp_path / "loss.jsonl").stat().st_size
+        ):
+            assert process.poll() is None
+        process.terminate()
+        progress = json.loads(process.communicate()[0])
+    assert process.returncode == 0 and not (tmp_path / "w").exists()
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]
+    assert saved == progress and saved["cursor"]["step"] > 0 and saved["decay_from"] is None
