@@ -86,29 +86,35 @@ class Sampler:
 
 
 def masked(
-    tokens_BT: np.ndarray,
-    crops_BT: np.ndarray,
-    random: np.random.Generator,
-    to_mask_token: float = TO_MASK_TOKEN,
-    to_random: float = TO_RANDOM,
+    tokens_BT: np.ndarray, crops_BT: np.ndarray, random: np.random.Generator, is_test: bool = False
 ) -> Batch:
-    """Mask 15 % of a batch's residues; M is 15 % of its tokens, so that shapes stay the same."""
+    """Mask 15 % of a batch's residues; M is 15 % of its tokens, so that shapes stay the same.
+
+    In training, 80 % of them get the mask token, 10 % a random residue; in a test, all the former.
+    """
     flat = tokens_BT.reshape(-1)
     residues = np.flatnonzero(np.isin(flat, AMINO_ACID_TOKENS))
     chosen = np.sort(random.choice(residues, round(MASKED * len(residues)), replace=False))
-    fate = random.random(len(chosen))
-    corrupted = flat.astype(np.int64)
-    corrupted[chosen[fate < to_mask_token]] = MASK
-    is_random = (fate >= to_mask_token) & (fate < to_mask_token + to_random)
+    fate = np.zeros(len(chosen)) if is_test else random.random(len(chosen))
+    corrupted = flat.copy()
+    corrupted[chosen[fate < TO_MASK_TOKEN]] = MASK
+    is_random = (fate >= TO_MASK_TOKEN) & (fate < TO_MASK_TOKEN + TO_RANDOM)
     corrupted[chosen[is_random]] = random.choice(AMINO_ACID_TOKENS, is_random.sum())
+    batch = with_targets(corrupted.reshape(tokens_BT.shape), crops_BT, chosen, flat[chosen])
     filler = int(np.ceil(MASKED * flat.size)) - len(chosen)
-    return Batch(
-        corrupted.reshape(tokens_BT.shape),
-        _scales(corrupted.reshape(tokens_BT.shape), crops_BT),
-        crops_BT,
-        np.concatenate((chosen, np.zeros(filler, np.int64))),
-        np.concatenate((flat[chosen].astype(np.int64), np.full(filler, IGNORED))),
+    return batch._replace(
+        positions_M=np.append(batch.positions_M, np.zeros(filler, np.int64)),
+        targets_M=np.append(batch.targets_M, np.full(filler, IGNORED)),
     )
+
+
+def with_targets(
+    corrupted_BT: np.ndarray, crops_BT: np.ndarray, positions_M: np.ndarray, targets_M: np.ndarray
+) -> Batch:
+    """Return the batch of tokens that are masked already."""
+    scale_BT = _scales(corrupted_BT, crops_BT)
+    tokens_BT = corrupted_BT.astype(np.int64)
+    return Batch(tokens_BT, scale_BT, crops_BT, positions_M, targets_M.astype(np.int64))
 
 
 def _scales(tokens_BT: np.ndarray, crops_BT: np.ndarray) -> np.ndarray:

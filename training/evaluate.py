@@ -1,8 +1,12 @@
-"""Held-out pseudo-perplexity of `mill_t6_1M`, of an untrained network and of two simple baselines.
+"""The figures of the model card, as its tables, from the files as they are shipped.
 
-One protein per held-out cluster (its representative), 15 % of the residues masked with a fixed
-seed, through fair-esm's own forward pass. Pseudo-perplexity is exp of the mean cross-entropy of
-the masked residues; its 95 % interval is a bootstrap over proteins.
+* Held-out pseudo-perplexity (perplexity.py) on `test.fasta`: one protein a cluster.
+* Kingdom and viral probes (probes.py) on the labelled proteins of `probe.fasta`, `test.fasta` and
+  `valid.fasta`, none of which is related to training data. Features are featuremill's own.
+
+    python training/evaluate.py WORK src/featuremill/workloads/esm2/bundled/mill_t6_8M.safetensors
+
+`--other NAME=PATH` adds the features of another checkpoint to the probes.
 """
 
 from __future__ import annotations
@@ -10,130 +14,129 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from batches import AMINO_ACIDS, MASKED
-from esm.model.esm2 import ESM2
-from safetensors import safe_open
-from torch.nn import functional
-from train import SHAPE, build_network
+from intervals import Estimate
+from network import Network, Shape, save
+from perplexity import baselines, cross_entropies, frequencies, load, mask, perplexity
+from probes import composition, probe
 
-BOOTSTRAPS = 2000
-PSEUDO_COUNTS = 160  # of the training set's frequencies, in the composition baseline
-
-
-def load_network(weights: Path) -> ESM2:
-    """Return fair-esm's network with the weights of a `.safetensors` file, as float32."""
-    network = ESM2(**SHAPE, alphabet="ESM-1b", token_dropout=True)
-    with safe_open(weights, "pt") as file:
-        tensors = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    missing, unexpected = network.load_state_dict(tensors, strict=False)
-    left_out = {name for name in missing if not name.startswith("contact_head.")}
-    left_out = {name for name in left_out if not name.endswith("rot_emb.inv_freq")}
-    assert left_out == {"lm_head.weight"}  # tied: the same tensor as embed_tokens.weight
-    assert not unexpected
-    return network.eval()
+DESCRIPTIONS = {
+    "composition": "amino-acid composition",
+    "random": "the same network with random weights",
+    "unigram": "unigram: residue frequencies of the training set",
+    "own": "each protein's own composition (its visible residues and 160 pseudo-counts)",
+}
 
 
-def heldout_sequences(fasta: Path, longest: int) -> list[str]:
-    """Return the representatives of the held-out clusters, without those over `longest`."""
-    lines = fasta.read_text().splitlines()
-    sequences = []
-    for header, sequence in zip(lines[::2], lines[1::2], strict=True):
-        member, representative = header[1:].split()
-        if member == representative and len(sequence) <= longest:
-            sequences.append(sequence)
-    return sequences
+def read_fasta(path: Path, longest: int) -> list[tuple[list[str], str]]:
+    """Return (words of the header, sequence) of those proteins of at most `longest` residues."""
+    lines = path.read_text().splitlines()
+    pairs = zip(lines[::2], lines[1::2], strict=True)
+    return [(header[1:].split(), s) for header, s in pairs if len(s) <= longest]
 
 
-def log_frequencies(fasta: Path) -> dict[str, float]:
-    """Return {amino acid: log frequency} of the training set, each protein counted once."""
-    text = b"".join(fasta.read_bytes().splitlines()[1::2])
-    counts = np.array([text.count(amino_acid.encode()) for amino_acid in AMINO_ACIDS])
-    return dict(zip(AMINO_ACIDS, np.log(counts / counts.sum()), strict=True))
+def one_a_cluster(
+    records: list[tuple[list[str], str]], labelled: bool
+) -> list[tuple[list[str], str]]:
+    """Return a record for each cluster: its representative, or the first that has a label."""
+    found: dict[str, tuple[list[str], str]] = {}
+    for words, sequence in records:
+        accession, representative, kingdom, _ = words
+        if (kingdom != "-") if labelled else (accession == representative):
+            found.setdefault(representative, (words, sequence))
+    return list(found.values())
 
 
-def composition_losses(
-    frequency: dict[str, float], sequence: str, masked: np.ndarray
-) -> np.ndarray:
-    """Return the cross-entropy of each masked residue under the protein's own composition.
-
-    It is counted over the residues that are not masked, with pseudo-counts.
-    """
-    visible = np.delete(np.array(list(sequence)), masked)
-    counts = {a: (visible == a).sum() + PSEUDO_COUNTS * np.exp(frequency[a]) for a in AMINO_ACIDS}
-    total = sum(counts.values())
-    return np.array([-np.log(counts[sequence[position]] / total) for position in masked])
-
-
-def masked_positions(sequences: list[str], seed: int) -> list[np.ndarray]:
-    """Draw, for each sequence, which residues to mask: 15 % of the twenty amino acids."""
-    random = np.random.default_rng(seed)
-    return [
-        np.flatnonzero(
-            (random.random(len(sequence)) < MASKED)
-            & np.array([residue in AMINO_ACIDS for residue in sequence])
-        )
-        for sequence in sequences
-    ]
+def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Estimate | int]:
+    """Return the perplexities on the test split, and how much they are of."""
+    records = one_a_cluster(read_fasta(arguments.work / "test.fasta", arguments.longest), False)
+    sequences = [sequence for _, sequence in records][: arguments.proteins]
+    random = np.random.default_rng(arguments.seed)
+    masks = [mask(sequence, random) for sequence in sequences]
+    kept = [number for number, positions in enumerate(masks) if len(positions)]
+    sequences, masks = [sequences[n] for n in kept], [masks[n] for n in kept]
+    training = [s for _, s in read_fasta(arguments.work / "train.fasta", 10**9)]
+    losses = baselines(sequences, masks, frequencies(training))
+    network = load(arguments.weights, getattr(torch, arguments.dtype))
+    return {
+        "proteins": len(sequences),
+        "residues": sum(map(len, masks)),
+        "model": perplexity(cross_entropies(network, sequences, masks)),
+        "own": perplexity(losses["composition"]),
+        "unigram": perplexity(losses["unigram"]),
+    }
 
 
-@torch.no_grad()
-def cross_entropies(network: ESM2, sequence: str, masked: np.ndarray) -> np.ndarray:
-    """Return the cross-entropy, in nats, of each masked residue; every one is a <mask> token."""
-    alphabet = network.alphabet
-    residues = torch.tensor([alphabet.get_idx(residue) for residue in sequence])
-    ends = torch.tensor([alphabet.cls_idx]), torch.tensor([alphabet.eos_idx])
-    tokens = torch.cat((ends[0], residues, ends[1]))
-    positions = torch.from_numpy(masked) + 1
-    tokens[positions] = alphabet.mask_idx
-    logits = network(tokens[None])["logits"][0, positions]
-    return functional.cross_entropy(logits, residues[masked], reduction="none").numpy()
+def evaluate_probes(arguments: argparse.Namespace) -> dict[str, dict[str, Estimate] | list[int]]:
+    """Return the probes' figures for each kind of features, and the counts of proteins."""
+    from featuremill.api import embed
+
+    records = []
+    for split in ("probe", "test", "valid"):
+        of_split = read_fasta(arguments.work / f"{split}.fasta", arguments.longest)
+        records += one_a_cluster(of_split, True)[: arguments.proteins]
+    kingdoms_N = np.array([words[2] for words, _ in records])
+    genera_N = np.array([words[3] for words, _ in records])
+    sequences = [sequence for _, sequence in records]
+    with tempfile.TemporaryDirectory() as folder:
+        untrained = Path(folder, "random.safetensors")
+        shape = load(arguments.weights, torch.float32).shape
+        sizes = zip(("num_layers", "embed_dim", "attention_heads"), map(str, shape), strict=True)
+        save(Network(Shape(*shape), torch.float32, arguments.seed), untrained, dict(sizes))
+        models = {"model": arguments.weights, "random": untrained}
+        models |= {
+            name: Path(path) for name, _, path in (o.partition("=") for o in arguments.other)
+        }
+        features = {name: embed(sequences, model=str(path)) for name, path in models.items()}
+    features["composition"] = composition(sequences)
+    found = {
+        name: probe(x.astype(np.float64), kingdoms_N, genera_N) for name, x in features.items()
+    }
+    names, counts = np.unique(kingdoms_N, return_counts=True)
+    known = dict(zip(names.tolist(), counts.tolist(), strict=True))
+    return {"counts": known | {"genera": len(set(genera_N))}, **found}
 
 
-def perplexity(losses: list[np.ndarray], seed: int) -> dict[str, float | list[float]]:
-    """Return exp of the mean over all residues, and its 95 % interval over proteins."""
-    sums = np.array([loss.sum() for loss in losses])
-    counts = np.array([len(loss) for loss in losses])
-    random = np.random.default_rng(seed)
-    drawn = random.integers(len(sums), size=(BOOTSTRAPS, len(sums)))
-    resampled = np.exp(sums[drawn].sum(1) / counts[drawn].sum(1))
-    low, high = np.percentile(resampled, (2.5, 97.5))
-    middle = float(np.exp(sums.sum() / counts.sum()))
-    return {"perplexity": round(middle, 3), "interval": [round(low, 3), round(high, 3)]}
+def table(head: str, rows: dict[str, Estimate], name: str) -> str:
+    """Return a table of the model card: one figure with its interval."""
+    lines = [f"| | {head} | 95 % interval |", "|---|---|---|"]
+    for key, estimate in rows.items():
+        label = f"**{name}**" if key == "model" else DESCRIPTIONS.get(key, key)
+        lines.append(f"| {label} | {estimate} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Print one JSON object with the four perplexities."""
+    """Print the model card's tables, and keep the figures as JSON where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="folder with prepare.py's files")
     parser.add_argument("weights", type=Path, help="the .safetensors file")
+    parser.add_argument("--other", nargs="*", default=[], help="NAME=PATH: checkpoints to compare")
+    parser.add_argument("--json", type=Path, help="write the figures to this file, too")
     parser.add_argument("--longest", type=int, default=1022, help="residues; longer ones left out")
     parser.add_argument("--proteins", type=int, help="only the first so many (default: all)")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
 
-    sequences = heldout_sequences(arguments.work / "heldout.fasta", arguments.longest)
-    sequences = sequences[: arguments.proteins]
-    masked = masked_positions(sequences, arguments.seed)
-    pairs = [(sequence, m) for sequence, m in zip(sequences, masked, strict=True) if len(m)]
-    frequency = log_frequencies(arguments.work / "train.fasta")
-    losses = {"unigram": [np.array([-frequency[s[i]] for i in m]) for s, m in pairs]}
-    losses["composition"] = [composition_losses(frequency, s, m) for s, m in pairs]
-    untrained = build_network(arguments.seed).eval()
-    for name, network in (("untrained", untrained), ("trained", load_network(arguments.weights))):
-        losses[name] = [cross_entropies(network, sequence, m) for sequence, m in pairs]
-    result = {
-        "sha256": hashlib.sha256(arguments.weights.read_bytes()).hexdigest(),
-        "proteins": len(pairs),
-        "masked_residues": sum(len(m) for _, m in pairs),
-        **{name: perplexity(values, arguments.seed) for name, values in losses.items()},
-    }
-    print(json.dumps(result, indent=2))
+    digest = hashlib.sha256(arguments.weights.read_bytes()).hexdigest()
+    heldout, probes = evaluate_perplexity(arguments), evaluate_probes(arguments)
+    proteins, residues = heldout.pop("proteins"), heldout.pop("residues")
+    counts, name = probes.pop("counts"), arguments.weights.stem
+    print(f"sha256 {digest}\n\n{proteins:,} proteins, {residues:,} masked residues\n")
+    print(table("pseudo-perplexity", heldout, name))
+    print("\n" + ", ".join(f"{number:,} {what}" for what, number in counts.items()))
+    for task, figure in (("kingdom", "macro-F1 of kingdoms"), ("viral", "AUC of viral proteins")):
+        print("\n" + table(figure, {key: values[task] for key, values in probes.items()}, name))
+    if arguments.json:
+        figures = {"sha256": digest, "perplexity": heldout, "probes": probes, "counts": counts}
+        arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ def valid_batches(proteins: shards.Proteins, batch_tokens: int) -> list[Batch]:
     for number in range(-(-VALID_ROWS // size)):
         random = np.random.default_rng([0, number, 2])
         rows = sampler.rows(cursor, size, VALID_LENGTH, random)
-        found.append(masked(*rows, random, to_mask_token=1.0, to_random=0.0))
+        found.append(masked(*rows, random, is_test=True))
     return found
 
 

@@ -1,0 +1,38 @@
+"""Estimates with 95 % intervals, by a bootstrap over groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+RESAMPLES = 1000
+
+
+class Estimate(NamedTuple):
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} | {self.low:.3f}–{self.high:.3f}"
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float], groups_N: np.ndarray) -> Estimate:
+    """Return `statistic` of all N items, and its interval where whole groups are drawn again.
+
+    `statistic` gets the items' indices; `groups_N` says which group each is of.
+    """
+    random = np.random.default_rng(0)
+    order = np.argsort(groups_N, kind="stable")
+    _, sizes = np.unique(groups_N, return_counts=True)
+    members = np.split(order, np.cumsum(sizes)[:-1])
+    resampled = []
+    for _ in range(RESAMPLES):
+        drawn = random.integers(len(members), size=len(members))
+        resampled.append(statistic(np.concatenate([members[group] for group in drawn])))
+    low, high = np.percentile(resampled, (2.5, 97.5))
+    return Estimate(statistic(np.arange(len(groups_N))), float(low), float(high))
