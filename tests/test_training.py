@@ -207,3 +207,63 @@ def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
     assert process.returncode == 0 and not (tmp_path / "w").exists()
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]
     assert saved == progress and saved["cursor"]["step"] > 0 and saved["decay_from"] is None
+
+
+def test_perplexity_is_that_of_fair_esms_logits(tmp_path):
+    import perplexity
+    from network import Network, Shape, save
+
+    sizes = dict(zip(("num_layers", "embed_dim", "attention_heads"), map(str, SHAPE), strict=True))
+    save(Network(Shape(*SHAPE), torch.float32, 3), tmp_path / "n.safetensors", sizes)
+    network = perplexity.load(tmp_path / "n.safetensors", torch.float32)
+    reference = fair_esm(*SHAPE, load_file(tmp_path / "n.safetensors"))
+    sequences = ["MKVXLA" * 5, demo_proteins(1)[0], "ACDEFGHIKLMNPQRSTVWY"]
+    random = np.random.default_rng(0)
+    masks = [perplexity.mask(sequence, random) for sequence in sequences]
+    found = perplexity.cross_entropies(network, sequences, masks)
+    for sequence, positions, losses in zip(sequences, masks, found, strict=True):
+        assert "X" not in {sequence[position] for position in positions}
+        tokens = torch.tensor(ALPHABET.encode("<cls>" + sequence + "<eos>"))
+        masked = tokens.clone()
+        masked[positions + 1] = ALPHABET.mask_idx
+        logits = reference(masked[None])["logits"][0].log_softmax(-1)
+        expected = [-logits[p + 1, tokens[p + 1]].item() for p in positions]
+        np.testing.assert_allclose(losses, expected, atol=2e-5)
+    shares = perplexity.frequencies(sequences)
+    simple = perplexity.baselines(sequences, masks, shares)
+    text = "".join(sequences).replace("X", "")
+    share = text.count(sequences[0][masks[0][0]]) / len(text)
+    assert np.isclose(simple["unigram"][0][0], -np.log(share))
+    estimate = perplexity.perplexity(simple["unigram"])
+    assert np.isclose(estimate.value, np.exp(np.concatenate(simple["unigram"]).mean()))
+    assert estimate.low <= estimate.value <= estimate.high
+
+
+def test_figures_of_probes_are_what_they_are_called():
+    import probes
+
+    random = np.random.default_rng(0)
+    scores, positive = random.integers(0, 9, 200) / 3, random.random(200) < 0.3
+    pairs = scores[positive][:, None] - scores[~positive]
+    assert np.isclose(probes.auc(scores, positive), ((pairs > 0) + (pairs == 0) / 2).mean())
+    assert np.isclose(probes.macro_f1(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])), 7 / 9)
+    groups = random.integers(0, 40, 500).astype(str)
+    folds = probes.folds_of(groups, 5, 0)
+    assert all(len(set(folds[groups == group])) == 1 for group in groups)
+    assert np.bincount(folds).min() > 60
+
+
+def test_a_probe_finds_kingdoms_and_is_not_fooled_by_genera():
+    import probes
+
+    random = np.random.default_rng(1)
+    genera = random.integers(0, 60, 600)
+    kingdoms = np.array(["Archaea", "Bacteria", "Viruses"])[genera % 3]
+    noise = random.normal(size=(600, 5))
+    informative = np.column_stack((noise, genera % 3 == 2, genera % 3 == 1)) + noise[:, :1] / 9
+    found = probes.probe(informative, kingdoms, genera)
+    assert found["kingdom"].low > 0.97 and found["viral"].low > 0.99
+    # Features that tell genera apart and nothing else say nothing about a genus never seen.
+    fingerprints = random.normal(size=(60, 80))[genera]
+    found = probes.probe(fingerprints, kingdoms, genera)
+    assert found["kingdom"].value < 0.55 and found["viral"].low < 0.5 < found["viral"].high

@@ -16,6 +16,7 @@ import hashlib
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +52,7 @@ def one_a_cluster(
     return list(found.values())
 
 
-def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Estimate | int]:
+def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the perplexities on the test split, and how much they are of."""
     records = one_a_cluster(read_fasta(arguments.work / "test.fasta", arguments.longest), False)
     sequences = [sequence for _, sequence in records][: arguments.proteins]
@@ -63,15 +64,14 @@ def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Estimate | i
     losses = baselines(sequences, masks, frequencies(training))
     network = load(arguments.weights, getattr(torch, arguments.dtype))
     return {
-        "proteins": len(sequences),
-        "residues": sum(map(len, masks)),
+        "counts": {"proteins": len(sequences), "residues": sum(map(len, masks))},
         "model": perplexity(cross_entropies(network, sequences, masks)),
         "own": perplexity(losses["composition"]),
         "unigram": perplexity(losses["unigram"]),
     }
 
 
-def evaluate_probes(arguments: argparse.Namespace) -> dict[str, dict[str, Estimate] | list[int]]:
+def evaluate_probes(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the probes' figures for each kind of features, and the counts of proteins."""
     from featuremill.api import embed
 
@@ -127,11 +127,9 @@ def main() -> None:
 
     digest = hashlib.sha256(arguments.weights.read_bytes()).hexdigest()
     heldout, probes = evaluate_perplexity(arguments), evaluate_probes(arguments)
-    proteins, residues = heldout.pop("proteins"), heldout.pop("residues")
-    counts, name = probes.pop("counts"), arguments.weights.stem
-    print(f"sha256 {digest}\n\n{proteins:,} proteins, {residues:,} masked residues\n")
+    counts, name = heldout.pop("counts") | probes.pop("counts"), arguments.weights.stem
+    print(f"sha256 {digest}\n{counts}\n")
     print(table("pseudo-perplexity", heldout, name))
-    print("\n" + ", ".join(f"{number:,} {what}" for what, number in counts.items()))
     for task, figure in (("kingdom", "macro-F1 of kingdoms"), ("viral", "AUC of viral proteins")):
         print("\n" + table(figure, {key: values[task] for key, values in probes.items()}, name))
     if arguments.json:

@@ -328,17 +328,23 @@ def main(words: list[str] | None = None) -> None:
     sampler = Sampler(shards.read(arguments.work / "shards", "train"), arguments.seed)
     valid = shards.read(arguments.work / "shards", "valid")
     train(run, sampler, valid_batches(valid, arguments.batch_tokens), Stop())
-    progress = run.progress
-    if progress.left() == 0:
-        metadata = {"name": NAME, "architecture": "esm2", "license": "CC-BY-4.0", "data": DATA}
-        sizes = dict(
-            zip(("num_layers", "embed_dim", "attention_heads"), run.network.shape, strict=True)
-        )
-        numbers = sizes | {"steps": progress.cursor.step, "tokens_seen": progress.tokens}
-        numbers |= {"decay_from": progress.decay_from, "seed": arguments.seed}
-        metadata |= {name: str(number) for name, number in numbers.items()}
-        save(run.network, arguments.output, metadata | {"trained_by": "featuremill"})
-    print(json.dumps(asdict(progress)))
+    if run.progress.left() == 0:
+        save(run.network, arguments.output, metadata(run))
+    print(json.dumps(asdict(run.progress)))
+
+
+def metadata(run: Run) -> dict[str, str]:
+    """Return what the file of weights says about itself: the network, the data and the run."""
+    arguments, progress, shape = run.arguments, run.progress, run.network.shape
+    known = {"name": NAME, "architecture": "esm2", "license": "CC-BY-4.0", "data": DATA}
+    known |= {"trained_by": "featuremill", "num_layers": shape.num_layers}
+    known |= {"embed_dim": shape.width, "attention_heads": shape.num_heads}
+    known |= {"steps": progress.cursor.step, "tokens_seen": progress.tokens}
+    known |= {"decay_from": progress.decay_from, "seconds": round(progress.seconds)}
+    for name in ("device", "threads", "optimizer", "learning_rate", "batch_tokens", "seed"):
+        known[name] = getattr(arguments, name)
+    known["lengths"] = " ".join(map(str, arguments.lengths))
+    return {name: str(value) for name, value in known.items()}
 
 
 if __name__ == "__main__":
