@@ -93,6 +93,7 @@ def evaluate_probes(arguments: argparse.Namespace) -> dict[str, Any]:
         }
         features = {name: embed(sequences, model=str(path)) for name, path in models.items()}
     features["composition"] = composition(sequences)
+    torch.set_num_threads(1)  # the probes' matrices are too small for more
     found = {
         name: probe(x.astype(np.float64), kingdoms_N, genera_N) for name, x in features.items()
     }

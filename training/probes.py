@@ -15,7 +15,7 @@ from shards import AMINO_ACIDS
 from torch.nn import functional
 
 FOLDS = 5
-PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)  # of the mean squared weight, beside the mean loss
+PENALTIES = (1e-3, 1e-2, 1e-1)  # of the sum of squared weights, beside the mean loss
 
 
 def composition(sequences: list[str]) -> np.ndarray:
@@ -37,11 +37,11 @@ def folds_of(groups_N: np.ndarray, num_folds: int, seed: int) -> np.ndarray:
 
 def fit(x_NF: np.ndarray, y_N: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
     """Return weights (F, C) and biases (C) of a logistic regression, classes weighted alike."""
-    x, y = torch.from_numpy(x_NF).double(), torch.from_numpy(y_N)
-    counts = torch.bincount(y).double()
-    weight = torch.zeros(x.shape[1], len(counts), dtype=torch.float64, requires_grad=True)
-    bias = torch.zeros(len(counts), dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight, bias], max_iter=200, line_search_fn="strong_wolfe")
+    x, y = torch.from_numpy(x_NF).float(), torch.from_numpy(y_N)
+    counts = torch.bincount(y).float()
+    weight = torch.zeros(x.shape[1], len(counts), requires_grad=True)
+    bias = torch.zeros(len(counts), requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
 
     def closure() -> torch.Tensor:
         optimizer.zero_grad()
