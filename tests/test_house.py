@@ -117,7 +117,8 @@ def test_a_test_dependency_is_used(requirement):
     [("src", [*CORE, *EXTRAS["esm2"]]), ("tests", [*CORE, *EXTRAS["esm2"], *EXTRAS["test"]])],
 )
 def test_an_import_is_declared(folder, declared):
-    ours = {"featuremill", "conftest", *(path.stem for path in (ROOT / "tests").glob("*.py"))}
+    ours = {"featuremill", "conftest"}
+    ours |= {path.stem for part in ("tests", "training") for path in (ROOT / part).glob("*.py")}
     provided = set().union(*(modules_of(requirement.name) for requirement in declared))
     provided |= WITH_TORCH_ON_CUDA
     assert imports_of(folder) <= set(sys.stdlib_module_names) | ours | provided
