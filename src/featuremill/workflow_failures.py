@@ -10,13 +10,12 @@ import logging
 import re
 import shlex
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.log import last_error
 from featuremill.sizes import counted
-from featuremill.text import plain
+from featuremill.text import plain, wrapped
 
 WIDTH = 100
 MOST_KINDS = 5
@@ -114,7 +113,7 @@ def closing(failures: Failures, results: str) -> str:
     is_stop = all(job.was_stopped for job in jobs)
     lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
     for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
-        lines += ["", *_wrapped(plain(f"{rule}: {sentence}"))]
+        lines += ["", *wrapped(plain(f"{rule}: {sentence}"), "  ", "    ", width=WIDTH)]
         more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""
         lines.append(f"    log: {alike[0].log or 'none'}{more}")
     if len(kinds) > MOST_KINDS:
@@ -136,17 +135,6 @@ def closing(failures: Failures, results: str) -> str:
 def _common(job: FailedJob) -> str:
     """Return the job's sentence without what tells it from others that failed alike."""
     return re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def _page() -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+from featuremill.text import wrapped
 
 WIDTH = 80
 NAME_WIDTH = 25
 MARKS = {"error": "✗", "warning": "!", "note": "·"}
 HEADINGS = {"error": "In the way", "warning": "Worth a look", "note": "Good to know"}
 Report = dict[str, Any]
+_wrapped = partial(wrapped, width=WIDTH)
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -139,9 +142,3 @@ def _versions(report: Report) -> str:
     if report["driver"]["version"]:
         versions.append(f"driver {report['driver']['version']}")
     return " · ".join(versions)
-
-
-def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
-    )
