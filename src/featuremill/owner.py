@@ -69,7 +69,7 @@ def claim(run_folder: Path) -> TextIO | None:
         UserError: when the file system has no locks.
     """
     path = path_of(run_folder)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = path.open("a+")
         is_ours: bool | None = False

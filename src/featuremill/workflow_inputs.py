@@ -45,7 +45,7 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
 def _sentences(
     workflow: Any, config: Mapping[str, Any], run: Run, lines: set[str]
 ) -> Iterator[str]:
-    named, places = sources(config, workflow.configfiles)
+    named, places = sources(config, workflow)
     labels = [run.labels.file] if run.labels.file else []
     files = {
         ("inputs",): run.inputs,

@@ -10,10 +10,10 @@ rule merge:
         manifest=rules.plan.output.manifest,
         receipts=receipts,
     output:
+        **{name: result(name) for name in run.outputs},
         manifest=f"{results}/manifest.json",
         failed=f"{results}/failed.tsv",
         sequences=f"{results}/failed.fa",
-        files=[result(name) for name in run.outputs],
     log:
         f"{logs}/merge.log",
     conda:

@@ -43,7 +43,7 @@ rule report:
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
-        labels=support.report_labels(run),
+        labels=support.report_labels(there),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
         " --figures {params.figures:q} {params.labels:q} --log-file {log:q}"

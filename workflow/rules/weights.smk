@@ -11,11 +11,13 @@ rule weights:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
+    wildcard_constraints:
+        name=support.weights_names(weights_files),
     conda:
         "../../envs/esm2.yaml"
     resources:
         mem_mb=8000,
     params:
-        model=run.options.get("model", ""),
+        model=there.options.get("model", ""),
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"
