@@ -1,8 +1,8 @@
 """What is different where another workflow imports this one with `module:`.
 
-There the screen, the default target and the handlers are the other workflow's, files may stand below
-a prefix, and several runs may lie side by side. Snakemake reads the rules anew for every `use rule`,
-so whatever is done while they are read may happen more than once.
+There the screen, the default target and the handlers are the other workflow's, files may stand
+below a prefix, and several runs may lie side by side. Snakemake reads the rules anew for every
+`use rule`, so whatever is done while they are read may happen more than once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def is_imported(workflow: Any) -> bool:
 
 
 def below_prefix(workflow: Any, path: str) -> str:
-    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if it has one."""
+    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if any."""
     return str(workflow.modifier.path_modifier.replace_prefix(path))
 
 
@@ -46,8 +46,8 @@ def run_below_prefix(workflow: Any, run: Run) -> Run:
 
 
 def config_sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
-    """Return what to call the `config` of a module, and where its keys stand: in that section of the
-    importing workflow's config files which says the same, if one does."""
+    """Return what to call the `config` of a module, and where its keys stand: in that section of
+    the importing workflow's config files which says the same, if one does."""
     source = f"config of module {workflow.modifier.namespace}"
     for path in map(Path, workflow.configfiles):
         try:

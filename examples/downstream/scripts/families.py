@@ -13,7 +13,7 @@ import pandas as pd
 
 
 def unit_vectors(path: str) -> tuple[pd.Series, np.ndarray]:
-    """Return the ids of an embeddings.parquet and its vectors, each of length 1: (records, width)."""
+    """Return the ids of an embeddings.parquet and its vectors of length 1: (records, width)."""
     table = pd.read_parquet(path)
     vectors = np.stack(table[table.columns[-1]]).astype("float64")  # the values stand last
     return table["id"], vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
