@@ -212,7 +212,8 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
 
 def extract_threads(workflow: Any, num_slots: int) -> int:
     """Return the threads of one extract job: all cores where the CPU does the computing."""
-    return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
+    num_cores = workflow.resource_settings.cores  # `workflow.cores` raises where there is none
+    return DEFAULT_HOST_THREADS if num_slots else num_cores or DEFAULT_HOST_THREADS
 
 
 def executes(workflow: Any) -> bool:

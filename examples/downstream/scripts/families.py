@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 
-def unit_vectors(path: str) -> tuple[pd.Series, np.ndarray]:
+def unit_vectors(path: str, column: str) -> tuple[pd.Series, np.ndarray]:
     """Return the ids of an embeddings.parquet and its vectors of length 1: (records, width)."""
     table = pd.read_parquet(path)
-    vectors = np.stack(table[table.columns[-1]]).astype("float64")  # the values stand last
+    vectors = np.stack(table[column]).astype("float64")
     return table["id"], vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
@@ -25,10 +25,11 @@ def main() -> None:
     parser.add_argument("reference")
     parser.add_argument("query")
     parser.add_argument("families")
+    parser.add_argument("--column", required=True)
     parser.add_argument("--neighbours", type=int, default=1)
     arguments = parser.parse_args()
-    reference_ids, reference = unit_vectors(arguments.reference)
-    query_ids, query = unit_vectors(arguments.query)
+    reference_ids, reference = unit_vectors(arguments.reference, arguments.column)
+    query_ids, query = unit_vectors(arguments.query, arguments.column)
     family_of = pd.read_csv(arguments.families, sep="\t").set_index("id")["family"]
     cosines = query @ reference.T
     rows = []
