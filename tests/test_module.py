@@ -4,11 +4,13 @@ leases."""
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import textwrap
 import venv
 import zipfile
 from collections import defaultdict
@@ -133,6 +135,13 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
         assert read_json(tmp_path / results / "manifest.json")["counts"]["ok"] == 1
         planned = pd.read_parquet(tmp_path / results / "manifest.parquet")
         assert planned["id"].tolist() == [id]
+    shard = json.loads((tmp_path / "below/results/a/plan.json").read_text())["shards"][0]["shard"]
+    (part,) = (tmp_path / "below/results/a/store/parts").rglob(f"{shard}.arrows")
+    part.unlink()
+    status = (sys.executable, "-m", "featuremill", "status", "below/results/a")
+    said = finish(tmp_path, environment, *status, status=1)
+    again = "snakemake --cores 2 --rerun-incomplete --forcerun below_extract"
+    assert said.splitlines()[-1].strip() == again, said
 
 
 def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path, environment):
@@ -144,7 +153,7 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
 @pytest.mark.parametrize(
     ("order", "change", "sentence"),
     [
-        ([HOST], {"shard": 3}, "config.yaml:13: shard: there is no such key here; did you mean"),
+        ([HOST], {"shard": 3}, "config.yaml:12: shard: there is no such key here; did you mean"),
         ([HOST.replace('    config: config["here"]\n', "")], {}, "config of module here: inputs"),
         (
             [HOST.replace('    prefix: "below"\n', "")],
@@ -160,8 +169,16 @@ def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sente
     assert sentence in said
 
 
-def test_runs_that_share_a_model_share_its_weights(tmp_path, environment):
+def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path, environment):
+    """With what docs/module.md adds to the example, whose other snippets stand in the examples."""
     shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
+    page = (ROOT / "docs" / "module.md").read_text("utf-8")
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    core, changed, handler, leasing = map(textwrap.dedent, blocks)
+    snakefile = tmp_path / "Snakefile"
+    assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))
+    assert leasing in (EXAMPLES / "lease" / "Snakefile").read_text()
+    snakefile.write_text("\n\n".join([snakefile.read_text(), changed, handler]))
     said = snakemake(tmp_path, environment, "-n")
     assert said.count("output: weights/mill_t6_1M.json") == 1
     assert "rule reference_weights:" in said and "checkpoint query_plan:" in said

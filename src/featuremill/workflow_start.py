@@ -4,6 +4,7 @@ puts right what Snakemake would misread.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sys
@@ -34,18 +35,19 @@ def prepare(workflow: Any, run: Run, results: str) -> None:
     if workflow.is_main_process and executes(workflow):
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
-        claim_run(results)
+        claim_run(results, workflow.modifier.modify_rulename("{}"))
         forget_what_is_gone(run, results)
         check_times(run, results)
 
 
-def claim_run(results: str) -> None:
+def claim_run(results: str, rules: str = "{}") -> None:
     """Make this main process the run's owner, or refuse; mend what a killed owner left.
 
     The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
     owner died; if that was on this machine since it was started, the Snakemake locks that the owner
     left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
-    file system may not share locks between machines: then Snakemake's own lock decides.
+    file system may not share locks between machines: then Snakemake's own lock decides. `rules` is
+    what a rule `{}` is called here.
     """
     path = owner.path_of(Path(results))
     if path in _claimed:  # for an earlier `use rule` of the same module
@@ -70,7 +72,8 @@ def claim_run(results: str) -> None:
         for lock in stale:
             lock.unlink()
     if was_here or not stale:
-        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
+        folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
+        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]), folder, rules)
 
 
 def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
