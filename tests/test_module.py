@@ -154,6 +154,7 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
     ("order", "change", "sentence"),
     [
         ([HOST], {"shard": 3}, "config.yaml:12: shard: there is no such key here; did you mean"),
+        ([HOST], {"inputs": "gone.fa"}, "config.yaml:8: inputs: gone.fa: this file does not exist"),
         ([HOST.replace('    config: config["here"]\n', "")], {}, "config of module here: inputs"),
         (
             [HOST.replace('    prefix: "below"\n', "")],
@@ -161,7 +162,7 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
             "modules here and below both compute results/a; give each config a `run` of its own.",
         ),
     ],
-    ids=["an unknown key", "no config", "one run twice"],
+    ids=["an unknown key", "a missing input", "no config", "one run twice"],
 )
 def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sentence):
     host(tmp_path, order, **change)

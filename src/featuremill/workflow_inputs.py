@@ -16,6 +16,7 @@ from snakemake.logging import logger
 
 from featuremill.calm import SCREEN
 from featuremill.config import Run
+from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.inputs import source
 from featuremill.workflow_support import checkpoint_files, sources
@@ -27,12 +28,13 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
     """Have Snakemake say where the config names a file that is missing, and nothing more."""
     if workflow.output_settings.verbose:
         return
+    named, places = sources(config, workflow)  # now, while the workflow is at this config
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) != EXCEPTION:
             return True
         lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(workflow, config, run, lines))
+        said = list(_sentences(run, lines, named, places))
         for sentence in said:
             print(sentence, file=sys.stderr)
         return not said
@@ -42,10 +44,7 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
             handler.addFilter(matters)
 
 
-def _sentences(
-    workflow: Any, config: Mapping[str, Any], run: Run, lines: set[str]
-) -> Iterator[str]:
-    named, places = sources(config, workflow)
+def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
     files = {
         ("inputs",): run.inputs,
