@@ -145,7 +145,13 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
 
 
 def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path, environment):
-    host(tmp_path, [HOST])
+    """Also where the module is called as the package is."""
+    imported = HOST.replace("from featuremill import SNAKEFILE", "import featuremill")
+    imported = imported.replace(" SNAKEFILE", " featuremill.SNAKEFILE")
+    imported = imported.replace("module here", "module featuremill").replace(
+        "from here", "from featuremill"
+    )
+    host(tmp_path, [imported])
     said = snakemake(tmp_path, environment, "-n")
     assert "rule here_all:" in said and "rule below_" not in said
 

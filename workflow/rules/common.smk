@@ -3,8 +3,11 @@
 #   run       the validated config, as featuremill.config.Run
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
-#   there     the run, with its files as they are found: below the prefix of a module, if it has one
+#
+# Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it before
+# them; as files are found then, `there` is the run, `run_folder` its folder, `weights_there` its weights.
 
+from featuremill import SNAKEFILE  # a module called featuremill hides the package of that name
 from featuremill import workflow_import, workflow_inputs, workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
