@@ -4,8 +4,8 @@
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
 #
-# Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it before
-# them; as files are found then, `there` is the run, `run_folder` its folder, `weights_there` its weights.
+# Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it
+# before them. Where they are then: the run with such names is `there`, its folder `run_folder`.
 
 from featuremill import SNAKEFILE  # a module called featuremill hides the package of that name
 from featuremill import workflow_import, workflow_inputs, workflow_start, workflow_totals

@@ -28,5 +28,6 @@ checkpoint plan:
         # What a function of `threads` returns is never compared: other outputs are no new plan.
         outputs=lambda wildcards, threads: " ".join(run.outputs),
     shell:
-        "FEATUREMILL_OUTPUTS={params.outputs:q} exec featuremill plan {params.folder:q} --config-json {params.config:q}"
+        "FEATUREMILL_OUTPUTS={params.outputs:q}"
+        " exec featuremill plan {params.folder:q} --config-json {params.config:q}"
         " {params.weights:q} --threads {threads} --log-file {log:q}"
