@@ -203,7 +203,8 @@ def test_the_wheel_holds_the_workflow_also_when_it_is_built_from_the_sdist(wheel
     names = zipfile.ZipFile(wheel).namelist()
     workflow = {name.removeprefix("featuremill/smk/") for name in names if "/smk/" in name}
     folders = ("workflow", "envs", "config", "profiles")
-    there = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    there = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
     assert workflow == {"Snakefile", *(path.relative_to(ROOT).as_posix() for path in there)}
     with contextlib.chdir(ROOT):
         sdist = tmp_path / build_sdist(str(tmp_path))
