@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
@@ -25,6 +26,10 @@ LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "tes
 def pytest_collection_modifyitems(items):
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
+
+
+NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
+"""The `modifier` of a pretended Snakemake whose workflow is no module of another one."""
 
 
 @pytest.fixture(scope="session")

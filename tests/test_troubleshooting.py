@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import NOT_IMPORTED, ROOT
 from leases import Leases, wait_for
 from test_workflow import Workflow, random_records
 
@@ -249,7 +249,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     assert not workflow.run_folder.root.exists()
     workflow("--until", "plan")  # as on a login node
     plan = json.loads(workflow.run_folder.plan.read_text())
-    here = SimpleNamespace(nodes=None)
+    here = SimpleNamespace(nodes=None, modifier=NOT_IMPORTED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = validate({"device": "cuda", "inputs": "in.fa"})
     check = functools.partial(refuse_without_gpu, run=run, results=str(workflow.run_folder.root))
@@ -262,7 +262,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
         monkeypatch.setattr("sys.argv", ["snakemake", *words])
         check(here)
     monkeypatch.setattr("sys.argv", ["snakemake"])
-    check(SimpleNamespace(nodes=4))
+    check(SimpleNamespace(nodes=4, modifier=NOT_IMPORTED))
     for shard in plan["shards"]:  # as a node with GPUs would leave it
         receipt = workflow.run_folder.receipt(plan["recipe"], shard["shard"])
         receipt.parent.mkdir(parents=True, exist_ok=True)
@@ -419,7 +419,7 @@ def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_OUTPUTS", "")
     path = tmp_path / "my.yaml"
     path.write_text("inputs: a.fa\ndevice: gpu\n")
-    workflow = SimpleNamespace(configfiles=[path])
+    workflow = SimpleNamespace(configfiles=[path], modifier=NOT_IMPORTED)
     for config, place in (
         ({"inputs": "a.fa", "device": "gpu"}, "my.yaml:2: device: "),
         ({"inputs": "a.fa", "device": "tpu"}, "config: device: "),  # --config device=tpu
