@@ -2,6 +2,8 @@
 #
 #   in    a checkpoint: bundled, downloaded by name, or a local path (config: options.model)
 #   out   weights/<name>.json: where the file is, its sha256, the model's shape
+#
+# Runs where Snakemake itself does: a cluster's nodes often have no network, its login node has.
 
 
 rule weights:
@@ -11,6 +13,7 @@ rule weights:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
+    localrule: True
     conda:
         "../../envs/esm2.yaml"
     resources:

@@ -1,0 +1,139 @@
+"""LSF and PBS: the profiles under the real Snakemake, with stand-ins for the schedulers' commands."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import batch_commands
+import pytest
+import snakemake_executor_plugin_cluster_generic  # noqa: F401  (the profiles need it)
+from conftest import ROOT
+from leases import wait_for
+from test_gpu_workflow import GpuWorkflow
+from test_lease_stress import most_at_once
+
+PROPERTIES = {
+    "type": "single",
+    "rule": "extract",
+    "jobid": 7,
+    "threads": 4,
+    "resources": {"mem_mb": 8000, "runtime": 90, "gpu": 1, "lsf_queue": "g", "pbs_project": "p"},
+}
+
+
+class Batch:
+    """A batch system's commands, and calls of our own."""
+
+    def __init__(self, folder, environment, system):
+        self.commands = folder / "batch"
+        self.environment = {**environment, **batch_commands.install(self.commands, ["GPU-0"])}
+        self.folder, self.system = folder, system
+
+    def __call__(self, verb, subject, status=0, **variables):
+        done = subprocess.run(
+            [sys.executable, "-m", "featuremill.batch", self.system, verb, str(subject)],
+            cwd=self.folder,
+            env={**self.environment, **variables},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stdout.strip() if status == 0 else done.stderr
+
+    def submit(self, command, **changes):
+        script = self.folder / "snakejob.sh"
+        script.write_text(f"#!/bin/sh\n# properties = {json.dumps(PROPERTIES | changes)}\n{command}\n")
+        number = self("submit", script)
+        return number, batch_commands.jobs(self.commands)[-1]
+
+
+@pytest.fixture(params=["lsf", "pbs"])
+def batch(request, tmp_path, environment):
+    return Batch(tmp_path, environment, request.param)
+
+
+OPTIONS = {
+    "lsf": "-J fm-extract-7 -n 4 -R span[hosts=1] rusage[mem=8000MB/host] -M 8000MB -W 90 -o {}%J.log "
+    "-gpu num=1:j_exclusive=yes -q g",
+    "pbs": "-V -N fm-extract-7 -l select=1:ncpus=4:mem=8000mb:ngpus=1 -l walltime=1:30:00 -j oe -o {} "
+    "-P p",
+}
+
+
+def test_a_job_says_itself_how_it_ended(batch):
+    number, job = batch.submit("sleep 1; exit $(test -n $CUDA_VISIBLE_DEVICES && echo 0)")
+    name = "fm-extract-7." if batch.system == "lsf" else ""
+    folder = f"{batch.folder}/.snakemake/featuremill.jobs/{name}"
+    assert (job / "options").read_text().split("\n") == [
+        word.replace("~", " ")
+        for word in OPTIONS[batch.system].format(folder).replace("] ru", "]~ru").split(" ")
+    ]
+    assert batch("status", number) == "running"
+    (batch.commands / "silent").write_text("1")
+    assert batch("status", number) == "running", "no answer says nothing about the job"
+    (batch.commands / "forgets").touch()
+    wait_for(lambda: (job / "state").read_text() == "DONE")
+    assert batch("status", number) == "success", "whatever the scheduler has forgotten"
+    number, job = batch.submit("exit 3")
+    wait_for(lambda: (job / "state").read_text() == "EXIT")
+    assert batch("status", number) == "failed"
+
+
+def test_a_lost_job_has_failed_after_a_while(batch):
+    number, job = batch.submit("exec sleep 60", jobid=1)
+    wait_for(lambda: (job / "state").read_text() == "RUN")
+    os.killpg(int((job / "group").read_text()), signal.SIGKILL)
+    wait_for(lambda: (job / "state").read_text() == "EXIT")
+    for _ in range(2):
+        assert batch("status", number) == "running", "a shared file system may be late"
+    assert batch("status", number, FEATUREMILL_GONE_SECONDS="0") == "failed"
+    assert batch("status", "9999") == "running"
+    assert batch("status", "9999", FEATUREMILL_GONE_SECONDS="0") == "failed"
+
+
+def test_what_cannot_be_submitted_is_one_sentence(batch):
+    script = batch.folder / "script.sh"
+    script.write_text("#!/bin/sh\n")
+    assert "no job script of Snakemake's" in batch("submit", script, status=2)
+    properties = PROPERTIES | {"resources": {"mem_mb": 5}}
+    script.write_text(f"# properties = {json.dumps(properties)}\n")
+    assert "script.sh: the job has no runtime" in batch("submit", script, status=2)
+    command = {"lsf": "bsub", "pbs": "qsub"}[batch.system]
+    script.write_text(f"# properties = {json.dumps(PROPERTIES)}\n")
+    (batch.commands / "bin" / command).write_text("#!/bin/sh\necho no such queue >&2; exit 1\n")
+    assert "the scheduler took no job: no such queue" in batch("submit", script, status=2)
+    (batch.commands / "bin" / command).unlink()
+    assert f"{command}: there is no such command here" in batch("submit", script, status=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["lsf", "pbs"])
+def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
+    """A job that is killed and a scheduler that does not answer cost nothing but time."""
+    node = gpu_node(2)
+    commands = tmp_path / "batch"
+    environment = {**environment, "FEATUREMILL_GONE_SECONDS": "1"}
+    workflow = GpuWorkflow(tmp_path, environment, node, 3, batch_seconds=2, batch_records=5)
+    workflow.environment |= batch_commands.install(commands, node.uuids)
+    (commands / "silent").write_text("1")
+    profile = ("--workflow-profile", str(ROOT / "profiles" / system))
+    process = workflow.start(*profile, "--seconds-between-status-checks", "1")
+    wait_for(workflow.spans, 120)
+    killed = next(
+        job
+        for job in batch_commands.jobs(commands)
+        if "fm-extract" in (job / "options").read_text() and (job / "state").read_text() == "RUN"
+    )
+    os.killpg(int((killed / "group").read_text()), signal.SIGKILL)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    assert "the scheduler does not answer" in said and "it left no status" in said
+    assert workflow.counts()["ok"] == 30
+    names = [(job / "options").read_text().split() for job in batch_commands.jobs(commands)]
+    rules = [next(word.split("-")[1] for word in words if "fm-" in word) for words in names]
+    assert sorted(rules) == sorted(["plan", *["extract"] * 4, "merge", "report"])
+    spans = workflow.spans()
+    assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
