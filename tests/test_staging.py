@@ -119,35 +119,37 @@ def open_folder():
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs two users")
-def test_a_cache_of_somebody_else_serves_a_group(tmp_path):
+def test_a_cache_of_somebody_else_serves_a_group():
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
         "from featuremill import weights\n"
-        "from featuremill.workloads.esm2 import checkpoint\n"
-        "os.umask(0o002); os.setgid(int(sys.argv[2])); os.setuid(int(sys.argv[1]))\n"
-        "try:\n"
-        f"    print(weights.convert({MODEL!r}, Path(sys.argv[3]))['path'])\n"
-        "except weights.UserError as error:\n"
-        "    print(error)\n"
+        "os.setgid(int(sys.argv[1])); os.setuid(65534)\n"
+        "for cache in sys.argv[2:]:\n"
+        "    try:\n"
+        f"        print(weights.convert({MODEL!r}, Path(cache))['path'])\n"
+        "    except weights.UserError as error:\n"
+        "        print(error)\n"
     )
 
-    def convert(user, group, cache):
-        words = [sys.executable, "-c", code, str(user), str(group), str(cache)]
+    def as_nobody(group, *caches):
+        words = [sys.executable, "-c", code, str(group), *map(str, caches)]
         done = subprocess.run(words, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
+        return done.stdout.splitlines()
 
-    with open_folder() as cache:
-        cache.chmod(0o755)
-        assert "converted weights cannot be kept here" in convert(NOBODY, NOBODY, cache)
-        written = Path(convert(0, 0, cache))
+    with open_folder() as folder:
+        mask = os.umask(0o002)
+        try:
+            written = Path(weights.convert(MODEL, folder / "cache")["path"])
+        finally:
+            os.umask(mask)
         assert {path.stat().st_mode & 0o777 for path in written.parent.iterdir()} == {0o664}
         assert written.parent.stat().st_mode & 0o777 == 0o775
-        assert convert(NOBODY, NOBODY, cache) == str(written), "readable, and closed to writing"
-        assert convert(NOBODY, 0, cache) == str(written), "of its group"
-        elsewhere = cache / "mounted_elsewhere"
-        (cache / weights.LAYOUT).rename(elsewhere)
-        elsewhere.mkdir(exist_ok=True)
-        (cache / "again").mkdir()
-        elsewhere.rename(cache / "again" / weights.LAYOUT)
-        assert convert(NOBODY, NOBODY, cache / "again").startswith(str(cache / "again"))
+        shutil.copytree(folder / "cache", folder / "mounted_elsewhere")
+        for group in (NOBODY, 0):  # others, who may only read; and the group, which may write
+            first, second, refusal = as_nobody(
+                group, folder / "cache", folder / "mounted_elsewhere", folder / "mine"
+            )
+            assert first == str(written)
+            assert second.startswith(f"{folder}/mounted_elsewhere/")
+            assert "mine/esm2-1: converted weights cannot be kept here (Permission" in refusal
