@@ -135,9 +135,10 @@ def prepare_jobs(workflow: Any) -> None:
     that they end with Snakemake.
 
     The path is for environments that are not active; a job whose Snakemake was killed must not go
-    on beside the next one.
+    on beside the next one. The package is for conda environments (envs/base.post-deploy.sh).
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
