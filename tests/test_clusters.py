@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,10 +10,12 @@ import sys
 import batch_commands
 import pytest
 import snakemake_executor_plugin_cluster_generic  # noqa: F401  (the profiles need it)
+import snakemake_storage_plugin_fs  # noqa: F401  (stands for S3)
 from conftest import ROOT
 from leases import wait_for
 from test_gpu_workflow import GpuWorkflow
 from test_lease_stress import most_at_once
+from test_workflow import Workflow, random_records
 
 PROPERTIES = {
     "type": "single",
@@ -137,3 +140,29 @@ def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
     assert sorted(rules) == sorted(["plan", *["extract"] * 4, "merge", "report"])
     spans = workflow.spans()
     assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
+
+
+def test_a_default_storage_is_refused(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(3))
+    storage = ("--default-storage-provider", "fs", "--default-storage-prefix", "bucket")
+    assert "takes a run's files away from its store" in workflow(*storage, status=1)
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_the_workflow_of_the_docs_fetches_and_delivers(tmp_path, environment):
+    """With the plugin for folders in place of the one for S3."""
+    text = (ROOT / "docs/clusters.md").read_text("utf-8")
+    (snakefile,) = re.findall("```python\n(storage archive.*?)```", text, re.DOTALL)
+    for old, new in (('"s3"', '"fs"'), ("s3://lab/", "lab/"), ("path/to/featuremill", str(ROOT))):
+        assert old in snakefile
+        snakefile = snakefile.replace(old, new)
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab/proteins.fasta").write_text(">a\nMKV\n>b\nMKVLA\n")
+    (tmp_path / "Snakefile").write_text(snakefile)
+    command = [sys.executable, "-m", "snakemake", "--cores", "2"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name in ("embeddings.parquet", "report.html"):
+        delivered = (tmp_path / "lab/mine" / name).read_bytes()
+        assert delivered == (tmp_path / "results/mine" / name).read_bytes()

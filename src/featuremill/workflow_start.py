@@ -32,6 +32,7 @@ _claimed: list[TextIO] = []
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if workflow.is_main_process and executes(workflow):
+        refuse_default_storage(workflow)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
         claim_run(results)
@@ -68,6 +69,17 @@ def claim_run(results: str) -> None:
             lock.unlink()
     if was_here or not stale:
         owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
+    and would stay behind, with a plan elsewhere.
+    """
+    if workflow.storage_settings.default_storage_provider is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to stand "
+            "beside them; leave it out and name remote files one by one, as docs/clusters.md shows."
+        )
 
 
 def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
