@@ -1,8 +1,9 @@
 """Stand-ins for LSF's and PBS's commands: bsub, bjobs, bkill, qsub, qstat, qdel.
 
-Jobs really run, in the background, each with GPUs of its own. The folder of the environment variable
-BATCH_FOLDER holds all there is: `gpus` (the UUIDs to give out), `silent` (so many queries get no answer),
-`forgets` (ended jobs are unknown at once), and a folder a job: `state`, `group` (its process group).
+Jobs really run, in the background, each with GPUs of its own. The folder of the environment
+variable BATCH_FOLDER holds all there is: `gpus` (the UUIDs to give out), `silent` (so many queries
+get no answer), `forgets` (ended jobs are unknown at once), and a folder a job: `state`, `group`
+(its process group).
 """
 
 import fcntl
@@ -96,12 +97,17 @@ def _ask(name, number, folder):
     silent = folder / "silent"
     if silent.exists() and (left := int(silent.read_text())):
         silent.write_text(str(left - 1))
-        print("LSF is down. Please wait ..." if name == "bjobs" else "qstat: cannot connect to server")
+        print(
+            "LSF is down. Please wait ..." if name == "bjobs" else "qstat: cannot connect to server"
+        )
         sys.exit(255)
     job = folder / f"job.{number.split('.')[0]}"
     state = (job / "state").read_text() if job.exists() else ""
     if not state or (state in ("DONE", "EXIT") and (folder / "forgets").exists()):
-        unknown = {"bjobs": f"Job <{number}> is not found", "qstat": f"qstat: Unknown Job Id {number}"}
+        unknown = {
+            "bjobs": f"Job <{number}> is not found",
+            "qstat": f"qstat: Unknown Job Id {number}",
+        }
         print(unknown[name], file=sys.stderr)
         sys.exit(255 if name == "bjobs" else 153)
     if name == "bjobs":
@@ -110,7 +116,9 @@ def _ask(name, number, folder):
         print(f"qstat: {number} Job has finished, use -x or -H", file=sys.stderr)
         sys.exit(35)
     else:
-        print(f"Job Id: {number}\n    Job_Name = x\n    job_state = {'Q' if state == 'PEND' else 'R'}")
+        print(
+            f"Job Id: {number}\n    Job_Name = x\n    job_state = {'Q' if state == 'PEND' else 'R'}"
+        )
 
 
 def main(name, *words):

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import threading
-from pathlib import Path
 
 LIMIT = "nvidia.com/gpu"
 KUBECONFIG = """\
@@ -31,7 +30,7 @@ class Cluster:
         self.environment = environment
         self.secrets, self.jobs, self.processes = {}, {}, {}
         self.requests, self.failing = [], {}
-        """`failing`: a part of a path, and how many requests for it get no useful answer."""
+        """`failing`: a part of a request, and how many of them get no useful answer."""
         self._given = {}
         self._lock = threading.RLock()
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
@@ -54,11 +53,15 @@ class Cluster:
         """Return status and body of an answer."""
         with self._lock:
             self.requests.append((verb, path))
-            for part in [part for part, left in self.failing.items() if left and part in path]:
+            for part in [
+                part for part, left in self.failing.items() if left and part in f"{verb} {path}"
+            ]:
                 self.failing[part] -= 1
                 return 500, {"message": "the server is not well"}
             self._start_waiting()
-            kind, _, name = re.sub(r"\?.*", "", path).partition("/namespaces/default/")[2].partition("/")
+            kind, _, name = (
+                re.sub(r"\?.*", "", path).partition("/namespaces/default/")[2].partition("/")
+            )
             name, _, more = name.partition("/")
             return getattr(self, f"_{verb.lower()}_{kind}")(name, more or path, body)
 
@@ -94,7 +97,13 @@ class Cluster:
             return 200, {"items": []}
         status = self._status(job)
         state = {"running": {}} if status is None else {"terminated": {"exitCode": abs(status)}}
-        container = {"name": "snakemake", "image": "", "imageID": "", "ready": True, "restartCount": 0}
+        container = {
+            "name": "snakemake",
+            "image": "",
+            "imageID": "",
+            "ready": True,
+            "restartCount": 0,
+        }
         statuses = {"containerStatuses": [{**container, "state": state}]}
         return 200, {"items": [{"metadata": {"name": job}, "status": statuses}]}
 
@@ -124,7 +133,9 @@ class Cluster:
         variables = {"NVIDIA_VISIBLE_DEVICES": ",".join(self._given[name]) or "void"}
         for variable in container.get("env") or ():
             key = variable["valueFrom"]["secretKeyRef"]
-            variables[variable["name"]] = base64.b64decode(self.secrets[key["name"]][key["key"]]).decode()
+            variables[variable["name"]] = base64.b64decode(
+                self.secrets[key["name"]][key["key"]]
+            ).decode()
         (self.folder / f"{name}.workdir").mkdir()
         with (self.folder / f"{name}.log").open("w") as log:
             return subprocess.Popen(
@@ -154,7 +165,7 @@ def _handler(cluster):
             self.end_headers()
             self.wfile.write(data)
 
-        do_GET = do_POST = do_DELETE = _answer
+        do_GET = do_POST = do_DELETE = _answer  # noqa: N815
 
         def log_message(self, *arguments):
             pass

@@ -1,6 +1,5 @@
-"""Containers and conda environments: what their files say, and what can be tried without an engine."""
+"""Containers and conda environments: what their files say, and what can be tried without them."""
 
-import json
 import re
 import subprocess
 import sys
@@ -43,7 +42,7 @@ def test_a_containerfile_has_two_stages_a_user_and_no_entrypoint():
     assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
     assert "NVIDIA_VISIBLE_DEVICES" not in environment
     assert dict(last)["USER"] == "1000:1000"
-    assert (ROOT / environment["PYTHONPATH"].removeprefix("/opt/featuremill/")).is_dir()
+    assert (ROOT / environment["PYTHONPATH"].removeprefix("/usr/local/featuremill/")).is_dir()
     for extra in re.search(r"/source\[(.*?)\]", CONTAINERFILE)[1].split(","):
         assert extra in PROJECT["optional-dependencies"]
 
@@ -53,10 +52,10 @@ def test_a_build_gets_all_that_is_copied_and_nothing_more():
     assert (ROOT / ".dockerignore").read_text().split("\n") == ignore
     taken = {line[1:] for line in ignore if line.startswith("!")}
     assert ignore[1] == "*" and all((ROOT / name).exists() for name in taken)
-    copied = re.search(r"cp -r (.*) /opt/featuremill/", CONTAINERFILE)[1].split()
+    copied = re.search(r"cp -r (.*) /usr/local/featuremill/", CONTAINERFILE)[1].split()
     named = {name.removeprefix("/source/") for name in copied}
-    packed = yaml.safe_load(json.dumps(PROJECT["license-files"])) + [PROJECT["readme"]]
-    assert taken == named | {"constraints.txt", "pyproject.toml", "src", *packed}
+    packed = {*PROJECT["license-files"], PROJECT["readme"]}
+    assert taken == named | packed | {"constraints.txt", "pyproject.toml", "src"}
 
 
 def test_the_apptainer_definition_makes_the_same():
@@ -68,7 +67,7 @@ def test_the_apptainer_definition_makes_the_same():
     ours, theirs = variables(found["environment"]), variables(words["ENV"])
     assert ours == {key: theirs[key] for key in ours} and {"PATH", "PYTHONPATH"} <= set(ours)
     for command in (
-        "/opt/featuremill/venv/bin/pip install --no-cache-dir --disable-pip-version-check",
+        "/usr/local/featuremill/venv/bin/pip install --no-cache-dir --disable-pip-version-check",
         '-c /source/constraints.txt "/source[esm2,kubernetes]"',
         "cp -r /source/Snakefile /source/workflow /source/envs /source/config /source/profiles",
         "python3 python3-venv",
@@ -88,7 +87,9 @@ if given == ["info", "--json"]:
     print('{{"conda_prefix": "BASE", "platform": "linux-64"}}')
 elif given == ["--version"]:
     print("conda 25.1.1")
-elif given[:1] == ["config"]:
+elif given[0] == "clean":
+    pass
+elif given[0] == "config":
     print('{{"get": {{"channel_priority": "strict"}}}}')
 else:
     assert given[:2] == ["env", "create"], given
@@ -97,7 +98,8 @@ else:
     (site,) = prefix.glob("lib/python*/site-packages")
     (site / "others.pth").write_text({sysconfig.get_path("purelib")!r})
     (site / "sitecustomize.py").write_text(
-        "import sys; open('BASE/used', 'a').write(' '.join([sys.prefix, *sys.orig_argv[1:4], chr(10)]))"
+        "import sys\\n"
+        "open('BASE/used', 'a').write(' '.join([sys.prefix, *sys.orig_argv[1:4], chr(10)]))"
     )
 """
 
@@ -122,7 +124,9 @@ def test_jobs_run_in_the_environments_that_conda_makes(tmp_path, environment):
     verbs = {words[3]: words[0] for words in used if words[1:3] == ["-m", "featuremill"]}
     assert set(verbs) == {"plan", "extract", "merge", "report"}
     assert verbs["plan"] == verbs["merge"] != verbs["extract"]
-    (link,) = (tmp_path / ".snakemake/conda").glob(f"{verbs['plan']}/lib/python*/site-packages/featuremill")
+    (link,) = (tmp_path / ".snakemake/conda").glob(
+        f"{verbs['plan']}/lib/python*/site-packages/featuremill"
+    )
     assert link.resolve() == ROOT / "src/featuremill"
 
 

@@ -26,7 +26,9 @@ MANIFESTS = [
 
 def check(value, kind, place):
     """Hold `value` against the API's model `kind`: every key is known, every value of its type."""
-    if listed := re.fullmatch(r"(list|dict)\[(?:str, )?(.*)\]", kind.replace("(", "[").replace(")", "]")):
+    if listed := re.fullmatch(
+        r"(list|dict)\[(?:str, )?(.*)\]", kind.replace("(", "[").replace(")", "]")
+    ):
         assert isinstance(value, list if listed[1] == "list" else dict), place
         for key in value if listed[1] == "dict" else range(len(value)):
             check(value[key], listed[2], f"{place}.{key}")
@@ -68,7 +70,7 @@ def test_profile_and_manifests_agree():
         assert container["volumeMounts"][0]["mountPath"] == container["workingDir"] == path
         assert container["image"] == CONFIG["container-image"]
         assert pod["securityContext"]["fsGroup"] == int(user[2])
-        for place in re.findall(r"/opt/featuremill/(\S+)", container["args"][0]):
+        for place in re.findall(r"/usr/local/featuremill/(\S+)", container["args"][0]):
             assert (ROOT / place).exists()
     assert f"WORKDIR {path}\n" in containerfile
 
@@ -81,7 +83,7 @@ def test_every_key_of_the_profile_says_why():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_in_pods(tmp_path, environment, gpu_node):
-    """A pod that is killed and an API that fails now and then cost nothing but time."""
+    """A pod that is killed and an API that fails three times cost nothing but time."""
     node = gpu_node(2)
     volume, api = tmp_path / "volume", tmp_path / "api"
     volume.mkdir()
@@ -90,7 +92,7 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
     environment["PYTHONPATH"] += os.pathsep + str(PROFILE / "plugin")
     workflow = GpuWorkflow(volume, environment, node, 3, batch_seconds=2, batch_records=5)
     cluster = Cluster(api, workflow.environment, node.uuids)
-    cluster.failing = {"/status": 1, "labelSelector": 1}
+    cluster.failing = {"POST /apis/batch": 1, "/status": 1, "labelSelector": 1}
     workflow.environment = {**workflow.environment, "KUBECONFIG": str(cluster.kubeconfig)}
     try:
         process = workflow.start(
@@ -109,7 +111,10 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
         cluster.close()
     assert process.returncode == 0, said
     assert workflow.counts()["ok"] == 30 and "failed." in said
-    assert not cluster.secrets and ("POST", "/apis/batch/v1/namespaces/default/jobs") in cluster.requests
+    assert (
+        not cluster.secrets
+        and ("POST", "/apis/batch/v1/namespaces/default/jobs") in cluster.requests
+    )
     spans = workflow.spans()
     assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
     check_pods(cluster, volume)

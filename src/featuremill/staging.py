@@ -1,4 +1,4 @@
-"""Weights on a node's own disk: copied once, when asked, so that not every job reads the shared one.
+"""Weights on a node's own disk: copied once, when asked, and read there by every job of the node.
 
 Asked for with the environment variable FEATUREMILL_STAGE, a folder. It knows nothing of models, and
 never changes which values come out: a copy has the sha256 of the recipe or is not used.

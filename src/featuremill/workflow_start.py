@@ -77,8 +77,9 @@ def refuse_default_storage(workflow: Any) -> None:
     """
     if workflow.storage_settings.default_storage_provider is not None:
         raise RefusedError(
-            "--default-storage-provider takes a run's files away from its store, which has to stand "
-            "beside them; leave it out and name remote files one by one, as docs/clusters.md shows."
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
         )
 
 

@@ -66,7 +66,8 @@ def _pbs(job: Mapping[str, Any], folder: Path) -> list[str]:
     chunk = f"select=1:ncpus={job['threads']}:mem={resources['mem_mb']}mb"
     if resources.get("gpu"):
         chunk += f":ngpus={resources['gpu']}"
-    words = ["qsub", "-V", "-N", job["name"][:15], "-l", chunk, "-l", f"walltime={hours}:{minutes:02}:00"]
+    words = ["qsub", "-V", "-N", job["name"][:15], "-l", chunk]
+    words += ["-l", f"walltime={hours}:{minutes:02}:00"]
     words += ["-j", "oe", "-o", f"{folder}/"]
     for option, key in (("-q", "pbs_queue"), ("-P", "pbs_project")):
         words += [option, resources[key]] if resources.get(key) else []

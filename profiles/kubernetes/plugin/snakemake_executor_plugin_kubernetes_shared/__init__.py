@@ -1,14 +1,15 @@
 """Snakemake's Kubernetes executor for a working directory on a volume that all pods mount.
 
-snakemake-executor-plugin-kubernetes 0.5 declares that there is no shared file system, and no option takes
-that back: every file is then copied through object storage, each pod starts in an empty folder and
-installs packages first. featuremill's store is not declared to Snakemake and cannot be copied so. Here
-the same executor, its pods, secrets and clean-up, runs with the opposite declaration; what a pod does
-first is to change into the volume. And three things that end or hang a whole run there end only a job,
-or nothing: a failed pod, an API that does not answer once, a job that the API does not take.
+snakemake-executor-plugin-kubernetes 0.5 declares that there is no shared file system, and no option
+takes that back: every file is then copied through object storage, each pod starts in an empty
+folder and installs packages first. featuremill's store is not declared to Snakemake and cannot be
+copied so. Here the same executor, its pods, secrets and clean-up, runs with the opposite
+declaration; what a pod does first is to change into the volume. And three things that end or hang a
+whole run there end only a job, or nothing: a failed pod, an API that does not answer once, a job
+that the API does not take.
 
-Used as `executor: kubernetes-shared`, which takes the options of the Kubernetes plugin under its own
-name; PYTHONPATH has to name the folder that this package is in.
+Used as `executor: kubernetes-shared`, which takes the options of the Kubernetes plugin under its
+own name; PYTHONPATH has to name the folder that this package is in.
 """
 
 import shlex
@@ -38,11 +39,13 @@ class Api(CoreV1Api):
     def read_namespaced_pod_log(self, name, namespace, **options):
         """Return a pod's log.
 
-        The plugin asks for the container before this one; its pods never have one, so the API answers
-        400, and that ends the run.
+        The plugin asks for the container before this one; its pods never have one, so the API
+        answers 400, and that ends the run.
         """
         try:
-            return super().read_namespaced_pod_log(name, namespace, **{**options, "previous": False})
+            return super().read_namespaced_pod_log(
+                name, namespace, **{**options, "previous": False}
+            )
         except ApiException as error:
             return f"the log of {name} is not to be had: {error.reason}"
 
