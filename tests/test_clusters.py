@@ -146,6 +146,27 @@ def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
     assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
 
 
+@pytest.mark.slow
+def test_jobs_that_outlive_a_killed_snakemake_compute_nothing_twice(
+    tmp_path, environment, gpu_node
+):
+    node = gpu_node(2)
+    commands = tmp_path / "batch"
+    workflow = GpuWorkflow(tmp_path, environment, node, 2, batch_seconds=15)
+    workflow.environment |= batch_commands.install(commands, node.uuids)
+    profile = ("--workflow-profile", str(ROOT / "profiles/lsf"))
+    command = (*profile, "--seconds-between-status-checks", "1")
+    process = workflow.start(*command)
+    wait_for(lambda: len(batch_commands.jobs(commands)) == 3, 200)
+    wait_for(workflow.spans_file.exists, 200)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    workflow(*command)
+    assert workflow.counts()["ok"] == 20
+    assert len(batch_commands.jobs(commands)) == 7, "plan, each shard twice, merge, report"
+    assert sum(map(len, workflow.spans().values())) == 2, "one batch a shard"
+
+
 def test_a_default_storage_is_refused(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(3))
     storage = ("--default-storage-provider", "fs", "--default-storage-prefix", "bucket")

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 import yaml
@@ -124,9 +125,7 @@ def test_jobs_run_in_the_environments_that_conda_makes(tmp_path, environment):
     verbs = {words[3]: words[0] for words in used if words[1:3] == ["-m", "featuremill"]}
     assert set(verbs) == {"plan", "extract", "merge", "report"}
     assert verbs["plan"] == verbs["merge"] != verbs["extract"]
-    (link,) = (tmp_path / ".snakemake/conda").glob(
-        f"{verbs['plan']}/lib/python*/site-packages/featuremill"
-    )
+    (link,) = Path(verbs["plan"]).glob("lib/python*/site-packages/featuremill")
     assert link.resolve() == ROOT / "src/featuremill"
 
 
