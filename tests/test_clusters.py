@@ -147,24 +147,37 @@ def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
 
 
 @pytest.mark.slow
-def test_jobs_that_outlive_a_killed_snakemake_compute_nothing_twice(
-    tmp_path, environment, gpu_node
-):
+@pytest.mark.parametrize(("system", "number"), [("lsf", signal.SIGKILL), ("pbs", signal.SIGINT)])
+def test_a_run_goes_on_after_its_snakemake(tmp_path, environment, gpu_node, system, number):
+    """Killed, its jobs go on and nothing is computed twice; stopped, it takes them along."""
     node = gpu_node(2)
     commands = tmp_path / "batch"
     workflow = GpuWorkflow(tmp_path, environment, node, 2, batch_seconds=15)
     workflow.environment |= batch_commands.install(commands, node.uuids)
-    profile = ("--workflow-profile", str(ROOT / "profiles/lsf"))
+    profile = ("--workflow-profile", str(ROOT / "profiles" / system))
     command = (*profile, "--seconds-between-status-checks", "1")
     process = workflow.start(*command)
     wait_for(lambda: len(batch_commands.jobs(commands)) == 3, 200)
     wait_for(workflow.spans_file.exists, 200)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    process.send_signal(number)
+    process.communicate(timeout=200)
+    if number == signal.SIGINT:
+        states = [job / "state" for job in batch_commands.jobs(commands)[1:]]
+        wait_for(lambda: {state.read_text() for state in states} == {"EXIT"})
     workflow(*command)
     assert workflow.counts()["ok"] == 20
     assert len(batch_commands.jobs(commands)) == 7, "plan, each shard twice, merge, report"
     assert sum(map(len, workflow.spans().values())) == 2, "one batch a shard"
+
+
+@pytest.mark.parametrize("name", ["kubernetes", "lsf", "pbs"])
+def test_every_key_of_a_profile_says_why(name):
+    text = (ROOT / "profiles" / name / "config.yaml").read_text()
+    keys = re.findall(r"^ *(?:# )?[a-z_-]+:.*$", text, re.MULTILINE)
+    above = text.splitlines()
+    for line in keys:
+        is_told = "# " in line.lstrip(" #") or above[above.index(line) - 1].startswith("# ")
+        assert is_told, line
 
 
 def test_a_default_storage_is_refused(tmp_path, environment):

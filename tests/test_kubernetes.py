@@ -75,11 +75,6 @@ def test_profile_and_manifests_agree():
     assert f"WORKDIR {path}\n" in containerfile
 
 
-def test_every_key_of_the_profile_says_why():
-    for line in (PROFILE / "config.yaml").read_text().splitlines():
-        assert not re.match(r"\s*(# )?[a-z_-]+: \S", line) or " # " in line, line
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_in_pods(tmp_path, environment, gpu_node):
