@@ -33,6 +33,7 @@ _claimed: dict[Path, TextIO] = {}
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if workflow.is_main_process and executes(workflow):
+        refuse_default_storage(workflow)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
         claim_run(results, workflow.modifier.modify_rulename("{}"))
@@ -74,6 +75,18 @@ def claim_run(results: str, rules: str = "{}") -> None:
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
         owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]), folder, rules)
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
+    and would stay behind, with a plan elsewhere.
+    """
+    if workflow.storage_settings.default_storage_provider is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
+        )
 
 
 def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:

@@ -142,10 +142,11 @@ def prepare_jobs(workflow: Any) -> None:
     that they end with Snakemake.
 
     The path is for environments that are not active; where another workflow imports this one, its
-    own programs stay what they are. A job whose Snakemake was killed must not go on beside the next
-    one.
+    own programs stay what they are. The package is for conda environments
+    (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
