@@ -4,7 +4,7 @@
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
 
-from featuremill import workflow_inputs, workflow_start, workflow_totals
+from featuremill import workflow_inputs, workflow_slurm, workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
 from featuremill.outputs import FILES, FOLDERS
@@ -20,6 +20,7 @@ weights_files = support.weights_json(run)
 support.prepare_jobs(workflow)
 support.answer_sigterm()
 workflow_start.prepare(workflow, run, results)
+workflow_slurm.prepare(workflow)
 workflow_totals.tell(workflow, results)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
 
