@@ -1,10 +1,10 @@
 """sbatch, squeue and sacct as Snakemake's Slurm executor needs them (docs/slurm-status.md).
 
-The executor forgets its jobs, or waits for them for ever, on events that happen on any cluster. So a
-run puts these first in its PATH (`workflow_slurm.py`): `sbatch` keeps on record what was submitted and
-how each job ended, and a status query is answered from the controller, the accounting database (where
-there is one) and that record, in the words that the executor knows. Whatever else the three are asked
-goes to Slurm's own.
+The executor forgets its jobs, or waits for them for ever, on events that happen on any cluster.
+So a run puts these first in its PATH (`workflow_slurm.py`): `sbatch` keeps on record what was
+submitted and how each job ended, and a status query is answered from the controller, the accounting
+database (where there is one) and that record, in the words that the executor knows. Whatever else
+the three are asked goes to Slurm's own.
 
     python -I -S slurm_commands.py FOLDER sbatch|squeue|sacct ARGUMENTS…
 
@@ -158,13 +158,17 @@ def submit(real: dict[str, str], run: Run, arguments: list[str]) -> int:
         return 1
     run.folder.mkdir(parents=True, exist_ok=True)
     begin = "--wrap="
-    words = [f"{begin}{run.watched(w[len(begin) :])}" if w.startswith(begin) else w for w in arguments]
+    words = [
+        f"{begin}{run.watched(w[len(begin) :])}" if w.startswith(begin) else w for w in arguments
+    ]
     script = None
     if arguments[-1] == "/dev/stdin":
         script = "#!/bin/sh\n" + run.watched(sys.stdin.read().removeprefix("#!/bin/sh\n"))
     until = time.monotonic() + PATIENCE_SECONDS
     while True:
-        done = subprocess.run([real["sbatch"], *words], input=script, capture_output=True, text=True)
+        done = subprocess.run(
+            [real["sbatch"], *words], input=script, capture_output=True, text=True
+        )
         is_away = done.returncode and any(said in done.stderr.lower() for said in UNREACHABLE)
         if not is_away or time.monotonic() > until:
             break
@@ -261,7 +265,7 @@ def main(folder: Path, command: str, arguments: list[str]) -> int:
     if not real.get(command):
         sys.stderr.write(f"{command}: not found\n")
         return 127
-    os.execv(real[command], [command, *arguments])
+    return os.execv(real[command], [command, *arguments])  # noqa: S606
 
 
 def _value(arguments: list[str], option: str) -> str:
