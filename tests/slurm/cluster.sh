@@ -2,14 +2,15 @@
 # A Slurm cluster in namespaces of its own; tests/slurm_cluster.py starts it. When this, their first
 # process, ends, the kernel ends every other, so that no daemon, mount or port outlives the tests.
 #
-#   unshare --mount --pid --fork --kill-child --net --mount-proc --uts bash cluster.sh FOLDER GPUS
+#   unshare --mount --pid --fork --kill-child --net --mount-proc --uts bash cluster.sh FOLDER GPUS [GROUPS]
 #
-# FOLDER/etc has slurm.conf and its like, FOLDER/hosts the names. Commands come on standard input, one
+# FOLDER/etc has slurm.conf and its like, FOLDER/hosts the names; GROUPS are control groups. Commands come on standard input, one
 # a line (start NAME, stop NAME, kill NAME; NAME: munged, mariadbd, slurmdbd, slurmctld or a node);
 # each is answered with one line: ok, or what went wrong. End of input is the end of the cluster.
 set -u
 folder=$1
 num_gpus=$2
+groups=${3-}
 wait_for() { # SECONDS COMMAND...
   local until=$((SECONDS + $1))
   shift
@@ -34,7 +35,10 @@ world() {
   # gres.conf takes nothing but devices. Major 195 is NVIDIA's; no driver needs to stand behind it.
   local gpu
   for ((gpu = 0; gpu < num_gpus; gpu++)); do mknod -m 666 "/run/dev/nvidia$gpu" c 195 "$gpu" || return; done
-  (umask 077 && head -c 128 /dev/urandom >/run/munge/key)
+  (umask 077 && head -c 128 /dev/urandom >/run/munge/key) || return
+  # Slurm's control groups go into one of the cluster's own, which it finds where it looks for the root.
+  local group
+  for group in $groups; do mount --bind "$group" "$(dirname "$group")" || return; done
 }
 
 start() {
@@ -49,8 +53,8 @@ start() {
           --auth-root-authentication-method=socket --skip-test-db >"$folder/log/mariadb-install" 2>&1 || return
       fi
       mariadbd --no-defaults --user=mysql --datadir=/run/mysql --socket=/run/mysqld/mysqld.sock \
-        --bind-address=127.0.0.1 --pid-file=/run/mariadbd.ready --innodb-buffer-pool-size=64M \
-        --innodb-lock-wait-timeout=900 --innodb-flush-log-at-trx-commit=0 </dev/null >"$folder/log/mariadbd" 2>&1 &
+        --bind-address=127.0.0.1 --pid-file=/run/mysqld/pid --innodb-buffer-pool-size=64M \
+        --innodb-lock-wait-timeout=900 --innodb-use-native-aio=0 --innodb-flush-log-at-trx-commit=0 </dev/null >"$folder/log/mariadbd" 2>&1 &
       echo $! >/run/mariadbd.pid
       local user="slurm@127.0.0.1 identified by 'testbed'"
       wait_for 30 mariadb --no-defaults --socket=/run/mysqld/mysqld.sock \
