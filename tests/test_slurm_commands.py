@@ -274,7 +274,8 @@ def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa
     happen(cluster, all_events)
     for daemon in ["slurmdbd", "slurmctld"] if database else ["slurmctld"]:
         cluster.stop(daemon)
-        (all_events.folder / "go").touch(exist_ok=daemon == "slurmctld")
+        if daemon == "slurmctld":
+            (all_events.folder / "go").touch()  # a job ends meanwhile
         all_events.polled()
         cluster.start(daemon)
     assert few.ended(90)[:2] == ({"well"}, 1)
@@ -303,12 +304,9 @@ def happen(cluster, workflow):
 def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):  # noqa: F811
     cluster = slurm_cluster(gpus=1)
     folder = tmp_path / "featuremill-slurm"
-    find = [
-        sys.executable,
-        "-c",
-        f"import pathlib; from featuremill import workflow_slurm as w; w.put_first(pathlib.Path({str(folder)!r}))",
-    ]
-    cluster.run(*find)
+    ours = f"workflow_slurm.put_first(pathlib.Path({str(folder)!r}))"
+    code = f"import pathlib; from featuremill import workflow_slurm; {ours}"
+    cluster.run(sys.executable, "-c", code)
     cluster.stop("slurmctld")
     words = ["--parsable", "--job-name", NAME, "-o", "/dev/null", "--wrap=exit 3"]
     sbatch = cluster.popen(folder / "bin" / "sbatch", *words, stdout=subprocess.PIPE)
