@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from featuremill.doctor.slurm_facts import Cluster, NodeSet
+from featuremill.doctor.slurm_facts import Cluster
 
 MIN_JOB_AGE_SECONDS = 200
 """The executor looks every 180 s at least: jobs that squeue forgets sooner are never seen again."""
 USUAL_JOBS = 100
 USUAL_MINUTES = 240
 USUAL_MEMORY_MB = 8000
+NO_LIMIT = 10**9
 
 
 class StatusMode(NamedTuple):
@@ -52,10 +53,7 @@ def gpu_partitions(cluster: Cluster) -> list[GpuPartition]:
     """Return the partitions with GPUs, the longest time limit first."""
     names = dict.fromkeys(one.partition for one in cluster.node_sets if one.gpus)
     found = [_gpu_partition(cluster, name) for name in names]
-    longest = float("inf")
-    return sorted(
-        found, key=lambda one: (-sum(one.gpus.values()) == 0, -(one.limit_minutes or longest))
-    )
+    return sorted(found, key=lambda one: (not one.gpus, -(one.limit_minutes or NO_LIMIT)))
 
 
 def _gpu_partition(cluster: Cluster, name: str) -> GpuPartition:
@@ -90,7 +88,9 @@ def profile(cluster: Cluster) -> list[str]:
         lines.append(f"  slurm_account: {quoted(accounts[0])}{others}")
     general = default or next(iter(cluster.node_sets), None)
     if general:
-        lines += list(_resources(general.partition, general.limit_minutes, general.memory_mb))
+        most_mb = cluster.config.get("MaxMemPerNode", "")
+        memory_mb = _clipped(general.memory_mb, int(most_mb) if most_mb.isdecimal() else None)
+        lines += list(_resources(general.partition, general.limit_minutes, memory_mb))
     if partitions:
         lines += ["set-resources:", "  extract:", *_gpu_lines(partitions)]
     return lines
@@ -127,6 +127,3 @@ def quoted(name: str) -> str:
     is_plain = name.replace("_", "a").replace("-", "a").isalnum() and name[0].isalpha()
     words = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
     return name if is_plain and name.lower() not in words else "'" + name.replace("'", "''") + "'"
-
-
-__all__ = ["NodeSet", "StatusMode", "gpu_partitions", "profile", "status_mode"]

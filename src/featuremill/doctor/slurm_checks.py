@@ -57,7 +57,8 @@ def _status(cluster: Cluster) -> Iterator[Issue]:
             "slurm-no-accounting",
             "There is no accounting database: how a job ended is known for "
             f"{age} s (MinJobAge), and after that from what the job left on record.",
-            "Nothing to do with this workflow; others need slurm-status-command: squeue.",
+            "Nothing to do with this workflow; another one would need slurm-status-command: squeue, "
+            "and would lose its jobs when the controller is away.",
         )
     elif cluster.accounting != "yes":
         yield Issue(
@@ -85,16 +86,16 @@ def _nodes(cluster: Cluster) -> Iterator[Issue]:
             "No node of this cluster offers GPUs (Gres=gpu).",
             "Set device: cpu, or ask the administrators how GPUs are asked for.",
         )
+    away = {one.name: (one.num_unusable, sum(one.gpus.values())) for one in partitions}
+    told = [f"{name} {bad} of {bad + good}" for name, (bad, good) in away.items() if bad]
+    if told:
+        yield Issue(
+            "warning" if any(good for _, good in away.values()) else "error",
+            "slurm-nodes-away",
+            f"GPUs on nodes that are down or drained, by partition: {', '.join(told)}.",
+            "sinfo -R says why; jobs wait for the others.",
+        )
     for one in partitions:
-        usable = sum(one.gpus.values())
-        if one.num_unusable:
-            yield Issue(
-                "warning" if usable else "error" if len(partitions) == 1 else "warning",
-                "slurm-nodes-away",
-                f"Partition {one.name}: {one.num_unusable} of {usable + one.num_unusable} GPUs are "
-                "on nodes that are down or drained.",
-                "sinfo -R says why; jobs wait for the others.",
-            )
         if one.limit_minutes is not None and one.limit_minutes < SHORT_MINUTES:
             yield Issue(
                 "warning",

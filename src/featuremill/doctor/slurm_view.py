@@ -10,6 +10,7 @@ from typing import Any
 
 from featuremill.doctor import slurm_advice, slurm_checks, slurm_facts, view
 from featuremill.doctor.report import SEVERITIES, VERSION
+from featuremill.errors import UserError
 from featuremill.text import one_line
 
 NOT_READY = 1
@@ -19,6 +20,10 @@ MAX_SECONDS = 30.0
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill doctor --slurm`; return 0 when a run can be submitted, else 1."""
+    others = {"--model": "model", "--memory-mb": "memory_mb", "--devices": "devices"}
+    others |= {"--run": "is_timed", "--bundle": "bundle"}
+    if given := [option for option, name in others.items() if getattr(arguments, name)]:
+        raise UserError(f"--slurm looks at the cluster, so it takes no {given[0]}; ask twice.")
     cluster = slurm_facts.look(arguments.results, min(arguments.timeout, MAX_SECONDS))
     answer = as_json(cluster)
     if arguments.json:
