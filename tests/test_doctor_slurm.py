@@ -1,21 +1,21 @@
-"""doctor --slurm: how Slurm's answers are read (recorded from Slurm 22.05), what it says and advises,
+"""doctor --slurm: how Slurm's answers are read (recorded from Slurm 22.05), what it says of them,
 and, on a real cluster, that its advice works.
 """
 
+import argparse
 import json
 import re
-import subprocess
 import sys
 
-import jsonschema
 import pytest
 import yaml
 from conftest import ROOT
 from slurm_cluster import slurm_cluster  # noqa: F401
-from test_doctor import NUMBER, SCHEMA, TEXT, several, some, thing
 
+from featuremill import doctor
 from featuremill.doctor import slurm_facts
 from featuremill.doctor.slurm_advice import quoted
+from featuremill.errors import UserError
 
 CONFIG = """\
 Configuration data as of 2026-11-21T22:36:10
@@ -39,27 +39,12 @@ short|up|30:00|n/a|1|idle|gpu:a100:2,gpu:l4:2|64000
 cheap|up|infinite|n/a|1|drained|gpu:4|64000
 """
 ASSOCIATIONS = "root|\nmill|40\n"
+PARSER = argparse.ArgumentParser()
+doctor.add_arguments(PARSER)
 CODES = set(re.findall(r"`(slurm-[a-z-]+)`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
-ANSWER = thing(
-    version={"const": 1},
-    ready={"type": "boolean"},
-    cluster=some("string"),
-    accounting=TEXT,
-    min_job_age_seconds=NUMBER,
-    partitions=several(
-        thing(
-            name=TEXT,
-            limit_minutes=some("integer"),
-            gpus={"type": "object", "additionalProperties": {"type": "integer"}},
-            unusable_gpus=NUMBER,
-            memory_mb=NUMBER,
-        )
-    ),
-    status=thing(command=TEXT, without_ours=some("string"), why=TEXT),
-    issues=SCHEMA["properties"]["issues"],
-    profile=several(TEXT),
-    versions={"type": "object", "additionalProperties": TEXT},
-)
+KEYS = {"version", "ready", "cluster", "accounting", "min_job_age_seconds", "partitions"}
+KEYS |= {"status", "issues", "profile", "versions"}
+PARTITION_KEYS = {"name", "limit_minutes", "gpus", "unusable_gpus", "memory_mb"}
 
 
 def test_time_limits_and_gpus_as_sinfo_writes_them():
@@ -76,10 +61,11 @@ def test_names_stay_text_in_yaml():
 
 
 class Answers:
-    """Pretend commands; one without an answer fails. `ask` runs the doctor among them."""
+    """Pretend commands, and a doctor among them."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, capsys):
         self.folder = folder
+        self._capsys = capsys
         self.says("sbatch", "")
         self.says("squeue", "")
         self.says("scontrol", CONFIG)
@@ -97,27 +83,28 @@ class Answers:
         (self.folder / command).write_text(f"#!/bin/sh\necho '{error}' >&2\nexit 1\n")
 
     def ask(self, *arguments, status=0):
-        command = [sys.executable, "-m", "featuremill", "doctor", "--slurm", *arguments]
-        environment = {"PATH": f"{self.folder}:/usr/bin:/bin", "HOME": str(self.folder)}
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=60
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        return done.stderr if status == 2 else checked(done.stdout, "--json" in arguments)
+        parsed = PARSER.parse_args(["--slurm", *arguments])
+        assert doctor.run(parsed) == status
+        return checked(self._capsys.readouterr().out, parsed.json)
 
 
 def checked(output, is_json):
     if not is_json:
         return output
     answer = json.loads(output)
-    jsonschema.validate(answer, ANSWER)
+    assert set(answer) == KEYS
+    assert all(set(one) == PARTITION_KEYS for one in answer["partitions"])
+    assert set(answer["status"]) == {"command", "without_ours", "why"}
+    assert all(re.fullmatch(r".*\.", f"{i['what']}{i['remedy']}") for i in answer["issues"])
     assert {issue["code"] for issue in answer["issues"]} <= CODES
     return answer
 
 
 @pytest.fixture
-def cluster(tmp_path):
-    return Answers(tmp_path)
+def cluster(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    return Answers(tmp_path, capsys)
 
 
 def codes(answer):
@@ -171,19 +158,16 @@ def test_names_from_the_cluster_do_not_act_on_the_terminal(cluster):
     assert "\x1b" not in cluster.ask()
 
 
-def test_without_slurm_it_is_one_sentence(cluster):
+def test_without_slurm_it_is_one_sentence(cluster, verbs):
     (cluster.folder / "sinfo").unlink()
-    path = f"{cluster.folder}"
-    done = subprocess.run(
-        [sys.executable, "-m", "featuremill", "doctor", "--slurm"],
-        env={"PATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "sinfo: not in PATH" in done.stderr
-    assert "takes no --model" in cluster.ask("--model", "mill_t6_1M", status=2)
+    verbs.environment["PATH"] = str(cluster.folder)
+    said = verbs("doctor", "--slurm", status=2)
+    assert (said.count("\n"), "sinfo: not in PATH" in said) == (1, True)
+
+
+def test_what_is_about_this_machine_is_refused_beside_it(cluster):
+    with pytest.raises(UserError, match="takes no --model"):
+        cluster.ask("--model", "mill_t6_1M")
 
 
 SNAKEFILE = """\
@@ -206,8 +190,8 @@ def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):  # noqa: F
     folder = tmp_path / "run"
     profile = folder / "profile"
     profile.mkdir(parents=True)
-    doctor = [sys.executable, "-m", "featuremill", "doctor", "--slurm", "--json"]
-    answer = checked(cluster.run(*doctor, cwd=folder), True)
+    ask = [sys.executable, "-m", "featuremill", "doctor", "--slurm", "--json"]
+    answer = checked(cluster.run(*ask, cwd=folder), True)
     assert answer["accounting"] == "yes"
     assert answer["partitions"][0]["gpus"] == {"a100": 3, "l4": 1}
     lines = "\n".join(answer["profile"]).replace("checks: 20", "checks: 2")
@@ -217,8 +201,8 @@ def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):  # noqa: F
     cluster.run(*snakemake, "--latency-wait", "10", cwd=folder, timeout=90)
     assert (folder / "done").read_text() == "0\n"
     cluster.stop("slurmdbd")
-    answer = checked(cluster.run(*doctor, cwd=folder), True)
+    answer = checked(cluster.run(*ask, cwd=folder), True)
     assert "slurm-database-away" in codes(answer)
     cluster.stop("slurmctld")
-    answer = checked(cluster.run(*doctor, cwd=folder, status=1), True)
+    answer = checked(cluster.run(*ask, cwd=folder, status=1), True)
     assert "slurm-silent" in codes(answer)

@@ -216,23 +216,32 @@ PartitionName=back Nodes=gpu1 MaxTime=INFINITE
 """
 ENDS_WELL = {"well", "requeue", "away"}
 EVENTS = [*sorted(ENDS_WELL), "fails", "nodefail", "preempt", "scancel", "timeout", "toolong"]
+FEW = ["scancel", "well"]
 
 
 class Workflow:
     """A Snakemake with the Slurm executor inside a cluster, one job an event."""
 
-    def __init__(self, cluster, folder, mode, events):
-        self.cluster, self.folder = cluster, folder
-        folder.mkdir()
-        (folder / "Snakefile").write_text(SNAKEFILE)
-        self.log = folder / "log"
+    def __init__(self, cluster, parent, mode, events):
+        self.cluster, self.folder = cluster, parent / mode
+        self.folder.mkdir()
+        (self.folder / "Snakefile").write_text(SNAKEFILE)
+        self.log = self.folder / "log"
         options = ["--executor", "slurm", "--jobs", "20", "--keep-going", "--verbose"]
         options += ["--slurm-status-command", mode, "--latency-wait", "5", "--nocolor"]
         options += ["--slurm-init-seconds-before-status-checks", "2"]
         options += ["--config", f"events={'+'.join(events)}"]
         with self.log.open("w") as log:
             command = [sys.executable, "-m", "snakemake", *options]
-            self.process = cluster.popen(*command, cwd=folder, stdout=log, stderr=log)
+            self.process = cluster.popen(*command, cwd=self.folder, stdout=log, stderr=log)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.cluster.signal(self.process, 9)
+            self.process.wait()
 
     def job(self, event):
         """Return the Slurm id of the event's job, once it computes."""
@@ -251,7 +260,6 @@ class Workflow:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.cluster.signal(self.process, 9)
             pytest.fail(f"it waits: {self.cluster.jobs()}\n{self.log.read_text()[-3000:]}")
         text = self.log.read_text()
         failures = text.count("message: SLURM-job")
@@ -267,19 +275,19 @@ def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa
     age = 300 if database else 2
     cluster = slurm_cluster(nodes=3, gpus=1, dbd=database, min_job_age=age, more_conf=PARTITIONS)
     modes = ["sacct", "squeue"] if database else ["squeue", "sacct"]
-    all_events = Workflow(cluster, tmp_path / "all", modes[0], EVENTS)
-    few = Workflow(cluster, tmp_path / "few", modes[1], ["scancel", "well"])
-    for workflow in (all_events, few):
-        cluster.run("scancel", workflow.job("scancel"))
-    happen(cluster, all_events)
-    for daemon in ["slurmdbd", "slurmctld"] if database else ["slurmctld"]:
-        cluster.stop(daemon)
-        if daemon == "slurmctld":
-            (all_events.folder / "go").touch()  # a job ends meanwhile
-        all_events.polled()
-        cluster.start(daemon)
-    assert few.ended(90)[:2] == ({"well"}, 1)
-    made, failures, text = all_events.ended(180)
+    options = cluster, tmp_path
+    with Workflow(*options, modes[0], EVENTS) as every, Workflow(*options, modes[1], FEW) as few:
+        for workflow in (every, few):
+            cluster.run("scancel", workflow.job("scancel"))
+        happen(cluster, every)
+        for daemon in ["slurmdbd", "slurmctld"] if database else ["slurmctld"]:
+            cluster.stop(daemon)
+            if daemon == "slurmctld":
+                (every.folder / "go").touch()  # a job ends meanwhile
+            every.polled()
+            cluster.start(daemon)
+        assert few.ended(90)[:2] == ({"well"}, 1)
+        made, failures, text = every.ended(180)
     assert made == ENDS_WELL
     assert failures == len(EVENTS) - len(ENDS_WELL)
     assert "it could never start (PENDING: PartitionTimeLimit)" in text or modes[0] == "squeue"
@@ -294,6 +302,7 @@ def happen(cluster, workflow):
     wrap = ["-o", "/dev/null", "--wrap", "true"]
     cluster.run("sbatch", "-p", "first", "--exclusive", "-t", "2", *wrap)
     again = workflow.job("requeue")
+    cluster.run("scontrol", "update", f"jobid={again}", "requeue=1")
     cluster.run("scontrol", "requeue", again)
     # Slurm lets a requeued job wait for two minutes.
     cluster.wait_until(lambda: cluster.jobs()[again][0] == "PENDING")

@@ -57,8 +57,8 @@ def _status(cluster: Cluster) -> Iterator[Issue]:
             "slurm-no-accounting",
             "There is no accounting database: how a job ended is known for "
             f"{age} s (MinJobAge), and after that from what the job left on record.",
-            "Nothing to do with this workflow; another one would need slurm-status-command: squeue, "
-            "and would lose its jobs when the controller is away.",
+            "Nothing to do with this workflow; another one would need slurm-status-command: "
+            "squeue, and would lose its jobs when the controller is away.",
         )
     elif cluster.accounting != "yes":
         yield Issue(
