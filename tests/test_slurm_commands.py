@@ -139,11 +139,12 @@ def test_submissions_are_recorded_with_how_the_job_ended(slurm):
     assert run.exit_status("15") == "3"
 
 
-def test_job_arrays_are_refused(slurm):
-    words = ["--parsable", "--job-name", NAME, "--array=1-4", "--wrap=true"]
-    done = subprocess.run(["sbatch", *words], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "slurm-array-jobs" in done.stderr
+def test_what_could_not_be_followed_is_refused(slurm):
+    for option, word in (("--array=1-4", "slurm-array-jobs"), ("--clusters", "slurm_cluster")):
+        words = ["--parsable", "--job-name", NAME, option, "--wrap=true"]
+        done = subprocess.run(["sbatch", *words], capture_output=True, text=True)
+        assert done.returncode == 1
+        assert word in done.stderr
 
 
 def test_what_others_ask_goes_to_slurm_itself(slurm):
@@ -286,7 +287,7 @@ def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa
                 (every.folder / "go").touch()  # a job ends meanwhile
             every.polled()
             cluster.start(daemon)
-        assert few.ended(90)[:2] == ({"well"}, 1)
+        assert few.ended(150)[:2] == ({"well"}, 1)
         made, failures, text = every.ended(180)
     assert made == ENDS_WELL
     assert failures == len(EVENTS) - len(ENDS_WELL)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -24,8 +25,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 REAL_COMMANDS = "commands.json"
-GRACE_SECONDS = 30.0
-"""How long a job that Slurm does not know any more may wait for its record to appear."""
+GRACE_SECONDS = 60.0
+"""How long a job that Slurm does not know any more is waited for: network file systems show a new
+file late, and the database may lag."""
 ANSWER_SECONDS = 20.0
 """For one question; the executor gives up after 60 s and then forgets every job."""
 PATIENCE_SECONDS = 3600.0
@@ -33,6 +35,11 @@ PATIENCE_SECONDS = 3600.0
 PAUSE_SECONDS = 5.0
 UNREACHABLE = ("unable to contact slurm controller", "connection refused", "connect failure")
 """What sbatch says when nothing can have been submitted."""
+
+REFUSED = {
+    "--array": "job arrays hang in the executor: leave slurm-array-jobs out.",
+    "--clusters": "jobs are looked for on one cluster only: leave slurm_cluster out.",
+}
 
 FAILURES = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"}
 """Final states that the executor takes for failures."""
@@ -59,7 +66,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    live: Live | None, accounted: str, exit_status: str, missed_seconds: float
+    live: Live | None, accounted: str = "", exit_status: str = "", missed_seconds: float = 0.0
 ) -> Verdict | None:
     """Say how a job ended; None while it may still run.
 
@@ -142,7 +149,7 @@ class Run:
 
     def watched(self, script: str) -> str:
         """Return the job's script so that it leaves its exit status in this folder."""
-        path = _quoted(str(self.folder))
+        path = shlex.quote(str(self.folder))
         place = f'{path}/"$SLURM_JOB_ID".exit'
         return (
             f"rm -f {place}\n({script}\n)\nstatus=$?\n"
@@ -153,9 +160,10 @@ class Run:
 
 def submit(real: dict[str, str], run: Run, arguments: list[str]) -> int:
     """Submit a job, waiting for a controller that is away; return sbatch's exit status."""
-    if any(word.startswith(("--array", "-a")) for word in arguments):
-        sys.stderr.write("job arrays hang in the executor: leave slurm-array-jobs out.\n")
-        return 1
+    for option, trouble in REFUSED.items():
+        if any(word.partition("=")[0] == option for word in arguments):
+            sys.stderr.write(f"{trouble}\n")
+            return 1
     run.folder.mkdir(parents=True, exist_ok=True)
     begin = "--wrap="
     words = [
@@ -197,8 +205,10 @@ def statuses(real: dict[str, str], run: Run) -> dict[str, str]:
         now = live.get(job)
         if now:
             run.forget_miss(job)
-        missed_seconds = 0.0 if now else run.missed_seconds(job)
-        verdict = judge(now, accounted.get(job, ""), run.exit_status(job), missed_seconds)
+            verdict = judge(now)
+        else:
+            left = run.exit_status(job)
+            verdict = judge(now, accounted.get(job, ""), left, run.missed_seconds(job))
         if verdict:
             if now and _stuck(now):
                 _ask([real["scancel"], job])
@@ -286,10 +296,6 @@ def _lines(path: Path) -> list[str]:
 def _append(path: Path, line: str) -> None:
     with path.open("a") as file:
         file.write(line.replace("\n", " ") + "\n")
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "'\\''") + "'"
 
 
 if __name__ == "__main__":
