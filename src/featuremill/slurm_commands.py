@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 REAL_COMMANDS = "commands.json"
-GRACE_SECONDS = 60.0
-"""How long a job that Slurm does not know any more is waited for: network file systems show a new
-file late, and the database may lag."""
+GRACE_SECONDS = 30.0
+"""How long a job that Slurm does not know any more may wait for its record to appear."""
 ANSWER_SECONDS = 20.0
 """For one question; the executor gives up after 60 s and then forgets every job."""
 PATIENCE_SECONDS = 3600.0
