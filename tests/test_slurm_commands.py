@@ -131,7 +131,7 @@ def test_submissions_are_recorded_with_how_the_job_ended(slurm):
     wrap = '--wrap=echo "it\'s $SLURM_JOB_ID"; exit 3'
     assert asked("sbatch", "--parsable", "--job-name", NAME, wrap) == "15;testbed\n"
     run = Run(folder / NAME)
-    assert run.submitted() == ["15"]
+    assert run.jobs() == ["15"]
     script = (says / "sbatch.asked").read_text().partition("--wrap=")[2]
     environment = os.environ | {"SLURM_JOB_ID": "15"}
     done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)

@@ -43,7 +43,7 @@ REFUSED = {
 FAILURES = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"}
 """Final states that the executor takes for failures."""
 OTHER_FAILURES = {"NODE_FAIL", "PREEMPTED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
-"""Final states that it waits for: with requeue, it leaves NODE_FAIL and PREEMPTED to Slurm."""
+"""Final states that it waits for (NODE_FAIL with slurm-requeue)."""
 STUCK_REASONS = ("PartitionTimeLimit", "PartitionNodeLimit", "launch failed requeued held")
 """Reasons of pending jobs that no waiting mends (prefixes)."""
 NEEDS_A_PERSON = {"SPECIAL_EXIT", "REQUEUE_HOLD"}
@@ -116,15 +116,15 @@ class Run:
         self._jobs = folder / "jobs"
         self._verdicts = folder / "verdicts"
 
-    def submitted(self) -> list[str]:
-        return _lines(self._jobs)
-
     def add(self, job: str) -> None:
         _append(self._jobs, job)
 
+    def jobs(self) -> list[str]:
+        return _lines(self._jobs)
+
     def verdicts(self) -> dict[str, Verdict]:
         rows = (line.split("|", 2) for line in _lines(self._verdicts))
-        return {row[0]: Verdict(row[1], row[2]) for row in rows if len(row) == 3}
+        return {job: Verdict(state, reason) for job, state, reason in rows}
 
     def decide(self, job: str, verdict: Verdict) -> None:
         _append(self._verdicts, f"{job}|{verdict.state}|{verdict.reason}")
@@ -197,7 +197,7 @@ def statuses(real: dict[str, str], run: Run) -> dict[str, str]:
     if live is None:
         return {}
     verdicts = run.verdicts()
-    undecided = [job for job in run.submitted() if job not in verdicts]
+    undecided = [job for job in run.jobs() if job not in verdicts]
     accounted = ask_database(real, [job for job in undecided if job not in live])
     states = {job: verdict.state for job, verdict in verdicts.items()}
     for job in undecided:
@@ -281,8 +281,6 @@ def _value(arguments: list[str], option: str) -> str:
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         if word == option:
             return following
-        if word.startswith(f"{option}="):
-            return word.partition("=")[2]
     return ""
 
 
