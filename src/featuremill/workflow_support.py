@@ -18,7 +18,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, machine, store
+from featuremill import clean, machine, slurm_job, store
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, validate, without_effect
 from featuremill.config_yaml import Places
@@ -140,6 +140,7 @@ def prepare_jobs(workflow: Any) -> None:
     on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
