@@ -212,7 +212,7 @@ def _hurried(cluster, process):
 
 
 def test_a_second_snakemake_computes_nothing_twice(tmp_path, environment, gpu_node, slurm_cluster):
-    """Its jobs give their GPUs back while the first one's are at the shards, and adopt the parts."""
+    """Its jobs give their GPUs back while the first one's are at it, and adopt the parts."""
     cluster, node = slurm_cluster(), gpu_node(4)
     hold = tmp_path / "hold"
     hold.touch()
