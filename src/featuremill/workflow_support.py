@@ -18,7 +18,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, machine, store
+from featuremill import clean, machine, slurm_job, store
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, validate, without_effect
 from featuremill.config_yaml import Places
@@ -30,6 +30,8 @@ from featuremill.workload import find_workload
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""
+THREADS = "FEATUREMILL_EXTRACT_THREADS"
+"""What the main process tells the Snakemake processes in its jobs."""
 GPU_RESOURCES = {
     "devices": "gpu_devices",
     "policy": "gpu_policy",
@@ -138,6 +140,7 @@ def prepare_jobs(workflow: Any) -> None:
     on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
@@ -196,9 +199,25 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     return num_slots
 
 
-def extract_threads(workflow: Any, num_slots: int) -> int:
-    """Return the threads of one extract job: all cores where the CPU does the computing."""
-    return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
+def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
+    """Return the threads of one extract job: all cores of this machine where its CPU computes.
+
+    Where jobs go elsewhere, those of a GPU's job, also for the CPU (--set-threads says another
+    number): how many cores are here is no matter then, and the main process decides for its jobs.
+    """
+    if workflow.is_main_process:
+        is_here = workflow.nodes is None and not (num_slots or device == "cuda")
+        cores = workflow.cores if is_here else None
+        os.environ[THREADS] = str(cores or DEFAULT_HOST_THREADS)
+    return int(os.environ.get(THREADS, DEFAULT_HOST_THREADS))
+
+
+def gpu_model(workflow: Any) -> str:
+    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
+    settings = workflow.resource_settings
+    of_rule = settings._parsed_overwrite_resources.get("extract", {})
+    found = of_rule.get("gpu_model") or settings._parsed_default_resources.get("gpu_model")
+    return str(found.raw).strip("'\"") if found else ""
 
 
 def executes(workflow: Any) -> bool:

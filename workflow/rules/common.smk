@@ -3,10 +3,12 @@
 #   run       the validated config, as featuremill.config.Run
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
+#   asked     what a cluster is asked for: memory and minutes of each kind of job
 
 from featuremill import workflow_inputs, workflow_slurm, workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
+from featuremill.job_resources import JobResources
 from featuremill.outputs import FILES, FOLDERS
 from featuremill.workflow_failures import closing
 
@@ -23,6 +25,7 @@ workflow_start.prepare(workflow, run, results)
 workflow_slurm.prepare(workflow)
 workflow_totals.tell(workflow, results)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
+asked = JobResources(run, results, tuple(weights_files), support.gpu_model(workflow))
 
 
 def receipts(wildcards):
