@@ -123,7 +123,7 @@ def test_a_cluster_in_full(cluster):
     profile = yaml.safe_load("\n".join(answer["profile"]))
     assert profile["jobs"] == 40  # MaxSubmitJobs
     assert profile["default-resources"]["slurm_account"] == "mill"
-    assert profile["set-resources"]["extract"] == {"slurm_partition": "gpu", "runtime": 240}
+    assert profile["set-resources"]["extract"] == {"slurm_partition": "gpu"}
     page = cluster.ask()
     assert page.startswith("Ready: the cluster testbed has up to 6 GPUs in a partition.\n")
     assert "Partition short: GPUs: 2 a100, 2 l4; at most 30 minutes.\n" in page
@@ -194,8 +194,8 @@ def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):  # noqa: F
     answer = checked(cluster.run(*ask, cwd=folder), True)
     assert answer["accounting"] == "yes"
     assert answer["partitions"][0]["gpus"] == {"a100": 3, "l4": 1}
-    lines = "\n".join(answer["profile"]).replace("checks: 20", "checks: 2")
-    (profile / "config.yaml").write_text(lines)
+    more = ["executor: slurm", "slurm-init-seconds-before-status-checks: 2"]
+    (profile / "config.yaml").write_text("\n".join([*more, *answer["profile"]]))
     (folder / "Snakefile").write_text(SNAKEFILE)
     snakemake = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile"]
     cluster.run(*snakemake, "--latency-wait", "10", cwd=folder, timeout=90)

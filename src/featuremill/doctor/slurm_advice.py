@@ -10,8 +10,11 @@ from featuremill.doctor.slurm_facts import Cluster
 MIN_JOB_AGE_SECONDS = 200
 """The executor looks every 180 s at least: jobs that squeue forgets sooner are never seen again."""
 USUAL_JOBS = 100
-USUAL_MINUTES = 240
-USUAL_MEMORY_MB = 8000
+USUAL_MINUTES = 30
+USUAL_MEMORY_MB = 4000
+"""For jobs that say nothing, as in profiles/slurm."""
+LONG_MINUTES = 240
+"""Jobs that compute ask for less than this, as a rule."""
 NO_LIMIT = 10**9
 
 
@@ -71,26 +74,23 @@ def _gpu_partition(cluster: Cluster, name: str) -> GpuPartition:
 
 
 def profile(cluster: Cluster) -> list[str]:
-    """Return the lines of YAML that profiles/slurm needs on this cluster."""
+    """Return the lines of YAML that profiles/slurm/config.yaml needs on this cluster."""
     partitions = gpu_partitions(cluster)
-    default = next((one for one in cluster.node_sets if one.is_default), None)
-    lines = [
-        "executor: slurm",
-        f"jobs: {_jobs(cluster)}",
-        f"slurm-status-command: {status_mode(cluster).command}",
-        "slurm-init-seconds-before-status-checks: 20",
-        "slurm-requeue: true # a lost node or a preemption: from the journal",
-        "default-resources:",
-    ]
+    lines = [f"jobs: {_jobs(cluster)}", f"slurm-status-command: {status_mode(cluster).command}"]
     accounts = sorted({one.account for one in cluster.associations})
+    general = next((one for one in cluster.node_sets if one.is_default), None)
+    general = general or next(iter(cluster.node_sets), None)
+    lines.append("default-resources:")
     if accounts:
         others = f" # or {', '.join(accounts[1:])}" if len(accounts) > 1 else ""
         lines.append(f"  slurm_account: {quoted(accounts[0])}{others}")
-    general = default or next(iter(cluster.node_sets), None)
     if general:
-        most_mb = cluster.config.get("MaxMemPerNode", "")
-        memory_mb = _clipped(general.memory_mb, int(most_mb) if most_mb.isdecimal() else None)
-        lines += list(_resources(general.partition, general.limit_minutes, memory_mb))
+        memory_mb = min(_mb(cluster.config.get("MaxMemPerNode", "")), general.memory_mb)
+        lines += [
+            f"  slurm_partition: {quoted(general.partition)}",
+            f"  runtime: {min(USUAL_MINUTES, general.limit_minutes or NO_LIMIT)} # minutes",
+            f"  mem_mb: {min(USUAL_MEMORY_MB, memory_mb)}",
+        ]
     if partitions:
         lines += ["set-resources:", "  extract:", *_gpu_lines(partitions)]
     return lines
@@ -99,27 +99,21 @@ def profile(cluster: Cluster) -> list[str]:
 def _gpu_lines(partitions: list[GpuPartition]) -> Iterator[str]:
     first = partitions[0]
     others = ", ".join(one.name for one in partitions[1:])
-    note = f" # or {others}" if others else ""
-    yield f"    slurm_partition: {quoted(first.name)}{note}"
-    yield f"    runtime: {_clipped(USUAL_MINUTES, first.limit_minutes)} # minutes"
+    yield f"    slurm_partition: {quoted(first.name)}" + (f" # or {others}" if others else "")
+    if (first.limit_minutes or NO_LIMIT) < LONG_MINUTES:
+        yield f"    runtime: {first.limit_minutes} # minutes: a job that asks for more never starts"
     kinds = sorted(kind for kind in first.gpus if kind)
     if len(kinds) > 1:
         yield f"    # gpu_model: {kinds[0]} # or {', '.join(kinds[1:])}; without it, any of them"
 
 
-def _resources(partition: str, limit_minutes: int | None, memory_mb: int) -> Iterator[str]:
-    yield f"  slurm_partition: {quoted(partition)}"
-    yield f"  runtime: {_clipped(USUAL_MINUTES, limit_minutes)} # minutes"
-    yield f"  mem_mb: {_clipped(USUAL_MEMORY_MB, memory_mb)}"
-
-
-def _clipped(wanted: int, limit: int | None) -> int:
-    return wanted if limit is None else max(1, min(wanted, limit))
-
-
 def _jobs(cluster: Cluster) -> int:
     limits = [one.max_submit for one in cluster.associations if one.max_submit]
     return min([USUAL_JOBS, *limits])
+
+
+def _mb(text: str) -> int:
+    return int(text) if text.isdecimal() and int(text) else NO_LIMIT
 
 
 def quoted(name: str) -> str:
