@@ -112,7 +112,6 @@ def codes(answer):
 
 
 def test_a_cluster_in_full(cluster):
-    pytest.importorskip("snakemake_executor_plugin_slurm")
     answer = cluster.ask("--json")
     assert (answer["ready"], answer["accounting"]) == (True, "yes")
     assert (answer["status"]["command"], answer["status"]["without_ours"]) == ("sacct", "squeue")

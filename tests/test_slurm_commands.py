@@ -4,6 +4,7 @@ what failed is told from what did not. The fast tests go by what Slurm 22.05 was
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,15 +12,15 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 from slurm_cluster import slurm_cluster  # noqa: F401
+from snakemake_executor_plugin_slurm import job_status_query
 
 from featuremill import slurm_commands, workflow_slurm
 from featuremill.slurm_commands import GRACE_SECONDS, Live, Run, judge
 
 NAME = "0e1c6df4-21c6-4b80-ba0a-8d3ff7e3ea2a"
 QUERIES = {
-    "sacct": "-X --parsable2 --clusters all --noheader --format=JobIdRaw,State "
-    f"--starttime 2026-11-19T22:00 --endtime now --name {NAME}",
-    "squeue": f"--format=%i|%T --states=all --noheader --name {NAME}",
+    "sacct": shlex.split(job_status_query.query_job_status_sacct(NAME)),
+    "squeue": shlex.split(job_status_query.query_job_status_squeue(NAME)),
 }
 """What the executor asks, word for word."""
 
@@ -100,7 +101,7 @@ def test_both_queries_are_answered_and_an_answer_is_kept(slurm, query):
         run.add(job)
     (says / "squeue").write_text("12|RUNNING|gpu|None\n13|PREEMPTED|cheap|None\n")
     (says / "sacct").write_text("14|CANCELLED by 1000\n")
-    words = QUERIES[query].split()
+    words = QUERIES[query][1:]
     answer = {"14": "CANCELLED", "13": "FAILED", "12": "RUNNING"}
     assert dict(line.split("|") for line in asked(query, *words).splitlines()) == answer
     assert (says / "sacct.asked").read_text().endswith("--jobs 14\n")
@@ -121,7 +122,7 @@ def test_nothing_is_told_while_the_controller_is_away(slurm, query):
     run.folder.mkdir()
     run.add("12")
     (says / "sacct").write_text("12|COMPLETED\n")  # what follows could not be submitted now
-    assert asked(query, *QUERIES[query].split()) == ""
+    assert asked(query, *QUERIES[query][1:]) == ""
     assert run.verdicts() == {}
 
 
@@ -321,7 +322,7 @@ def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):  # noqa
     cluster.stop("slurmctld")
     words = ["--parsable", "--job-name", NAME, "-o", "/dev/null", "--wrap=exit 3"]
     sbatch = cluster.popen(folder / "bin" / "sbatch", *words, stdout=subprocess.PIPE)
-    query = QUERIES["sacct"].split()
+    query = QUERIES["sacct"][1:]
     cluster.wait_until((folder / NAME).is_dir)
     assert cluster.run(folder / "bin" / "sacct", *query) == ""
     cluster.start("slurmctld")
