@@ -209,6 +209,7 @@ rule work:
 """
 PARTITIONS = """
 JobRequeue=0
+UnkillableStepTimeout=180
 PartitionName=steady Nodes=gpu1 MaxTime=INFINITE
 PartitionName=short Nodes=gpu1 MaxTime=30
 PartitionName=frail Nodes=gpu2 MaxTime=INFINITE
@@ -270,7 +271,7 @@ class Workflow:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("database", [True, False], ids=["accounting", "forgets-after-2-s"])
 def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa: F811
     """Every event of docs/slurm-status.md that a Slurm without memory cgroups can show."""
@@ -290,7 +291,7 @@ def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa
             every.polled()
             cluster.start(daemon)
         assert few.ended(150)[:2] == ({"well"}, 1)
-        made, failures, text = every.ended(180)
+        made, failures, text = every.ended(240)
     assert made == ENDS_WELL
     assert failures == len(events) - len(ENDS_WELL)
     assert "it could never start (PENDING: PartitionTimeLimit)" in text or modes[0] == "squeue"
