@@ -259,7 +259,7 @@ class Cluster:
         lines = self.run("squeue", "-h", "--states=all", "-o", "%A|%T|%R").splitlines()
         return {fields[0]: (fields[1], fields[2]) for fields in (li.split("|") for li in lines)}
 
-    def wait_until(self, condition, seconds=60):
+    def wait_until(self, condition, seconds=120):
         """Wait until `condition()` is true; return what it returned."""
         until = time.monotonic() + seconds
         while not (found := condition()):

@@ -30,8 +30,6 @@ from featuremill.workload import find_workload
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""
-THREADS = "FEATUREMILL_EXTRACT_THREADS"
-"""What the main process tells the Snakemake processes in its jobs."""
 GPU_RESOURCES = {
     "devices": "gpu_devices",
     "policy": "gpu_policy",
@@ -202,22 +200,13 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
 def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
     """Return the threads of one extract job: all cores of this machine where its CPU computes.
 
-    Where jobs go elsewhere, those of a GPU's job, also for the CPU (--set-threads says another
-    number): how many cores are here is no matter then, and the main process decides for its jobs.
+    Where jobs go elsewhere, how many are here says nothing; `--set-threads` says what they get.
     """
-    if workflow.is_main_process:
-        is_here = workflow.nodes is None and not (num_slots or device == "cuda")
-        cores = workflow.cores if is_here else None
-        os.environ[THREADS] = str(cores or DEFAULT_HOST_THREADS)
-    return int(os.environ.get(THREADS, DEFAULT_HOST_THREADS))
-
-
-def gpu_model(workflow: Any) -> str:
-    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    settings = workflow.resource_settings
-    of_rule = settings._parsed_overwrite_resources.get("extract", {})
-    found = of_rule.get("gpu_model") or settings._parsed_default_resources.get("gpu_model")
-    return str(found.raw).strip("'\"") if found else ""
+    is_elsewhere = workflow.nodes is not None or workflow.remote_exec
+    if num_slots or device == "cuda" or is_elsewhere:
+        return DEFAULT_HOST_THREADS
+    num_cores = workflow.resource_settings.cores  # `workflow.cores` raises where there is none
+    return num_cores or DEFAULT_HOST_THREADS
 
 
 def executes(workflow: Any) -> bool:

@@ -8,7 +8,7 @@
 from featuremill import workflow_inputs, workflow_slurm, workflow_start, workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
-from featuremill.job_resources import JobResources
+from featuremill.job_resources import JobResources, gpu_model
 from featuremill.outputs import FILES, FOLDERS
 from featuremill.workflow_failures import closing
 
@@ -25,7 +25,7 @@ workflow_start.prepare(workflow, run, results)
 workflow_slurm.prepare(workflow)
 workflow_totals.tell(workflow, results)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
-asked = JobResources(run, results, tuple(weights_files), support.gpu_model(workflow))
+asked = JobResources(run, results, tuple(weights_files), gpu_model(workflow))
 
 
 def receipts(wildcards):

@@ -11,8 +11,6 @@ rule weights:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
-    # Here, also where jobs go to a cluster: its nodes often have no way to the internet.
-    localrule: True
     conda:
         "../../envs/esm2.yaml"
     resources:
