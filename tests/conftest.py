@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
+from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
 
 from featuremill.store import RunFolder
 

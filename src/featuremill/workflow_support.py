@@ -20,7 +20,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, machine, store, workflow_import
+from featuremill import clean, machine, slurm_job, store, workflow_import
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, validate, without_effect
 from featuremill.config_yaml import Places
@@ -147,6 +147,7 @@ def prepare_jobs(workflow: Any) -> None:
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
     os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
+    slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
@@ -211,10 +212,16 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     return num_slots
 
 
-def extract_threads(workflow: Any, num_slots: int) -> int:
-    """Return the threads of one extract job: all cores where the CPU does the computing."""
+def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
+    """Return the threads of one extract job: all cores of this machine where its CPU computes.
+
+    Where jobs go elsewhere, how many are here says nothing; `--set-threads` says what they get.
+    """
+    is_elsewhere = workflow.nodes is not None or workflow.remote_exec
+    if num_slots or device == "cuda" or is_elsewhere:
+        return DEFAULT_HOST_THREADS
     num_cores = workflow.resource_settings.cores  # `workflow.cores` raises where there is none
-    return DEFAULT_HOST_THREADS if num_slots else num_cores or DEFAULT_HOST_THREADS
+    return num_cores or DEFAULT_HOST_THREADS
 
 
 def executes(workflow: Any) -> bool:

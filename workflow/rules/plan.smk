@@ -20,7 +20,8 @@ checkpoint plan:
         "../../envs/base.yaml"
     threads: 4
     resources:
-        mem_mb=4000,
+        mem_mb=asked.plan_mb,
+        runtime=asked.plan_minutes,
     params:
         folder=subpath(output.plan, parent=True),
         config=json.dumps(there.model_dump(mode="json", exclude=support.NOT_PLANNED)),

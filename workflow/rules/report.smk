@@ -39,7 +39,8 @@ rule report:
     conda:
         "../../envs/base.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=asked.merge_mb,
+        runtime=asked.merge_minutes,
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
