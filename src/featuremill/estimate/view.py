@@ -9,11 +9,12 @@ from typing import Any
 from featuremill.estimate.makespan import MOST_SHARDS
 from featuremill.progress import clock
 from featuremill.sizes import counted, human_bytes
-from featuremill.text import one_line
+from featuremill.text import one_line, plain
 
 WIDTH = 96
 WORTH_SAVING = 0.02
-"""Share of the device hours from which on another shard cost is worth a word."""
+LEAST_SAVED_HOURS = 0.05
+"""Share of the device hours, and device hours, from which on another shard cost is worth a word."""
 LONG_HOURS = 100.0
 Answer = Mapping[str, Any]
 
@@ -21,13 +22,20 @@ Answer = Mapping[str, Any]
 def lines(answer: Answer) -> Iterator[str]:
     """Yield the lines of the page."""
     yield from _wrapped(_what(answer))
-    yield from _wrapped(one_line(answer["source"]), "  ")
+    yield from _wrapped(_safe(answer["source"]), "  ")
+    if not answer["shards_left"]:
+        yield "Nothing is left to compute; the times are those of another merge and report."
     yield ""
     yield from _speeds(answer)
     yield ""
     yield from _table(answer)
     yield ""
     yield from _notes(answer)
+
+
+def _safe(text: str) -> str:
+    """Return a stranger's text so that it can neither act on a terminal nor begin a line."""
+    return plain(one_line(text))
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
@@ -38,7 +46,7 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 
 def _what(answer: Answer) -> str:
     counts = answer["counts"]
-    model = f" ({one_line(answer['model'])}, {answer['dtype']})" if answer["model"] else ""
+    model = f" ({_safe(answer['model'])}, {answer['dtype']})" if answer["model"] else ""
     return (
         f"{counted(counts['input'], 'record')}, {counts['unique']:,} distinct; "
         f"{counted(answer['shards_left'], 'shard')} to compute, {answer['cost_left']:,} "
@@ -58,13 +66,13 @@ def _speeds(answer: Answer) -> Iterator[str]:
 
 def _speed(row: Answer, unit: str) -> Iterator[str]:
     rates, seconds = row["speed"]["cost_per_second"], row["startup_seconds"]
-    where = one_line(row["device"]) + (
+    where = _safe(row["device"]) + (
         f", {counted(row['threads'], 'thread')} a job" if row["threads"] else ""
     )
     is_assumed = row["speed"]["is_assumed"]
     spread = f" ({rates['low']:,.0f} to {rates['high']:,.0f})" if is_assumed else ""
     yield from _wrapped(f"{where}: {rates['middle']:,.0f} {unit} a second a job{spread}")
-    yield from _wrapped(one_line(row["speed"]["source"]), "  ")
+    yield from _wrapped(_safe(row["speed"]["source"]), "  ")
     told = "measured or given"
     if not seconds["is_measured"]:
         told = f"{seconds['low']:g} to {seconds['high']:g}, an assumption"
@@ -82,6 +90,7 @@ def _table(answer: Answer) -> Iterator[str]:
         "idle",
         "shards a job",
         "best shards.cost",
+        "saves",
     ]
     cells = [[_cell(row, name) for name in range(len(headings))] for row in answer["rows"]]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
@@ -103,7 +112,9 @@ def _cell(row: Answer, column: int) -> str:
         return f"{100 * row['idle_share']:.0f} %"
     if column == 5:
         return f"{row['shards_a_job']:.1f}"
-    return f"{row['best_cost']:_}" if _is_worth_it(row) else "as it is"
+    if column == 6:
+        return f"{row['best_cost']:_}" if _is_worth_it(row) else "as it is"
+    return f"{_hours(row['best_saves_hours'])} h" if _is_worth_it(row) else ""
 
 
 def _ranged(hours: Mapping[str, float], is_ranged: bool, say: Any) -> str:
@@ -122,7 +133,8 @@ def _hours(hours: float) -> str:
 
 def _is_worth_it(row: Answer) -> bool:
     used = row["device_hours"]["middle"]
-    return bool(row["best_cost"]) and row["best_saves_hours"] > WORTH_SAVING * used
+    least = max(LEAST_SAVED_HOURS, WORTH_SAVING * used)
+    return bool(row["best_cost"]) and row["best_saves_hours"] > least
 
 
 def _notes(answer: Answer) -> Iterator[str]:
@@ -140,11 +152,12 @@ def _notes(answer: Answer) -> Iterator[str]:
 
 def _best(answer: Answer) -> Iterator[str]:
     worth = [row for row in answer["rows"] if _is_worth_it(row)]
-    for row in worth:
-        what = "GPU hours" if answer["device"] == "gpu" else "slot hours"
+    if worth:
+        what = "GPU" if answer["device"] == "gpu" else "slot"
         yield (
-            f"With {row['slots']:,}, `shards: {{cost: {row['best_cost']:_}}}` would lose "
-            f"{_hours(row['best_saves_hours'])} {what} less to start-ups and to waiting at the end."
+            f"`shards: {{cost: {worth[-1]['best_cost']:_}}}` in the config (now "
+            f"{answer['shard_cost']:_}) is what loses fewest {what} hours to start-ups and to "
+            f"waiting at the end with {worth[-1]['slots']:,}."
         )
     if worth and answer["is_planned"]:
         yield (

@@ -30,6 +30,7 @@ CPU_STARTUP_SECONDS = (1.5, 2.3, 5.0)
 GPU_STARTUP_SECONDS = (8.0, 20.0, 60.0)
 """An assumption: Python, torch, the CUDA context, weights, and kernels that Triton compiles once a
 machine. No GPU has told yet."""
+HOST_BOUND = ", and one thread of the host prepares no more than the highest"
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
 USUAL_TOKENS = 350.0
@@ -216,5 +217,6 @@ def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Startup) -> 
     source = (
         f"an assumption: {middle} % ({low} to {high} %) of what the data sheet of "
         f"{card.name}{which} would allow; no GPU has measured it yet"
+        f"{HOST_BOUND if rates.high == assumed.HOST_TOKENS_PER_SECOND else ''}"
     )
     return Speed(card.name, rates, *startup, "assumption", source)
