@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.estimate", description=__doc__)
     add = parser.add_argument
     add("--slots", type=int, nargs="+", default=[1, 2], help="jobs side by side")
-    add("--records", type=int, default=4000, help="proteins of the larger run")
+    add("--records", type=int, default=1000, help="proteins of the larger run")
     add("--workload", default="esm2")
     add("--options", type=json.loads, default={}, help="of the workload, as JSON")
     given = parser.parse_args(arguments)
@@ -61,9 +61,8 @@ def compare(folder: Path, slots: int, given: argparse.Namespace) -> dict[str, An
         }
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
     _run(folder, slots, "small")
-    said = _call(
-        folder, "featuremill", "estimate", "large.yaml", "--cpu-slots", str(slots), "--json"
-    )
+    asked = ("large.yaml", "--cpu-slots", str(slots), "--json")
+    said = _call(folder, "featuremill", "estimate", *asked)
     (row,) = json.loads(said)["rows"]
     load = os.getloadavg()[0]
     seconds = _run(folder, slots, "large")

@@ -277,8 +277,7 @@ def test_a_real_run_takes_what_was_estimated(environment):
     two slots, each estimated beforehand from a smaller run."""
     options = json.dumps({"residues_per_second": 4000.0})
     done = subprocess.run(
-        [sys.executable, "-m", "bench.estimate", "--slots", "1", "2", "--records", "1000"]
-        + ["--workload", "timed", "--options", options],
+        [sys.executable, "-m", "bench.estimate", "--workload", "timed", "--options", options],
         cwd=ROOT,
         env=environment,
         capture_output=True,
