@@ -218,9 +218,13 @@ def test_shards_of_the_best_cost_waste_least():
     waste = makespan.wasted(total, best, slots, rate, startup)
     for cost in (best / 4, best / 2, best * 2, best * 4):
         assert makespan.wasted(total, cost, slots, rate, startup) > waste
-        shards = [cost] * round(total / cost)
-        assert makespan.simulate(shards, slots, rate, startup).starting > 0
+        # What is expected is near what happens: less than one wave of shards apart.
+        happens = makespan.simulate([cost] * round(total / cost), slots, rate, startup)
+        expected = makespan.wasted(total, cost, slots, rate, startup)
+        apart = abs(happens.seconds * slots - happens.computing - expected)
+        assert apart < slots * (cost / rate + startup)
     assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
+    assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
 
 
 def test_slots_take_the_next_shard_as_they_get_free():

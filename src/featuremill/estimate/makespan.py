@@ -18,6 +18,7 @@ from featuremill.estimate.overheads import SNAKEMAKE_SECONDS_A_JOB
 
 MOST_SHARDS = 5000
 """What Snakemake plans in half a minute; more than that slows it down (docs/how-far.md)."""
+NUM_TRIED = 200
 LONGEST_JOB_SECONDS = 3600.0
 """A job should end within the limits of a cluster's queues, and a bad part costs a whole job."""
 
@@ -50,28 +51,35 @@ def simulate(costs: Sequence[float] | npt.NDArray[np.float64], slots: int, rate:
 
 
 def best_cost(total: float, slots: int, rate: float, startup: float) -> int:
-    """Return the cost of a shard that wastes least of `slots` on a work of `total`.
+    """Return the cost of a shard that wastes least of `slots` on a work of `total`: see `wasted`.
 
-    Each shard costs its start-up, which asks for few of them; at the end each slot waits half a
-    shard on average, which asks for small ones. Startup x total / cost + slots x cost / (2 rate) is
-    least where both are equal. What a crash costs asks for neither: a job goes on from its last
-    batch, so it is the start-up and the seconds since the last sync, whatever the shard is.
+    Jobs of more than an hour, and more than `MOST_SHARDS` shards, are not considered.
     """
-    best = math.sqrt(2 * startup * rate * total / slots)
-    least = max(total / MOST_SHARDS, 2 * slots * SNAKEMAKE_SECONDS_A_JOB * rate)
-    most = min(total / slots, LONGEST_JOB_SECONDS * rate)
-    return _rounded(max(1.0, min(max(best, least), max(most, total / MOST_SHARDS))))
+    fewest = max(1, min(math.ceil(total / (LONGEST_JOB_SECONDS * rate)), MOST_SHARDS))
+    numbers = {round(number) for number in np.geomspace(fewest, MOST_SHARDS, NUM_TRIED)}
+    costs = {_rounded(total / number) for number in numbers}
+    return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
 
 
 def _rounded(value: float) -> int:
-    """Return `value` with two digits."""
-    unit = int(10 ** max(0, math.floor(math.log10(value)) - 1))
-    return max(1, round(value / unit) * unit)
+    """Return `value` with two digits, at least 1."""
+    unit = int(10 ** max(0, math.floor(math.log10(max(1.0, value))) - 1))
+    return max(1, math.ceil(value / unit) * unit)
 
 
 def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -> float:
-    """Return the seconds of slots that shards of `cost` waste on average: see `best_cost`."""
+    """Return the seconds of slots that shards of `cost` waste, expected before anything runs.
+
+    Each shard costs its start-up, which asks for few of them. At the end a slot waits half a shard
+    on average, since no two take the same time, which asks for small ones. Snakemake starts them
+    one after the other. What a crash costs asks for neither: a job goes on from its last batch, so
+    that is the start-up and the seconds since the last sync, whatever the shard is.
+    """
     num_shards = max(1, round(total / cost))
-    at_the_end = min(slots, num_shards) * total / num_shards / (2 * rate)
-    unused = max(0, slots - num_shards) * (total / num_shards / rate + startup)
-    return startup * num_shards + (at_the_end if num_shards > 1 else 0.0) + unused
+    shard = total / num_shards / rate
+    last = num_shards * SNAKEMAKE_SECONDS_A_JOB + startup + shard
+    if num_shards > slots:
+        started = min(slots, num_shards) * SNAKEMAKE_SECONDS_A_JOB / 2
+        last = max(last, started + (total / rate + num_shards * startup) / slots)
+    end = last + shard / 2 * (1 - 1 / slots)
+    return end * slots - total / rate
