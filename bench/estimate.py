@@ -2,7 +2,8 @@
 
 `python -m bench.estimate --slots 1 2` computes a small run first, whose parts tell how fast a job
 is and how long one takes to start; then it asks for an estimate of a larger one, computes that too,
-and prints both. Run it on a machine that does nothing else: the load stands in each line.
+and prints both: for the whole run, and for its shards alone (from the first job's start to the last
+one's end, which other work on the machine changes less). The load stands in each line.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from bench.record import ROOT
 from bench.scale import SCRATCH
 from bench.scale_proteins import write_proteins
 from featuremill.machine import num_cores
+from featuremill.report.words import parsed
 
 SMALL = 8
 """The first run is so many times smaller."""
-SHARDS_A_SLOT = {"small": 1, "large": 4}
+SHARDS_A_SLOT = {"small": 1, "large": 2}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -66,16 +68,32 @@ def compare(folder: Path, slots: int, given: argparse.Namespace) -> dict[str, An
     (row,) = json.loads(said)["rows"]
     load = os.getloadavg()[0]
     seconds = _run(folder, slots, "large")
-    estimated = 3600 * row["hours"]["middle"]
     return {
         "slots": slots,
-        "estimated_seconds": round(estimated, 1),
-        "seconds": round(seconds, 1),
-        "error": round(estimated / seconds - 1, 3),
+        "whole": _beside(row["hours"], seconds),
+        "shards": _beside(row["extract_hours"], _seconds_of_shards(folder / "results" / "large")),
         "speed": row["speed"],
         "startup_seconds": round(row["startup_seconds"]["middle"], 2),
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
+
+
+def _beside(hours: dict[str, float], seconds: float) -> dict[str, float]:
+    """Return what was estimated beside what it took, in seconds."""
+    estimated = 3600 * hours["middle"]
+    return {
+        "estimated": round(estimated, 1),
+        "seconds": round(seconds, 1),
+        "error": round(estimated / seconds - 1, 3),
+    }
+
+
+def _seconds_of_shards(run: Path) -> float:
+    """Return the time from the first job's start to the last one's end, by the receipts."""
+    receipts = [json.loads(path.read_text()) for path in run.glob("receipts/*/*.json")]
+    return parsed(max(r["finished"] for r in receipts)) - parsed(
+        min(r["started"] for r in receipts)
+    )
 
 
 def _run(folder: Path, slots: int, name: str) -> float:

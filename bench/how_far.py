@@ -49,7 +49,9 @@ def main() -> int:
         costs = dict.fromkeys([DEFAULT_COST, *(row["best_cost"] for row in default["rows"])])
         answers = {cost: _estimate(num_records, GPUS, cost) for cost in costs}
         for place, gpus in enumerate(GPUS):
-            for cost in (DEFAULT_COST, default["rows"][place]["best_cost"]):
+            row = default["rows"][place]
+            is_better = row["best_saves_hours"] > 0.02 * row["device_hours"]["middle"]
+            for cost in (DEFAULT_COST, row["best_cost"])[: 1 + is_better]:
                 print(_line(answers[cost], num_records, gpus, place, cost))
         disk = answers[default["rows"][-1]["best_cost"]]["disk"]
         disks.append(f"{num_records:,}: {human_bytes(disk['bytes'])}, {disk['files']:,} files")
@@ -81,6 +83,10 @@ def _line(answer: dict[str, Any], num_records: int, gpus: int, place: int, cost:
 
 def _ranged(words: dict[str, str]) -> str:
     return f"{words['middle']} ({words['least']} to {words['most']})"
+
+
+def _number(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}"
 
 
 def _hours(hours: float) -> str:

@@ -13,6 +13,7 @@ from conftest import ROOT, Verbs
 from featuremill import speeds
 from featuremill.errors import UserError
 from featuremill.estimate import makespan
+from featuremill.machine import num_cores
 from featuremill.speeds import assumed, earlier, table
 from featuremill.store import RunFolder
 
@@ -223,6 +224,7 @@ def test_shards_of_the_best_cost_waste_least():
         expected = makespan.wasted(total, cost, slots, rate, startup)
         apart = abs(happens.seconds * slots - happens.computing - expected)
         assert apart < slots * (cost / rate + startup)
+    assert round(total / best) % slots == 0, "whole rounds"
     assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
     assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
 
@@ -277,8 +279,12 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_real_run_takes_what_was_estimated(environment):
-    """Jobs that sleep, so that a busy machine changes little: whole runs of Snakemake on one and on
-    two slots, each estimated beforehand from a smaller run."""
+    """Jobs that sleep, so that other work on the machine changes little: real runs of Snakemake on
+    one and on two slots, each estimated beforehand from a smaller run.
+
+    What comes before and after the shards (Snakemake's start, plan, merge, report) is reckoned at
+    constant rates, which only hold where the processors are not shared out several times.
+    """
     options = json.dumps({"residues_per_second": 4000.0})
     done = subprocess.run(
         [sys.executable, "-m", "bench.estimate", "--workload", "timed", "--options", options],
@@ -294,4 +300,6 @@ def test_a_real_run_takes_what_was_estimated(environment):
     for one in found:
         assert one["speed"]["kind"] == "earlier run"
         assert one["speed"]["cost_per_second"]["middle"] == pytest.approx(4000, rel=0.05)
-        assert abs(one["error"]) <= 0.15, found
+        assert abs(one["shards"]["error"]) <= 0.15, found
+        is_calm = max(one["load"]) <= 1.5 * num_cores()
+        assert not is_calm or abs(one["whole"]["error"]) <= 0.15, found

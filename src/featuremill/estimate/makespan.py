@@ -57,29 +57,33 @@ def best_cost(total: float, slots: int, rate: float, startup: float) -> int:
     """
     fewest = max(1, min(math.ceil(total / (LONGEST_JOB_SECONDS * rate)), MOST_SHARDS))
     numbers = {round(number) for number in np.geomspace(fewest, MOST_SHARDS, NUM_TRIED)}
-    costs = {_rounded(total / number) for number in numbers}
+    # Whole rounds of all slots, as shards are cut to nearly equal costs.
+    rounds = {math.ceil(number / slots) * slots if number > slots else number for number in numbers}
+    costs = {_rounded(total / number) for number in rounds | {max(slots, fewest)}}
     return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
 
 
 def _rounded(value: float) -> int:
-    """Return `value` with two digits, at least 1."""
-    unit = int(10 ** max(0, math.floor(math.log10(max(1.0, value))) - 1))
-    return max(1, math.ceil(value / unit) * unit)
+    """Return `value` with three digits, at least 1."""
+    unit = int(10 ** max(0, math.floor(math.log10(max(1.0, value))) - 2))
+    return max(1, round(value / unit) * unit)
 
 
 def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -> float:
     """Return the seconds of slots that shards of `cost` waste, expected before anything runs.
 
     Each shard costs its start-up, which asks for few of them. At the end a slot waits half a shard
-    on average, since no two take the same time, which asks for small ones. Snakemake starts them
-    one after the other. What a crash costs asks for neither: a job goes on from its last batch, so
-    that is the start-up and the seconds since the last sync, whatever the shard is.
+    on average, since no two take the same time, and a last round that is not full keeps slots
+    without any: that asks for small ones. Snakemake starts them one after the other. What a crash
+    costs asks for neither: a job goes on from its last batch, so that is the start-up and the
+    seconds since the last sync, whatever the shard is.
     """
     num_shards = max(1, round(total / cost))
     shard = total / num_shards / rate
-    last = num_shards * SNAKEMAKE_SECONDS_A_JOB + startup + shard
-    if num_shards > slots:
-        started = min(slots, num_shards) * SNAKEMAKE_SECONDS_A_JOB / 2
-        last = max(last, started + (total / rate + num_shards * startup) / slots)
-    end = last + shard / 2 * (1 - 1 / slots)
+    jobs_end = math.ceil(num_shards / slots) * (startup + shard)
+    if num_shards > 1:
+        spread = (num_shards * (startup + shard)) / slots + shard / 2 * (1 - 1 / slots)
+        jobs_end = max(jobs_end, spread)
+    started = min(slots, num_shards) * SNAKEMAKE_SECONDS_A_JOB
+    end = max(started + jobs_end, num_shards * SNAKEMAKE_SECONDS_A_JOB + startup + shard)
     return end * slots - total / rate
