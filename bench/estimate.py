@@ -91,9 +91,8 @@ def _beside(hours: dict[str, float], seconds: float) -> dict[str, float]:
 def _seconds_of_shards(run: Path) -> float:
     """Return the time from the first job's start to the last one's end, by the receipts."""
     receipts = [json.loads(path.read_text()) for path in run.glob("receipts/*/*.json")]
-    return parsed(max(r["finished"] for r in receipts)) - parsed(
-        min(r["started"] for r in receipts)
-    )
+    ends = [parsed(receipt["finished"]) for receipt in receipts]
+    return max(ends) - min(parsed(receipt["started"]) for receipt in receipts)
 
 
 def _run(folder: Path, slots: int, name: str) -> float:

@@ -14,7 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.estimate.overheads import SNAKEMAKE_SECONDS_A_JOB
+from featuremill.estimate.overheads import (
+    SNAKEMAKE_SECONDS_A_JOB,
+    SNAKEMAKE_SECONDS_A_JOB_LEFT,
+)
 
 MOST_SHARDS = 5000
 """What Snakemake plans in half a minute; more than that slows it down (docs/how-far.md)."""
@@ -41,9 +44,10 @@ def simulate(costs: Sequence[float] | npt.NDArray[np.float64], slots: int, rate:
     """Return how it goes when shards of `costs` run on `slots` of `rate` each, in their order."""
     free = [0.0] * min(slots, max(1, len(costs)))
     main_is_free = computing = 0.0
-    for cost in costs:
+    for place, cost in enumerate(costs):
         start = max(free[0], main_is_free)
-        main_is_free = start + SNAKEMAKE_SECONDS_A_JOB
+        left = len(costs) - place - 1
+        main_is_free = start + SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * left
         computing += cost / rate
         heapq.heapreplace(free, start + startup + cost / rate)
     end, starting = max(free), startup * len(costs)
@@ -84,6 +88,7 @@ def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -
     if num_shards > 1:
         spread = (num_shards * (startup + shard)) / slots + shard / 2 * (1 - 1 / slots)
         jobs_end = max(jobs_end, spread)
-    started = min(slots, num_shards) * SNAKEMAKE_SECONDS_A_JOB
-    end = max(started + jobs_end, num_shards * SNAKEMAKE_SECONDS_A_JOB + startup + shard)
+    a_job = SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * num_shards / 2
+    started = min(slots, num_shards) * a_job
+    end = max(started + jobs_end, num_shards * a_job + startup + shard)
     return end * slots - total / rate

@@ -55,10 +55,21 @@ def model_of(name: str, workload: Workload, options: Any) -> Model:
 def device_memory_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int | None:
     """Return the estimated peak of one job, in MiB of its device; None for a model that is no
     ESM-2."""
+    known = _known(model)
+    return memory.estimate_mb(known, kind, dtype, batch_tokens) if known else None
+
+
+def weights_mb(model: Model) -> float:
+    """Return the size of the converted weights, in MiB; 0 for a model that is no ESM-2."""
+    known = _known(model)
+    if known is None:
+        return 0.0
+    numbers = known.num_matrix_numbers + known.num_other_numbers
+    return numbers * memory.NUMBER_BYTES[known.file_dtype] / 2**20
+
+
+def _known(model: Model) -> memory.Model | None:
     if model.shape is None or model.weights is None:
         return None
     file_dtype = memory.FILE_DTYPES.get(model.weights.metadata.get("dtype", ""))
-    if file_dtype is None:
-        return None
-    known = memory.Model(model.weights.name, *model.shape, file_dtype)
-    return memory.estimate_mb(known, kind, dtype, batch_tokens)
+    return memory.Model(model.weights.name, *model.shape, file_dtype) if file_dtype else None

@@ -11,7 +11,7 @@ import pyarrow as pa
 from featuremill import speeds
 from featuremill.config import Run
 from featuremill.estimate import makespan, overheads
-from featuremill.estimate.model import Model, device_memory_mb
+from featuremill.estimate.model import Model, device_memory_mb, weights_mb
 from featuremill.estimate.place import Place, asked
 from featuremill.estimate.work import Work
 from featuremill.journal import SYNC_SECONDS
@@ -23,8 +23,9 @@ from featuremill.store import RunFolder
 
 VERSION = 1
 HOUR = 3600.0
-HOST_MB_ASKED = 8000
-"""`mem_mb` of the rule extract."""
+HOST_MB, HOST_WEIGHTS = 4000, 1.5
+"""Of the host's memory for a job on a GPU: Python, torch, the CUDA context, a shard, and so many
+times the mapped weights, of which a copy goes to the GPU. Reckoned, not measured."""
 
 
 class Facts(NamedTuple):
@@ -133,7 +134,7 @@ def _memory(facts: Facts) -> dict[str, Any]:
         "device_measured_mb": seen.peak_memory_mb if seen else None,
         "device_has_mb": place.device.memory_mb or None,
         "host_measured_mb": (seen.process_memory_mb or None) if seen else None,
-        "host_asked_mb": HOST_MB_ASKED,
+        "host_mb": round(HOST_MB + HOST_WEIGHTS * weights_mb(facts.model)),
         "snakemake_mb": round(base + a_shard * len(facts.work.plan["shards"])),
     }
 

@@ -193,7 +193,7 @@ def _memory(answer: Answer) -> str:
         if host := memory["host_measured_mb"]:
             parts.append(f"{host:,} MB of the host (measured)")
         else:
-            parts.append(f"the rule asks for {memory['host_asked_mb']:,} MB of the host")
+            parts.append(f"about {memory['host_mb']:,} MB of the host (reckoned)")
     return (
         f"Memory of a job: {', '.join(parts) or 'nobody knows yet'}; Snakemake itself about "
         f"{memory['snakemake_mb']:,} MB."
