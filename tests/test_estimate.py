@@ -299,7 +299,7 @@ def test_a_real_run_takes_what_was_estimated(environment):
     assert [one["slots"] for one in found] == [1, 2]
     for one in found:
         assert one["speed"]["kind"] == "earlier run"
-        assert one["speed"]["cost_per_second"]["middle"] == pytest.approx(4000, rel=0.05)
+        assert one["speed"]["cost_per_second"]["middle"] == pytest.approx(4000, rel=0.15)
         assert abs(one["shards"]["error"]) <= 0.15, found
         is_calm = max(one["load"]) <= 1.5 * num_cores()
         assert not is_calm or abs(one["whole"]["error"]) <= 0.15, found
