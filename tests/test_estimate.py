@@ -186,6 +186,24 @@ def test_what_was_measured_beats_the_table(estimates):
     assert speeds.find(asked, root, assumed.Shape(33, 1280)).is_assumed
 
 
+def test_a_record_of_make_bench_counts_where_nothing_ran_yet(tmp_path):
+    options = {"model": "esm2_t6_8M_UR50D", "dtype": "bf16"}
+    settings = {"workload": "esm2", "version": "1", "options": options, "weights_sha256": "0"}
+    record = ROOT / "bench" / "results" / "2026-11-20-AMD-EPYC-2-cores-cpu.json"
+    asked = earlier.Asked(settings, "AMD EPYC", is_gpu=False, threads=2)
+    shape = assumed.Shape(6, 320)
+    found = speeds.find(asked, tmp_path, shape, records=[record])
+    assert (
+        found.kind == "benchmark" and "featuremill itself, measured on 2026-11-20" in found.source
+    )
+    assert 7_000 < found.rates.middle < 9_000, "README: 7,888 tokens a second"
+    # Without it, the operations a core did there give the same within the range.
+    guess = speeds.find(asked, tmp_path, shape)
+    assert guess.is_assumed and guess.rates.low < found.rates.middle < guess.rates.high
+    other = asked._replace(threads=8)
+    assert speeds.find(other, tmp_path, shape, records=[record]).is_assumed
+
+
 def test_limits_are_for_the_slowest_of_what_is_meant(tmp_path):
     plan = {
         "device": "cuda",
