@@ -52,6 +52,12 @@ def gpu_model(workflow: Any) -> str:
     return str(found.raw).strip("'\"") if found else ""
 
 
+def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
+    """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
+    of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
+    return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
+
+
 class JobResources(NamedTuple):
     """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
 
@@ -65,11 +71,9 @@ class JobResources(NamedTuple):
 
     def extract_mb(self, wildcards: Any, attempt: int) -> int:
         """Return the MB of host memory that computing a shard takes."""
-        base = PROCESS_MB + 2 * self._shard_bytes(wildcards.shard) / MB
-        on_cpu = self.run.device == "cpu"
-        base += 0 if on_cpu else CUDA_HOST_MB
-        factor = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
-        return round(attempt * (base + factor * sum(map(_weights_mb, self.weights))))
+        shard_mb = self._shard_bytes(wildcards.shard) / MB
+        weights_mb = sum(map(_weights_mb, self.weights))
+        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
         """Return the minutes that computing a shard may take."""

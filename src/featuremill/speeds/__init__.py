@@ -30,6 +30,7 @@ CPU_STARTUP_SECONDS = (1.5, 2.3, 5.0)
 GPU_STARTUP_SECONDS = (8.0, 20.0, 60.0)
 """An assumption: Python, torch, the CUDA context, weights, and kernels that Triton compiles once a
 machine. No GPU has told yet."""
+HOST_BOUND = ", and one thread of the host prepares no more than the highest"
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
 USUAL_TOKENS = 350.0
@@ -44,9 +45,10 @@ class Speed(NamedTuple):
     """In the workload's unit of cost a second: for planning take `middle`, for limits `low`."""
     startup_seconds: Rates
     """Of a job, in which nothing is computed: `low` is the shortest, `high` the longest."""
+    is_startup_measured: bool
     kind: Kind
     source: str
-    """Where the rate is from, in words that can follow "tokens/s: "."""
+    """Where the rate is from, in words."""
 
     @property
     def is_assumed(self) -> bool:
@@ -99,10 +101,17 @@ def shape_of(weights: str | None) -> Shape | None:
         return None
 
 
-def given(cost_per_second: float, device: str, startup: Rates) -> Speed:
+class Startup(NamedTuple):
+    """What a job takes besides computing."""
+
+    seconds: Rates
+    is_measured: bool
+
+
+def given(cost_per_second: float, device: str, startup: Startup) -> Speed:
     """Return the speed that somebody names."""
     rates = Rates(cost_per_second, cost_per_second, cost_per_second)
-    return Speed(device, rates, startup, "given", "as given with --tokens-per-second")
+    return Speed(device, rates, *startup, "given", "as given with --tokens-per-second")
 
 
 def find(
@@ -140,18 +149,18 @@ def find(
     return _assumed(asked, shape, mean_cost, startup)
 
 
-def startup_of(asked: Asked, results: Path) -> Rates:
+def startup_of(asked: Asked, results: Path) -> Startup:
     """Return what a job takes besides computing: by earlier runs, else by what is usual."""
     anywhere = asked._replace(threads=0)
     if found := earlier.look(results, asked) or earlier.look(results, anywhere):
         return _measured_startup(found)
-    return Rates(*(GPU_STARTUP_SECONDS if asked.is_gpu else CPU_STARTUP_SECONDS))
+    return Startup(Rates(*(GPU_STARTUP_SECONDS if asked.is_gpu else CPU_STARTUP_SECONDS)), False)
 
 
-def _measured_startup(found: earlier.Found) -> Rates:
+def _measured_startup(found: earlier.Found) -> Startup:
     usual = found.startup_seconds + AROUND_JOB_SECONDS
     longest = found.longest_startup_seconds + AROUND_JOB_SECONDS
-    return Rates(usual, usual, longest)
+    return Startup(Rates(usual, usual, longest), True)
 
 
 def _earlier(asked: Asked, results: Path) -> Speed | None:
@@ -162,16 +171,16 @@ def _earlier(asked: Asked, results: Path) -> Speed | None:
     runs = ", ".join(str(results / run) for run in found.runs[:3])
     more = f" and {len(found.runs) - 3} more" if len(found.runs) > 3 else ""
     source = f"measured: {counted(found.num_parts, 'part')} of {runs}{more}"
-    return Speed(found.device, rates, _measured_startup(found), "earlier run", source)
+    return Speed(found.device, rates, *_measured_startup(found), "earlier run", source)
 
 
-def _benchmark(asked: Asked, records: Sequence[Path], startup: Rates) -> Speed | None:
+def _benchmark(asked: Asked, records: Sequence[Path], startup: Startup) -> Speed | None:
     threads = {asked.device: asked.threads}
     found = roofs.measured(records, asked.settings, threads, "featuremill").get(asked.device)
     if found is None or asked.num_devices > 1:
         return None
     rates = Rates(found.rate, found.rate, found.rate)
-    return Speed(asked.device, rates, startup, "benchmark", found.source)
+    return Speed(asked.device, rates, *startup, "benchmark", found.source)
 
 
 def _scaled(asked: Asked, results: Path) -> Speed | None:
@@ -187,10 +196,10 @@ def _scaled(asked: Asked, results: Path) -> Speed | None:
         f"an assumption: in proportion to threads, from parts with {threads} of them "
         f"({', '.join(found.runs[:3])})"
     )
-    return Speed(found.device, rates, _measured_startup(found), "assumption", source)
+    return Speed(found.device, rates, *_measured_startup(found), "assumption", source)
 
 
-def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Rates) -> Speed:
+def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Startup) -> Speed:
     dtype = str(asked.settings["options"]["dtype"])
     if not asked.is_gpu:
         threads = asked.threads or 1
@@ -199,7 +208,7 @@ def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Rates) -> Sp
             f"an assumption: {assumed.CPU_GFLOPS_A_CORE[dtype]:g} GFLOP/s a core in {dtype}, as "
             "on another machine; compute a shard here to have it measured"
         )
-        return Speed(asked.device, rates, startup, "assumption", source)
+        return Speed(asked.device, rates, *startup, "assumption", source)
     card = card_of(asked.device or SLOWEST)
     rates = assumed.on_card(shape, mean_cost, dtype, card)
     others = len(cards_called(asked.device or SLOWEST)) - 1
@@ -208,5 +217,6 @@ def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Rates) -> Sp
     source = (
         f"an assumption: {middle} % ({low} to {high} %) of what the data sheet of "
         f"{card.name}{which} would allow; no GPU has measured it yet"
+        f"{HOST_BOUND if rates.high == assumed.HOST_TOKENS_PER_SECOND else ''}"
     )
-    return Speed(card.name, rates, startup, "assumption", source)
+    return Speed(card.name, rates, *startup, "assumption", source)
