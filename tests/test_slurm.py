@@ -147,7 +147,7 @@ def test_groups_of_shards_in_one_job(tmp_path, environment, gpu_node, slurm_clus
     run = SlurmRun(tmp_path / "run", environment, node, cluster, 6, batch_seconds=1)
     paths = run.receipt_paths()
     groups = ["--groups", "extract=shards", "--group-components", "shards=3"]
-    scope = ["--set-resource-scopes", "gpu=local"]
+    scope = ["--resources", "gpu=1", "--set-resource-scopes", "gpu=local"]
     ends_well(run.plugin(*groups, *scope, "--", *paths))
     asked = cluster.run("squeue", "-h", "--states=all", "-O", "tres-per-job").split()
     assert asked == ["gres:gpu:1"] * 2
