@@ -147,7 +147,7 @@ def test_groups_of_shards_in_one_job(tmp_path, environment, gpu_node, slurm_clus
     run = SlurmRun(tmp_path / "run", environment, node, cluster, 6, batch_seconds=1)
     paths = run.receipt_paths()
     groups = ["--groups", "extract=shards", "--group-components", "shards=3"]
-    scope = ["--set-resource-scopes", "gpu=local"]
+    scope = ["--resources", "gpu=1", "--set-resource-scopes", "gpu=local"]
     ends_well(run.plugin(*groups, *scope, "--", *paths))
     asked = cluster.run("squeue", "-h", "--states=all", "-O", "tres-per-job").split()
     assert asked == ["gres:gpu:1"] * 2
@@ -226,9 +226,8 @@ def test_what_a_cluster_does_to_jobs_costs_nothing(tmp_path, environment, two_no
     cluster.start("gpu1")
     cluster.wait_until(lambda: cluster.jobs()[limited][0] in ENDED, 150)
     where = cluster.jobs()[preempted][1]
-    urgent = cluster.run(
-        "sbatch", "--parsable", "-p", "urgent", "-w", where, "--gpus=2", "--wrap", "sleep 1"
-    ).strip()
+    urgent = ["sbatch", "--parsable", "-p", "urgent", "-w", where, "--gpus=2", "--wrap", "sleep 1"]
+    urgent = cluster.run(*urgent, cwd=run.folder).strip()
     cluster.wait_until(lambda: cluster.jobs()[urgent][0] == "COMPLETED")
     cluster.run("scontrol", "update", "NodeName=gpu2", "State=DRAIN", "Reason=test")
     ended = {job: cluster.jobs()[job][0] for job in jobs.values()}
