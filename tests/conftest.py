@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
@@ -35,9 +35,10 @@ NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
 
 @pytest.fixture(scope="session")
 def environment():
-    """Return an environment in which child processes find featuremill and the test plug-ins."""
+    """Return an environment in which child processes find featuremill and the test plug-ins; whoever
+    wants another one makes a copy."""
     path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
-    return {**os.environ, "PYTHONPATH": path}
+    return MappingProxyType({**os.environ, "PYTHONPATH": path})
 
 
 class Verbs:

@@ -159,7 +159,7 @@ def test_names_from_the_cluster_do_not_act_on_the_terminal(cluster):
 
 def test_without_slurm_it_is_one_sentence(cluster, verbs):
     (cluster.folder / "sinfo").unlink()
-    verbs.environment["PATH"] = str(cluster.folder)
+    verbs.environment = {**verbs.environment, "PATH": str(cluster.folder)}
     said = verbs("doctor", "--slurm", status=2)
     assert (said.count("\n"), "sinfo: not in PATH" in said) == (1, True)
 
