@@ -35,8 +35,10 @@ NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
 
 @pytest.fixture(scope="session")
 def environment():
-    """Return an environment in which child processes find featuremill and the test plug-ins; whoever
-    wants another one makes a copy."""
+    """Return an environment in which child processes find featuremill and the test plug-ins.
+
+    Whoever wants another one makes a copy.
+    """
     path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
     return MappingProxyType({**os.environ, "PYTHONPATH": path})
 
