@@ -33,7 +33,7 @@ PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
 PAUSE_SECONDS = 5.0
 RUN_NAME = re.compile(r"(?:[\w-]+_)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-"""What the executor calls all jobs of one Snakemake: a UUID, after slurm-jobname-prefix if given."""
+"""The name of all jobs of one Snakemake: a UUID, after the slurm-jobname-prefix if given."""
 UNREACHABLE = ("unable to contact slurm controller", "connection refused", "connect failure")
 """What sbatch says when nothing can have been submitted."""
 REFUSED = {
