@@ -90,6 +90,14 @@ def test_a_workload_of_unknown_speed_gets_an_hour_an_attempt(tmp_path):
     assert resources.extract_minutes(wildcards(run), 2) == 2 * UNKNOWN_MINUTES
 
 
+def test_a_run_beside_this_one_that_cannot_be_read_stops_nothing(tmp_path):
+    run = RunningRun(tmp_path, 1)
+    planned(run, converted(tmp_path, 1000), [1_000_000])
+    (run.folder.root.parent / "other" / "plan.json").mkdir(parents=True)
+    resources = asked(run.folder.root)
+    assert resources.extract_minutes(wildcards(run), 1) == UNKNOWN_MINUTES
+
+
 def test_plan_and_merge_by_their_inputs(tmp_path):
     run = RunningRun(tmp_path, 1)
     root = run.folder.root

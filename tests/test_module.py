@@ -226,8 +226,12 @@ def test_without_a_checkout_two_commands_are_enough(wheel, tmp_path, environment
     named = said.splitlines()[-1].rpartition("next: featuremill ")[2].split()
     assert named == ["run", "my.yaml"]
     said = finish(folder, environment, *featuremill, *named, "-n", "-c1")
-    assert "checkpoint plan:" in said
+    assert "checkpoint plan:" in said and "rule merge:" in said
     assert f"profile {tmp_path}/site/featuremill/smk/profiles/default" in said
+    said = finish(folder, environment, *featuremill, *named, "-n", "--", "plan")
+    assert "checkpoint plan:" in said and "rule merge:" not in said
+    said = finish(folder, environment, *featuremill, *named, "--configfile=a.yaml", status=2)
+    assert "a.yaml" not in said and "the config is my.yaml" in said
     said = finish(folder, environment, *featuremill, "run", "mine.yaml", status=2)
     assert "mine.yaml: there is no such config; featuremill init" in said
 

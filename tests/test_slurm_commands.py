@@ -149,11 +149,19 @@ def test_what_could_not_be_followed_is_refused(slurm):
 
 
 def test_what_others_ask_goes_to_slurm_itself(slurm):
-    _, says = slurm
-    for command, words in (("sbatch", "job.sh -p gpu"), ("squeue", "--me"), ("sacct", "-j 7")):
+    folder, says = slurm
+    mine = "--parsable --job-name mine --array=1-4 job.sh"
+    for command, words in (
+        ("sbatch", "job.sh -p gpu"),
+        ("sbatch", mine),
+        ("squeue", "--me"),
+        ("squeue", "--name mine"),
+        ("sacct", "-j 7"),
+    ):
         (says / command).write_text("slurm's own\n")
         assert asked(command, *words.split()) == "slurm's own\n"
-        assert (says / f"{command}.asked").read_text() == f"{words}\n"
+        assert (says / f"{command}.asked").read_text().endswith(f"{words}\n")
+        assert not (folder / "mine").exists()
 
 
 def test_a_second_workflow_in_the_same_process_does_not_stack_them(slurm, tmp_path, monkeypatch):

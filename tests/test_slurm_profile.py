@@ -1,8 +1,11 @@
 """profiles/slurm: every key explained, known, and read by Snakemake; no Slurm is needed."""
 
+import os
 import re
+import subprocess
 from dataclasses import fields
 
+import pytest
 import yaml
 from conftest import ROOT
 from snakemake.cli import get_argument_parser
@@ -37,6 +40,26 @@ def test_every_key_is_one_of_snakemakes_or_of_the_plugins():
     assert profile.keys() > {"slurm-status-command", "set-resources", "groups", "set-threads"}
     assert profile.keys() - plugins <= options
     assert set(profile["set-resources"]) == {"extract", "plan"}
+
+
+@pytest.mark.parametrize("words", ["plan", "--configfile my.yaml", "--until plan -- plan"])
+def test_what_follows_the_scripts_name_reaches_snakemake(tmp_path, words):
+    """In the first life of the allocation's job, and in one after a lost node, which unlocks."""
+    command = tmp_path / "snakemake"
+    command.write_text('#!/bin/sh\necho "$*" >>asked\n')
+    command.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "1"}
+    environment |= {"SLURM_CPUS_PER_TASK": "16", "SLURM_GPUS_ON_NODE": "4"}
+    script = ["bash", PROFILE / "allocation.sbatch", *words.split()]
+    subprocess.run(script, cwd=tmp_path, env=environment, check=True, timeout=60)
+    unlocking, running = (tmp_path / "asked").read_text().splitlines()
+    mine, first, second = (
+        vars(get_argument_parser().parse_args(line.split())) for line in (words, unlocking, running)
+    )
+    assert (first["unlock"], second["unlock"]) == (True, False)
+    assert (second["cores"], second["resources"].keys()) == (16, {"gpu"})
+    for key in ("targets", "configfile", "until"):
+        assert mine[key] == first[key] == second[key]
 
 
 def test_what_jobs_would_ask_for(tmp_path, environment):

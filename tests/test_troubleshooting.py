@@ -258,7 +258,8 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "plants.yaml"])
     with pytest.raises(RefusedError, match="no NVIDIA GPU"):
         check(here)
-    for words in (["plan"], ["--until=weights"], [f"{workflow.run_folder.root}/plan.json"]):
+    plan_json = f"{workflow.run_folder.root}/plan.json"
+    for words in (["plan"], ["--until=weights"], [plan_json], ["weights/model.json"]):
         monkeypatch.setattr("sys.argv", ["snakemake", *words])
         check(here)
     monkeypatch.setattr("sys.argv", ["snakemake"])

@@ -102,15 +102,14 @@ class JobResources(NamedTuple):
 
     def _parts_gigabytes(self) -> float:
         parts = Path(self.results, "store", "parts")
-        return sum(path.stat().st_size for path in parts.glob("*/*.arrows")) / GB
+        return sum(map(_size, parts.glob("*/*.arrows"))) / GB
 
     def _mtime(self) -> int:
         path = store.RunFolder(Path(self.results)).plan
         return path.stat().st_mtime_ns if path.exists() else 0
 
     def _shard_bytes(self, shard: str) -> int:
-        path = store.RunFolder(Path(self.results)).shard(shard)
-        return path.stat().st_size if path.exists() else 0
+        return _size(store.RunFolder(Path(self.results)).shard(shard))
 
 
 @lru_cache(maxsize=4)
@@ -132,7 +131,7 @@ def _speed(folder: Path, plan: Mapping[str, Any], gpu_model: str) -> speeds.Spee
     for device in dict.fromkeys((gpu_model, "")):  # a cluster's own names mean nothing to us
         try:
             return speeds.of_plan(folder, plan, device if plan["device"] != "cpu" else "")
-        except UserError:
+        except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
             continue
     return None
 
@@ -142,7 +141,15 @@ def _weights_mb(path: str) -> float:
     """Return the size of the converted weights that weights/<name>.json names."""
     entry = store.read_json(Path(path))
     file = Path(entry["path"]) if entry else None
-    return file.stat().st_size / MB if file and file.exists() else 0.0
+    return _size(file) / MB if file else 0.0
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file; 0 where there is none, or none any more."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _gigabytes(inputs: Iterable[str]) -> float:

@@ -31,8 +31,14 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    command = [sys.executable, "-m", "snakemake", "--snakefile", SNAKEFILE]
+    if any(word.startswith("--configfile") for word in arguments.options):
+        raise UserError(
+            f"--configfile: the config is {arguments.config} already; leave one of them out."
+        )
+    # --configfile takes all words up to the next option, --snakefile just one: options may begin
+    # or end with a target.
+    command = [sys.executable, "-m", "snakemake", "--configfile", str(arguments.config)]
+    command += ["--snakefile", SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
-    command += [*arguments.options, "--configfile", str(arguments.config)]
-    os.execv(sys.executable, command)  # noqa: S606
+    os.execv(sys.executable, [*command, *arguments.options])  # noqa: S606

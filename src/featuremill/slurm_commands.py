@@ -32,9 +32,10 @@ ANSWER_SECONDS = 20.0
 PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
 PAUSE_SECONDS = 5.0
+RUN_NAME = re.compile(r"(?:[\w-]+_)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""The name of all jobs of one Snakemake: a UUID, after the slurm-jobname-prefix if given."""
 UNREACHABLE = ("unable to contact slurm controller", "connection refused", "connect failure")
 """What sbatch says when nothing can have been submitted."""
-
 REFUSED = {
     "--array": "job arrays hang in the executor: leave slurm-array-jobs out.",
     "--clusters": "jobs are looked for on one cluster only: leave slurm_cluster out.",
@@ -258,7 +259,7 @@ def main(folder: Path, command: str, arguments: list[str]) -> int:
     """Answer for one of the three commands; return its exit status."""
     real: dict[str, str] = json.loads((folder / REAL_COMMANDS).read_text())
     name = _value(arguments, "--job-name" if command == "sbatch" else "--name")
-    run = Run(folder / name) if re.fullmatch(r"[\w-]+", name) else None
+    run = Run(folder / name) if RUN_NAME.fullmatch(name) else None
     if command == "sbatch" and run and "--parsable" in arguments:
         return submit(real, run, arguments)
     if command != "sbatch" and run and run.folder.is_dir():

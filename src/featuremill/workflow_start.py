@@ -97,7 +97,8 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     (`keep: results` removes receipts).
     """
     names_target = any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/")) for word in sys.argv[1:]
+        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
+        for word in sys.argv[1:]
     )
     is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
     if run.device != "cuda" or is_elsewhere or names_target:

@@ -130,7 +130,7 @@ def _jobs(cluster: Cluster) -> Iterator[Issue]:
             "note",
             "slurm-preempts",
             f"Jobs may be preempted here (PreemptMode {modes}).",
-            "Nothing: with slurm-requeue: true they go on from the journal; retries: 2 covers "
+            "Nothing: with slurm-requeue: true they go on from the journal; retries covers "
             "partitions that cancel.",
         )
     if len({one.account for one in cluster.associations}) > 1:
