@@ -96,6 +96,28 @@ def test_a_full_disk_costs_nothing_but_speed(shared, node, monkeypatch):
     assert [file.suffix for file in node.iterdir()] == [".lock"]
 
 
+def test_a_folder_that_others_can_write_to_or_lead_astray_is_not_used(shared, node):
+    ours = node.parent / "ours"
+    ours.mkdir(parents=True)
+    node.symlink_to(ours)
+    said = []
+    assert staging.staged(shared, said.append) is shared
+    node.unlink()
+    node.mkdir(mode=0o700)
+    for mode in (0o770, 0o707):
+        node.chmod(mode)
+        assert staging.staged(shared, said.append) is shared
+    if os.getuid() == 0:
+        node.chmod(0o700)
+        os.chown(node, NOBODY, NOBODY)
+        assert staging.staged(shared, said.append) is shared
+        assert "belongs to somebody else" in said.pop()
+    assert (
+        "it is a link" in said[0] and ["others may write" in one for one in said[1:]] == [True] * 2
+    )
+    assert not any(ours.iterdir()) and not any(node.iterdir())
+
+
 def test_a_job_says_where_it_reads_its_weights(verbs, shared, tmp_path):
     entry = tmp_path / "weights.json"
     verbs("weights", MODEL, "--cache", tmp_path / "cache", "--output", entry)
