@@ -67,12 +67,7 @@ def _line(answer: dict[str, Any], num_records: int, gpus: int, place: int, cost:
         f"{cost:_}",
         f"{answer['shards']:,}",
         _ranged({key: _hours(value) for key, value in row["hours"].items()}),
-        _ranged(
-            {
-                key: f"{value:,.{0 if value >= 100 else 1}f}"
-                for key, value in row["device_hours"].items()
-            }
-        ),
+        _ranged({key: _number(value) for key, value in row["device_hours"].items()}),
         f"{100 * row['startup_share']:.0f} %",
         f"{100 * row['idle_share']:.0f} %",
         clock(around["plan"]),

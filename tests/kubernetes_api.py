@@ -49,6 +49,13 @@ class Cluster:
             os.killpg(self.processes[name].pid, signal.SIGKILL)
         self.processes[name].wait()
 
+    def delete(self, name):
+        """End a job as `kubectl delete job` does: nothing is known of it any more."""
+        with self._lock:
+            self.kill(name)
+            self._status(name)
+            del self.jobs[name], self.processes[name]
+
     def answer(self, verb, path, body):
         """Return status and body of an answer."""
         with self._lock:

@@ -74,7 +74,9 @@ OPTIONS = {
 
 
 def test_a_job_says_itself_how_it_ended(batch):
-    number, job = batch.submit("sleep 1; exit $(test -n $CUDA_VISIBLE_DEVICES && echo 0)")
+    may_end = batch.folder / "may_end"
+    waits = f"until test -e {may_end}; do sleep 0.1; done"
+    number, job = batch.submit(f'{waits}; test "$CUDA_VISIBLE_DEVICES" = GPU-0')
     folder = f"{batch.folder}/.snakemake/featuremill.jobs/"
     options = (job / "options").read_text().split("\n")
     assert [option.removeprefix(folder) for option in options] == OPTIONS[batch.system]
@@ -82,6 +84,7 @@ def test_a_job_says_itself_how_it_ended(batch):
     (batch.commands / "silent").write_text("1")
     assert batch("status", number) == "running", "no answer says nothing about the job"
     (batch.commands / "forgets").touch()
+    may_end.touch()
     wait_for(lambda: (job / "state").read_text() == "DONE")
     assert batch("status", number) == "success", "whatever the scheduler has forgotten"
     number, job = batch.submit("exit 3")

@@ -114,6 +114,15 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
     assert speed["kind"] in ("earlier run", "assumption"), "the part tells how fast this CPU is"
     assert "test" in speed["source"]
 
+    results = {key: plan[key] for key in ("run", "recipe", "inputs", "lengths")}
+    parts = {shard["shard"]: "" for shard in plan["shards"]}
+    results |= {"manifest_sha256": plan["manifest_sha256"], "plan": plan["counts"], "parts": parts}
+    (folder.root / "manifest.json").write_text(json.dumps(results))
+    found = estimates.json("--cpu-slots", 1)
+    assert found["shards_left"] == 0, "the results are whole: parts may have been removed"
+    assert "Nothing is left to compute" in estimates("--cpu-slots", 1)
+    (folder.root / "manifest.json").unlink()
+
     estimates.write(proteins(301))
     found = estimates.json("--cpu-slots", 1)
     assert not found["is_planned"] and found["counts"]["input"] == 301
@@ -123,7 +132,9 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     assert "an assumption: 50 % (30 to 80 %)" in said and "no GPU has measured it yet" in said
-    assert "would have no shard at all" in said, "one shard for 64 GPUs"
+    assert "With 64, 51 of 64 GPUs would have no shard at all" in said, "13 shards"
+    said_of_many = estimates("--device", DEVICE, "--records", "1e13", status=2)
+    assert "and no more than 1,000,000 are estimated; raise shards.cost" in said_of_many
     found = estimates.json("--device", DEVICE, "--gpus", "1,64", "--records", "1e6")
     one, many = found["rows"]
     for row in (one, many):
@@ -245,6 +256,9 @@ def test_shards_of_the_best_cost_waste_least():
     assert round(total / best) % slots == 0, "whole rounds"
     assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
     assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
+    for slots, most in ((64, 7), (100_000, makespan.MOST_SHARDS)):
+        best = makespan.best_cost(total, slots, rate, startup, most)
+        assert round(total / best) <= 1.05 * most, "no more than there are records, or are quick"
 
 
 def test_slots_take_the_next_shard_as_they_get_free():
@@ -285,6 +299,12 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     estimates.configure(gpus=4, device="cuda")
     said = estimates("--gpus", "2", "--device", DEVICE, status=2)
     assert "one job of this config needs 4" in said
+    estimates.configure(gpus=4, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
+    assert "does not fit" not in (fits := estimates("--device", "t4"))
+    assert "\n   4  " in fits, "of four GPUs, if nobody says how many"
+    estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
+    said = " ".join(estimates("--device", "t4").split())
+    assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
     estimates.configure(inputs="missing.fa")
     said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
     assert "missing.fa: there is no such file" in said

@@ -78,14 +78,14 @@ def test_profile_and_manifests_agree():
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_in_pods(tmp_path, environment, gpu_node):
-    """A pod that is killed and an API that fails three times cost nothing but time."""
+    """Only time is lost with a killed pod, a deleted job and an API that fails three times."""
     node = gpu_node(2)
     volume, api = tmp_path / "volume", tmp_path / "api"
     volume.mkdir()
     api.mkdir()
     environment = {**environment, **node.environment}
     environment["PYTHONPATH"] += os.pathsep + str(PROFILE / "plugin")
-    workflow = GpuWorkflow(volume, environment, node, 3, batch_seconds=2, batch_records=5)
+    workflow = GpuWorkflow(volume, environment, node, 3, batch_seconds=5, batch_records=5)
     cluster = Cluster(api, workflow.environment, node.uuids)
     cluster.failing = {"POST /apis/batch": 1, "/status": 1, "labelSelector": 1}
     workflow.environment = {**workflow.environment, "KUBECONFIG": str(cluster.kubeconfig)}
@@ -94,18 +94,16 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
             *("--workflow-profile", str(PROFILE), "--seconds-between-status-checks", "1"),
             *("--kubernetes-shared-persistent-volumes", f"featuremill:{volume}"),
         )
-        wait_for(workflow.spans, 240)
-        extracting = (
-            name
-            for name, job in cluster.jobs.items()
-            if '"nvidia.com/gpu"' in json.dumps(job) and name in cluster.processes
-        )
-        cluster.kill(next(extracting))
+        wait_for(lambda: workflow.spans() and len(extracting(cluster)) == 2, 240)
+        killed, deleted = extracting(cluster)
+        cluster.kill(killed)
+        cluster.delete(deleted)
         said, _ = process.communicate(timeout=300)
     finally:
         cluster.close()
     assert process.returncode == 0, said
     assert workflow.counts()["ok"] == 30 and "failed." in said
+    assert "Has the job been deleted manually?" in said
     assert (
         not cluster.secrets
         and ("POST", "/apis/batch/v1/namespaces/default/jobs") in cluster.requests
@@ -115,8 +113,20 @@ def test_a_run_in_pods(tmp_path, environment, gpu_node):
     check_pods(cluster, volume)
 
 
+def extracting(cluster):
+    """Return the names of the jobs that run on a GPU."""
+    return [
+        name
+        for name, job in list(cluster.jobs.items())
+        if '"nvidia.com/gpu"' in json.dumps(job)
+        and name in cluster.processes
+        and cluster.processes[name].poll() is None
+    ]
+
+
 def check_pods(cluster, volume):
-    """Look at what the plugin asked for: 1 plan, 4 extract, 1 merge, 1 report."""
+    """Look at what the plugin asked for: 1 plan, 5 extract without the deleted one, 1 merge, 1
+    report."""
     gpus = []
     for job in cluster.jobs.values():
         check(job, "V1Job", "job")

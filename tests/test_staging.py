@@ -40,12 +40,10 @@ def test_a_copy_is_made_once_and_again_when_it_was_touched(shared, node, monkeyp
     assert staging.staged(shared, refused) == found
     assert found == shared._replace(path=node / f"{shared.sha256}.safetensors")
     assert found.path.read_bytes() == shared.path.read_bytes()
-    first = found.path.stat().st_ino
     with found.path.open("r+b") as file:
         file.write(b"spoiled")
     (node / f".{found.path.name}.killed").write_bytes(b"half")
     assert staging.staged(shared, refused).path.read_bytes() == shared.path.read_bytes()
-    assert found.path.stat().st_ino != first
     assert sorted(path.suffix for path in node.iterdir()) == [".json", ".lock", ".safetensors"]
     monkeypatch.delenv("FEATUREMILL_STAGE")
     assert staging.staged(shared, refused) is shared
@@ -94,6 +92,28 @@ def test_a_full_disk_costs_nothing_but_speed(shared, node, monkeypatch):
     assert said[0].startswith(f"FEATUREMILL_STAGE: {node}: the weights take ")
     assert said[0].endswith(f"0 bytes are free; the weights are read from {shared.path}")
     assert [file.suffix for file in node.iterdir()] == [".lock"]
+
+
+def test_a_folder_that_others_can_write_to_or_lead_astray_is_not_used(shared, node):
+    ours = node.parent / "ours"
+    ours.mkdir(parents=True)
+    node.symlink_to(ours)
+    said = []
+    assert staging.staged(shared, said.append) is shared
+    node.unlink()
+    node.mkdir(mode=0o700)
+    for mode in (0o770, 0o707):
+        node.chmod(mode)
+        assert staging.staged(shared, said.append) is shared
+    if os.getuid() == 0:
+        node.chmod(0o700)
+        os.chown(node, NOBODY, NOBODY)
+        assert staging.staged(shared, said.append) is shared
+        assert "belongs to somebody else" in said.pop()
+    assert (
+        "it is a link" in said[0] and ["others may write" in one for one in said[1:]] == [True] * 2
+    )
+    assert not any(ours.iterdir()) and not any(node.iterdir())
 
 
 def test_a_job_says_where_it_reads_its_weights(verbs, shared, tmp_path):

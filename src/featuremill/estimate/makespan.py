@@ -54,16 +54,21 @@ def simulate(costs: Sequence[float] | npt.NDArray[np.float64], slots: int, rate:
     return Makespan(end, computing, starting, max(0.0, end * slots - computing - starting))
 
 
-def best_cost(total: float, slots: int, rate: float, startup: float) -> int:
+def best_cost(
+    total: float, slots: int, rate: float, startup: float, most: int = MOST_SHARDS
+) -> int:
     """Return the cost of a shard that wastes least of `slots` on a work of `total`: see `wasted`.
 
-    Jobs of more than an hour, and more than `MOST_SHARDS` shards, are not considered.
+    Jobs of more than an hour are not considered, as long as there are no more than `most` shards:
+    a shard has a record at least, and Snakemake slows down with many.
     """
-    fewest = max(1, min(math.ceil(total / (LONGEST_JOB_SECONDS * rate)), MOST_SHARDS))
-    numbers = {round(number) for number in np.geomspace(fewest, MOST_SHARDS, NUM_TRIED)}
+    most = max(1, min(most, MOST_SHARDS))
+    fewest = max(1, min(math.ceil(total / (LONGEST_JOB_SECONDS * rate)), most))
+    numbers = {round(number) for number in np.geomspace(fewest, most, NUM_TRIED)}
     # Whole rounds of all slots, as shards are cut to nearly equal costs.
     rounds = {math.ceil(number / slots) * slots if number > slots else number for number in numbers}
-    costs = {_rounded(total / number) for number in rounds | {max(slots, fewest)}}
+    tried = rounds | {fewest, max(slots, fewest)}
+    costs = {_rounded(total / number) for number in tried if number <= most}
     return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
 
 

@@ -64,7 +64,7 @@ def choose(arguments: argparse.Namespace, config: Run) -> Place:
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
     if not (wants_gpu or here or config.device == "cuda"):
         return _cpu(arguments)
-    slots = _numbers("--gpus", arguments.gpus or "1")
+    slots = _numbers("--gpus", arguments.gpus or str(config.gpus))
     for number in slots:
         if number < config.gpus:
             raise UserError(

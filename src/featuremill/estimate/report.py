@@ -112,7 +112,8 @@ def _best(facts: Facts, jobs: int, rate: float, startup: float) -> dict[str, Any
     total = facts.work.cost
     if not total:
         return {"best_cost": None, "best_saves_hours": 0.0}
-    best = makespan.best_cost(total, jobs, rate, startup)
+    num_records = round(total / max(1.0, facts.work.mean_cost))
+    best = makespan.best_cost(total, jobs, rate, startup, num_records)
     now = total / len(facts.work.left)
     saved = makespan.wasted(total, now, jobs, rate, startup)
     saved -= makespan.wasted(total, best, jobs, rate, startup)
@@ -133,6 +134,7 @@ def _memory(facts: Facts) -> dict[str, Any]:
         "device_mb": estimate,
         "device_measured_mb": seen.peak_memory_mb if seen else None,
         "device_has_mb": place.device.memory_mb or None,
+        "devices_a_job": place.gpus_a_job,
         "host_measured_mb": (seen.process_memory_mb or None) if seen else None,
         "host_mb": round(host_mb(shard_mb, weights_mb(facts.model), on_cpu=on_cpu)),
         "snakemake_mb": round(base + a_shard * len(plan["shards"])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -188,7 +189,8 @@ def _memory(answer: Answer) -> str:
     if measured := memory["device_measured_mb"]:
         parts.append(f"{measured:,} MB {device} (measured)")
     elif estimate := memory["device_mb"]:
-        parts.append(f"about {estimate:,} MB {device} (the doctor's estimate)")
+        where = f"of its {memory['devices_a_job']} GPUs" if memory["devices_a_job"] > 1 else device
+        parts.append(f"about {estimate:,} MB {where} (the doctor's estimate)")
     if answer["device"] == "gpu":
         if host := memory["host_measured_mb"]:
             parts.append(f"{host:,} MB of the host (measured)")
@@ -211,18 +213,20 @@ def _disk(answer: Answer) -> str:
 
 def _warnings(answer: Answer) -> Iterator[str]:
     memory = answer["memory"]
+    # What was measured is of the fullest device already.
+    devices = 1 if memory["device_measured_mb"] else memory["devices_a_job"]
     needed = memory["device_measured_mb"] or memory["device_mb"] or 0
-    if memory["device_has_mb"] and needed > memory["device_has_mb"]:
+    if (has := memory["device_has_mb"]) and needed > devices * has:
+        such = "one such GPU" if devices == 1 else f"{devices} such GPUs"
         yield (
-            f"This model does not fit one such GPU, which has {memory['device_has_mb']:,} MB: set "
-            "gpus: 2 or more, or take a larger one."
+            f"This model does not fit {such} of {has:,} MB: set gpus: {math.ceil(needed / has)} or "
+            "more, or take larger ones."
         )
     if disk_is_short(answer):
         yield "That is more than the disk has; plan will refuse it."
     for row in answer["rows"]:
-        if answer["shards_left"] < row["jobs"] and answer["shards_left"]:
-            idle = row["jobs"] - answer["shards_left"]
-            yield f"With {row['slots']:,}, {idle:,} would have no shard at all: {_smaller(row)}."
+        if answer["shards_left"] < row["jobs"] and row["best_cost"]:
+            yield f"With {row['slots']:,}, {_idle(answer, row)}."
     if answer["shards"] > MOST_SHARDS:
         yield (
             f"{answer['shards']:,} shards are more than the {MOST_SHARDS:,} that Snakemake is "
@@ -235,5 +239,12 @@ def disk_is_short(answer: Answer) -> bool:
     return bool(answer["disk"]["bytes"] > answer["disk"]["free_bytes"])
 
 
-def _smaller(row: Answer) -> str:
-    return f"shards of {row['best_cost']:_} would do" if row["best_cost"] else "fewer would do"
+def _idle(answer: Answer, row: Answer) -> str:
+    what = ("GPU" if answer["device"] == "gpu" else "slot") + "s"
+    if answer["memory"]["devices_a_job"] > 1:
+        what = f"groups of {answer['memory']['devices_a_job']} GPUs"
+    left, best = answer["shards_left"], round(answer["cost_left"] / row["best_cost"])
+    told = f"{row['jobs'] - left:,} of {row['jobs']:,} {what} would have no shard at all"
+    if best <= left:
+        return f"{told}, and smaller shards would waste as much"
+    return f"{told}; {best:,} shards of {row['best_cost']:_} would waste least"

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from featuremill.agreement import are_results_of
 from featuremill.config import Run
 from featuremill.errors import UserError
 from featuremill.machine import num_cores
@@ -23,9 +24,11 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.shards import cuts
 from featuremill.plan.spool import ids_path
 from featuremill.progress import Progress
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import RunFolder, read_json, read_sealed
 from featuremill.workload import find_workload
 
+MOST_SHARDS = 1_000_000
+"""That are estimated: 200 times what Snakemake is quick with."""
 OF_VALUES_ONLY = {"model", "dtype", "layers", "pool", "per_residue", "output_dtype"}
 """Options that change what is computed of the records, and not what they cost."""
 log = logging.getLogger("featuremill.estimate")
@@ -103,13 +106,17 @@ def _outdated(plan: dict[str, Any], config: Run, settings: dict[str, Any]) -> st
 
 def _planned(folder: RunFolder, plan: dict[str, Any], settings: dict[str, Any]) -> Work:
     is_same = _without_unknown(plan["settings"], settings) == _without_unknown(settings, settings)
+    # Parts may have been removed since the results are whole (`keep`, `featuremill clean`).
+    is_merged = are_results_of(plan, read_json(folder.root / "manifest.json") or {})
     costs = [
         shard["cost"]
         for shard in plan["shards"]
-        if not (is_same and folder.part(plan["recipe"], shard["shard"]).exists())
+        if not is_same or not (is_merged or folder.part(plan["recipe"], shard["shard"]).exists())
     ]
     recipe = plan["recipe"] if is_same else "other"
-    source = f"{folder.plan}: {len(costs):,} of its {len(plan['shards']):,} shards have no part yet"
+    source = (
+        f"{folder.plan}: {len(costs):,} of its {len(plan['shards']):,} shards are to be computed"
+    )
     if not is_same:
         was, is_now = plan["settings"]["options"], settings["options"]
         other = [f"{k} {was.get(k)}" for k in sorted(OF_VALUES_ONLY) if was.get(k) != is_now.get(k)]
@@ -187,10 +194,20 @@ def _cut(spooled: Spooled, scratch: Path, shard_cost: int) -> tuple[list[dict[st
 
 
 def scaled(work: Work, num_records: float, shard_cost: int) -> Work:
-    """Return what the work would be if the input had so many records of the same kind."""
+    """Return what the work would be if the input had so many records of the same kind.
+
+    Raises:
+        UserError: for more shards than anybody could run.
+    """
     factor = num_records / work.plan["counts"]["input"]
     counts = {key: round(value * factor) for key, value in work.plan["counts"].items()}
     whole = sum(shard["cost"] for shard in work.plan["shards"]) * factor
+    if whole / shard_cost > MOST_SHARDS:
+        raise UserError(
+            f"--records {num_records:g}: with shards.cost {shard_cost:_} these are "
+            f"{whole / shard_cost:,.0f} shards, and no more than {MOST_SHARDS:,} are estimated; "
+            "raise shards.cost in the config, or give fewer records."
+        )
     num_shards = max(1, round(whole / shard_cost))
     lengths = {**work.plan["lengths"], "total": round(work.plan["lengths"]["total"] * factor)}
     records = max(1, round(counts["unique"] / num_shards))

@@ -58,9 +58,9 @@ def operations_a_token(shape: Shape, mean_tokens: float) -> float:
 
 def on_card(shape: Shape, mean_tokens: float, dtype: str, card: Card) -> Rates:
     """Return how fast one card might be."""
-    tflops, bytes_a_number = (card.single_tflops, 2) if dtype == "fp32" else (card.half_tflops, 1)
+    tflops, times_the_bytes = (card.single_tflops, 2) if dtype == "fp32" else (card.half_tflops, 1)
     operations = operations_a_token(shape, mean_tokens)
-    moved = shape.num_layers * shape.width * BYTES_A_NUMBER_OF_WIDTH * bytes_a_number
+    moved = shape.num_layers * shape.width * BYTES_A_NUMBER_OF_WIDTH * times_the_bytes
     least = operations / (tflops * 1e12) + moved / (card.gigabytes_per_second * 1e9)
     low, middle, high = (min(share / least, HOST_TOKENS_PER_SECOND) for share in SHARES)
     return Rates(low, middle, high)

@@ -4,9 +4,9 @@ snakemake-executor-plugin-kubernetes 0.5 declares that there is no shared file s
 takes that back: every file is then copied through object storage, each pod starts in an empty
 folder and installs packages first. featuremill's store is not declared to Snakemake and cannot be
 copied so. Here the same executor, its pods, secrets and clean-up, runs with the opposite
-declaration; what a pod does first is to change into the volume. And three things that end or hang a
+declaration; what a pod does first is to change into the volume. And four things that end or hang a
 whole run there end only a job, or nothing: a failed pod, an API that does not answer once, a job
-that the API does not take.
+that the API does not take, one that somebody deleted.
 
 Used as `executor: kubernetes-shared`, which takes the options of the Kubernetes plugin under its
 own name; PYTHONPATH has to name the folder that this package is in.
@@ -15,7 +15,7 @@ own name; PYTHONPATH has to name the folder that this package is in.
 import shlex
 from dataclasses import replace
 
-from kubernetes.client import CoreV1Api
+from kubernetes.client import BatchV1Api, CoreV1Api
 from kubernetes.client.rest import ApiException
 from snakemake_executor_plugin_kubernetes import Executor as KubernetesExecutor
 from snakemake_executor_plugin_kubernetes import ExecutorSettings
@@ -50,13 +50,30 @@ class Api(CoreV1Api):
             return f"the log of {name} is not to be had: {error.reason}"
 
 
+class JobsApi(BatchV1Api):
+    """The API of jobs, with an answer for one that is gone."""
+
+    def read_namespaced_job_status(self, name, namespace, **options):
+        """Return a job's status; None, a failure to the plugin, where there is no such job.
+
+        The plugin only expects that, and the API answers 404: somebody deleted the job, or its
+        time to live was over. It would be asked about for ever.
+        """
+        try:
+            return super().read_namespaced_job_status(name, namespace, **options)
+        except ApiException as error:
+            if error.status != 404:
+                raise
+            return None
+
+
 class Executor(KubernetesExecutor):
     """The Kubernetes executor, its jobs in the main process's working directory."""
 
     def __post_init__(self):
-        """Do what the plugin does, and take our API."""
+        """Do what the plugin does, and take our APIs."""
         super().__post_init__()
-        self.kubeapi = Api()
+        self.kubeapi, self.batchapi = Api(), JobsApi()
         self._ended = set()
 
     def get_job_exec_prefix(self, job):
