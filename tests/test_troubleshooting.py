@@ -402,6 +402,15 @@ def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_p
     )
     said = workflow("results/test/plan.json", snakefile=tmp_path / "outer.smk")
     assert workflow.run_folder.plan.exists() and "no column" not in said
+    # Where there is a plan, Snakemake itself would find that there is nothing to do.
+    path.write_text(yaml.safe_dump({**config, "inputs": "mi.fa"}))
+    assert "config.yaml:2: inputs: mi.fa: this file does not" in workflow(
+        "results/test/plan.json", status=1
+    )
+    path.write_text(yaml.safe_dump(config))
+    workflow("results/test/plan.json")
+    (tmp_path / "in.fa").unlink()
+    assert "Nothing to be done" in workflow("results/test/plan.json"), "put away, once planned"
 
 
 @shows("The config or the input is refused", "no such key")
