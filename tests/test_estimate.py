@@ -263,6 +263,8 @@ def test_shards_of_the_best_cost_waste_least():
         assert apart < slots * (cost / rate + startup)
     assert round(total / best) % slots == 0, "whole rounds"
     assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
+    longest = makespan.best_cost(total, 1, rate, startup) / rate
+    assert longest <= 1.05 * makespan.LONGEST_JOB_SECONDS
     assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
     for slots, most in ((64, 7), (100_000, makespan.MOST_SHARDS)):
         best = makespan.best_cost(total, slots, rate, startup, most)

@@ -69,7 +69,7 @@ def best_cost(
     rounds = {math.ceil(number / slots) * slots if number > slots else number for number in numbers}
     tried = rounds | {fewest, max(slots, fewest)}
     costs = {_rounded(total / number) for number in tried if number <= most}
-    if slots <= most and (exact := _cost_of(total, slots)):
+    if fewest <= slots <= most and (exact := _cost_of(total, slots)):
         costs.add(exact)
     return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
 

@@ -163,7 +163,7 @@ def _disk(facts: Facts, is_finished: bool) -> dict[str, Any]:
     """Return what will be written, by what it is, and what is free."""
     work, folder = facts.work, facts.folder
     needs = needs_of_run(folder, work.plan, facts.values, facts.config.outputs)
-    files = overheads.FILES_A_SHARD * len(work.plan["shards"])
+    files = overheads.FILES_A_SHARD * len(work.left)
     if is_finished:
         needs, files = [], 0
     if not work.is_planned:

@@ -161,11 +161,18 @@ def _notes(answer: Answer) -> Iterator[str]:
         _around(answer),
         _memory(answer),
         _disk(answer),
-        f"A job that is killed goes on from its last batch: each time that costs about "
-        f"{answer['crash_seconds']:.0f} s, however large shards are.",
+        *_crash(answer),
         *warnings.of(answer),
     ]:
         yield from _wrapped(note)
+
+
+def _crash(answer: Answer) -> Iterator[str]:
+    if answer["shards_left"]:
+        yield (
+            "A job that is killed goes on from its last batch: each time that costs about "
+            f"{answer['crash_seconds']:.0f} s, however large shards are."
+        )
 
 
 def _best(answer: Answer) -> Iterator[str]:
