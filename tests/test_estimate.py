@@ -120,7 +120,14 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
     (folder.root / "manifest.json").write_text(json.dumps(results))
     found = estimates.json("--cpu-slots", 1)
     assert found["shards_left"] == 0, "the results are whole: parts may have been removed"
-    assert "Nothing is left to compute" in estimates("--cpu-slots", 1)
+    said = " ".join(estimates("--cpu-slots", 1).split())
+    assert "the times are those of the merge and the report" in said, "no output is there"
+    assert f"computed are all its {len(plan['shards'])} shards" in said
+    (folder.root / "embeddings.parquet").write_bytes(b"")
+    found = estimates.json("--cpu-slots", 1)
+    assert found["is_finished"] and found["rows"][0]["hours"]["most"] == 0
+    assert found["disk"]["bytes"] == found["disk"]["files"] == 0
+    assert estimates("--cpu-slots", 1).endswith("to write: the results are there.\n")
     (folder.root / "manifest.json").unlink()
 
     estimates.write(proteins(301))
@@ -132,7 +139,8 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     assert "an assumption: 50 % (30 to 80 %)" in said and "no GPU has measured it yet" in said
-    assert "With 64, 51 of 64 GPUs would have no shard at all" in said, "13 shards"
+    idle = "With 64, 51 of 64 GPUs would have no shard at all; the run is too small for so many"
+    assert idle in " ".join(said.split()), "13 shards"
     said_of_many = estimates("--device", DEVICE, "--records", "1e13", status=2)
     assert "and no more than 1,000,000 are estimated; raise shards.cost" in said_of_many
     found = estimates.json("--device", DEVICE, "--gpus", "1,64", "--records", "1e6")
@@ -255,6 +263,8 @@ def test_shards_of_the_best_cost_waste_least():
         assert apart < slots * (cost / rate + startup)
     assert round(total / best) % slots == 0, "whole rounds"
     assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
+    longest = makespan.best_cost(total, 1, rate, startup) / rate
+    assert longest <= 1.05 * makespan.LONGEST_JOB_SECONDS
     assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
     for slots, most in ((64, 7), (100_000, makespan.MOST_SHARDS)):
         best = makespan.best_cost(total, slots, rate, startup, most)
@@ -270,6 +280,79 @@ def test_slots_take_the_next_shard_as_they_get_free():
     one_by_one = 999 * makespan.SNAKEMAKE_SECONDS_A_JOB
     assert 1 < makespan.simulate([1] * 1000, 1000, 1e9, 0).seconds / one_by_one < 1.1
     assert makespan.simulate([], 4, 10, 1).seconds == 0
+
+
+def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
+    """Plan cuts as many as the advice says."""
+    estimates.configure(shards={"cost": 15_000})
+    given = ("--device", DEVICE, "--tokens-per-second", 10, "--startup-seconds", 1)
+    found = estimates.json(*given, "--gpus", "4,64,250,400")
+    assert found["shards_left"] == 4
+    said = " ".join(estimates(*given, "--gpus", "4,64,250,400").split())
+    assert "With 4," not in said
+    for row, slots in zip(found["rows"][1:3], (64, 250), strict=True):
+        cost = row["best_cost"]
+        told = f"{slots - 4} of {slots} GPUs would have no shard at all; shards of {cost:_} would"
+        assert told in said
+        assert round(found["cost_left"] / cost) >= slots
+    assert "With 400, 396 of 400 GPUs would have no shard at all; the run is too small" in said
+    estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
+    again = estimates.json(*given, "--gpus", "64")
+    assert again["shards_left"] >= 64
+    assert again["rows"][0]["hours"]["middle"] < found["rows"][1]["hours"]["middle"] / 10
+
+
+def test_a_small_model_is_limited_by_the_host_whatever_the_card(estimates):
+    estimates.esm2("mill_t6_1M")
+    for name in ("a100", "h100"):
+        said = " ".join(estimates("--device", name).split())
+        assert "2,300,000 tokens a second a job an assumption: the host limits it" in said
+        assert "whatever the card" in said and "30 to 80 %" not in said
+
+
+def test_what_was_measured_on_cpus_lies_well_within_the_assumption():
+    record = ROOT / "bench" / "results" / "2026-11-20-AMD-EPYC-2-cores-cpu.json"
+    data = json.loads(record.read_text())
+    shapes = {name: (one["layers"], one["width"]) for name, one in data["stages"].items()}
+    readme = {"8M": (6374, 7888), "35M": (1910, 2699), "150M": (451, 754)}
+    for name, measured in readme.items():
+        for dtype, rate in zip(("fp32", "bf16"), measured, strict=True):
+            rates = assumed.on_cpu(assumed.Shape(*shapes[name]), data["data"]["mean"], dtype, 2)
+            assert 2 * rates.low < rate < rates.high / 2 and 0.6 < rate / rates.middle < 1.7
+    # The bundled model on 2 cores that others use as well, with one thread and with two.
+    for threads, rate in ((2, 4_825), (2, 12_551), (1, 16_020)):
+        rates = assumed.on_cpu(assumed.Shape(6, 128), 358, "bf16", threads)
+        assert 1.5 * rates.low < rate < rates.high / 1.5
+
+
+def test_runs_beside_it_that_cannot_be_read_are_skipped(estimates):
+    estimates.esm2("mill_t6_1M")
+    options = {"model": "mill_t6_1M", "dtype": "bf16", "per_residue": False}
+    settings = {"workload": "esm2", "version": "1", "options": options}
+    asked = earlier.Asked(settings, "h100", is_gpu=True)
+    results = estimates.folder / "results"
+    for name, recipe in (("damaged", {}), ("odd", {"recipe": "r"})):
+        (results / name).mkdir(parents=True)
+        (results / name / "plan.json").write_text(json.dumps({"settings": settings, **recipe}))
+    (results / "odd" / "receipts" / "r" / "s.json").mkdir(parents=True)  # reading it: OSError
+    (results / "unreadable" / "plan.json").mkdir(parents=True)
+    assert earlier.look(results, asked) is None
+    assert "an assumption" in estimates("--device", "h100")
+
+
+def test_what_does_not_fit_and_what_is_large_is_said_plainly(estimates):
+    estimates.configure(outputs=["parquet", "per_protein_h5"], shards={"cost": 10**9})
+    given = ("--cpu-slots", 1, "--tokens-per-second", 1e6, "--records")
+    said = " ".join(estimates(*given, "2e7").split())
+    assert "outputs: parquet for 20,000,000 records: one file of that size is hard to move" in said
+    assert "outputs: per_protein_h5 for 20,000,000 records: a dataset a record" in said
+    assert "start-up and idle: shares of the slot hours" in said
+    said = " ".join(estimates(*given, "1e11").split())
+    assert "What will be written, " in said and "that are free on the disk; plan will ref" in said
+    table = next(
+        line for line in estimates(*given, "1e10").splitlines() if line.startswith("    1")
+    )
+    assert " h " in table and ":" not in table, "hours in all the row"
 
 
 @pytest.mark.parametrize(

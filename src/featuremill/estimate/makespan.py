@@ -69,6 +69,8 @@ def best_cost(
     rounds = {math.ceil(number / slots) * slots if number > slots else number for number in numbers}
     tried = rounds | {fewest, max(slots, fewest)}
     costs = {_rounded(total / number) for number in tried if number <= most}
+    if fewest <= slots <= most and (exact := _cost_of(total, slots)):
+        costs.add(exact)
     return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
 
 
@@ -76,6 +78,20 @@ def _rounded(value: float) -> int:
     """Return `value` with three digits, at least 1."""
     unit = int(10 ** max(0, math.floor(math.log10(max(1.0, value))) - 2))
     return max(1, round(value / unit) * unit)
+
+
+def _cost_of(total: float, number: int) -> int | None:
+    """Return the roundest cost by which plan cuts `total` into exactly that `number` of shards.
+
+    None where no whole number does.
+    """
+    for power in range(int(math.log10(max(1.0, total / number))), -1, -1):
+        unit: int = 10**power
+        cost = int(total / number / unit) * unit
+        for each in (cost + unit, cost):
+            if each and round(total / each) == number:
+                return each
+    return None
 
 
 def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -> float:
@@ -91,7 +107,9 @@ def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -
     shard = total / num_shards / rate
     jobs_end = math.ceil(num_shards / slots) * (startup + shard)
     if num_shards > 1:
-        spread = (num_shards * (startup + shard)) / slots + shard / 2 * (1 - 1 / slots)
+        # One round at least, also where some slots have no shard at all.
+        rounds = max(1.0, num_shards / slots)
+        spread = rounds * (startup + shard) + shard / 2 * (1 - 1 / slots)
         jobs_end = max(jobs_end, spread)
     a_job = SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * num_shards / 2
     started = min(slots, num_shards) * a_job

@@ -52,6 +52,10 @@ class Around(NamedTuple):
         return self.plan + self.merge + self.report + self.snakemake
 
 
+NOTHING = Around(0.0, 0.0, 0.0, 0.0)
+"""Around a run that is finished: Snakemake finds nothing to do."""
+
+
 def around(num_records: int, is_planned: bool, num_shards: int, values_bytes: float) -> Around:
     """Return what comes before and after for so many records, shards and bytes of values."""
     start, a_record = PLAN_SECONDS

@@ -16,8 +16,9 @@ from featuremill.estimate.place import Place, asked
 from featuremill.estimate.work import Work
 from featuremill.job_resources import host_mb
 from featuremill.journal import SYNC_SECONDS
+from featuremill.plan.announce import large_outputs
 from featuremill.plan.needs import needs_of_run
-from featuremill.room import Need
+from featuremill.room import Need, needs_of_outputs
 from featuremill.sizes import expected_bytes
 from featuremill.speeds import Speed
 from featuremill.store import RunFolder
@@ -44,7 +45,9 @@ def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any
     work, plan = facts.work, facts.work.plan
     counts = plan["counts"]
     size = expected_bytes(facts.values, counts["planned"], plan["lengths"]["total"])
+    is_finished = _is_finished(facts)
     around = overheads.around(counts["input"], work.is_planned, len(plan["shards"]), size)
+    around = overheads.NOTHING if is_finished else around
     rows = [_row(facts, slots, speed, around.total) for slots, speed in by_slots]
     options = facts.settings["options"]
     return {
@@ -56,6 +59,7 @@ def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any
         "cost_unit": plan["cost_unit"],
         "source": work.source,
         "is_planned": work.is_planned,
+        "is_finished": is_finished,
         "counts": counts,
         "lengths": plan["lengths"],
         "cost_left": round(work.cost),
@@ -67,9 +71,23 @@ def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any
         "around_seconds": {**around._asdict(), "total": around.total},
         "has_weights": facts.model.is_here,
         "memory": _memory(facts),
-        "disk": _disk(facts),
+        "disk": _disk(facts, is_finished),
+        "large_outputs": large_outputs(counts["planned"], facts.config.outputs),
         "crash_seconds": rows[0]["startup_seconds"]["middle"] + SYNC_SECONDS,
     }
+
+
+def _is_finished(facts: Facts) -> bool:
+    """Tell whether the run's results are there, in all the outputs that the config asks for now."""
+    root, plan = facts.folder.root, facts.work.plan
+    asked_for = needs_of_outputs(
+        facts.config.outputs,
+        facts.values,
+        plan["counts"]["planned"],
+        plan["lengths"]["total"],
+        root,
+    )
+    return facts.work.is_merged and all((root / need.what).exists() for need in asked_for)
 
 
 def _row(facts: Facts, slots: int, speed: Speed, around: float) -> dict[str, Any]:
@@ -141,16 +159,18 @@ def _memory(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _disk(facts: Facts) -> dict[str, Any]:
+def _disk(facts: Facts, is_finished: bool) -> dict[str, Any]:
     """Return what will be written, by what it is, and what is free."""
     work, folder = facts.work, facts.folder
     needs = needs_of_run(folder, work.plan, facts.values, facts.config.outputs)
+    files = overheads.FILES_A_SHARD * len(work.left)
+    if is_finished:
+        needs, files = [], 0
     if not work.is_planned:
         needs += _needs_of_plan(folder, work.plan)
     parent = folder.root.absolute()
     while not parent.exists():
         parent = parent.parent
-    files = overheads.FILES_A_SHARD * len(work.plan["shards"])
     return {
         "needs": {need.what: need.num_bytes for need in needs},
         "bytes": sum(need.num_bytes for need in needs),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from featuremill.estimate.makespan import MOST_SHARDS
+from featuremill.estimate import warnings
 from featuremill.progress import clock
 from featuremill.sizes import counted, human_bytes
 from featuremill.text import one_line, plain
@@ -17,6 +16,7 @@ WORTH_SAVING = 0.02
 LEAST_SAVED_HOURS = 0.05
 """Share of the device hours, and device hours, from which on another shard cost is worth a word."""
 LONG_HOURS = 100.0
+"""From which on a table has hours instead of h:mm:ss, in all its rows."""
 Answer = Mapping[str, Any]
 
 
@@ -24,12 +24,16 @@ def lines(answer: Answer) -> Iterator[str]:
     """Yield the lines of the page."""
     yield from _wrapped(_what(answer))
     yield from _wrapped(_safe(answer["source"]), "  ")
+    if answer["is_finished"]:
+        yield "Nothing is left to compute or to write: the results are there."
+        return
     if not answer["shards_left"]:
-        yield "Nothing is left to compute; the times are those of another merge and report."
+        yield "Nothing is left to compute; the times are those of the merge and the report."
     yield ""
     yield from _speeds(answer)
     yield ""
     yield from _table(answer)
+    yield from _wrapped(_legend(answer))
     yield ""
     yield from _notes(answer)
 
@@ -70,8 +74,8 @@ def _speed(row: Answer, unit: str) -> Iterator[str]:
     where = _safe(row["device"]) + (
         f", {counted(row['threads'], 'thread')} a job" if row["threads"] else ""
     )
-    is_assumed = row["speed"]["is_assumed"]
-    spread = f" ({rates['low']:,.0f} to {rates['high']:,.0f})" if is_assumed else ""
+    is_ranged = row["speed"]["is_assumed"] and rates["low"] < rates["high"]
+    spread = f" ({rates['low']:,.0f} to {rates['high']:,.0f})" if is_ranged else ""
     yield from _wrapped(f"{where}: {rates['middle']:,.0f} {unit} a second a job{spread}")
     yield from _wrapped(_safe(row["speed"]["source"]), "  ")
     told = "measured or given"
@@ -93,18 +97,28 @@ def _table(answer: Answer) -> Iterator[str]:
         "best shards.cost",
         "saves",
     ]
-    cells = [[_cell(row, name) for name in range(len(headings))] for row in answer["rows"]]
+    rows = answer["rows"]
+    say = _clock if max(row["hours"]["most"] for row in rows) < LONG_HOURS else _spelled
+    cells = [[_cell(row, column, say) for column in range(len(headings))] for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     for texts in [headings, *cells]:
         yield "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
 
 
-def _cell(row: Answer, column: int) -> str:
+def _legend(answer: Answer) -> str:
+    what = "GPU" if answer["device"] == "gpu" else "slot"
+    return (
+        f"start-up and idle: shares of the {what} hours in which jobs start and end, and in which "
+        f"a {what} has no job."
+    )
+
+
+def _cell(row: Answer, column: int, say: Callable[[float], str]) -> str:
     is_ranged = row["speed"]["is_assumed"] or not row["startup_seconds"]["is_measured"]
     if column == 0:
         return f"{row['slots']:,}"
     if column == 1:
-        return _ranged(row["hours"], is_ranged, _time)
+        return _ranged(row["hours"], is_ranged, say)
     if column == 2:
         return _ranged(row["device_hours"], is_ranged, _hours)
     if column == 3:
@@ -118,14 +132,17 @@ def _cell(row: Answer, column: int) -> str:
     return f"{_hours(row['best_saves_hours'])} h" if _is_worth_it(row) else ""
 
 
-def _ranged(hours: Mapping[str, float], is_ranged: bool, say: Any) -> str:
-    middle = str(say(hours["middle"]))
+def _ranged(hours: Mapping[str, float], is_ranged: bool, say: Callable[[float], str]) -> str:
+    middle = say(hours["middle"])
     return f"{middle} ({say(hours['least'])} to {say(hours['most'])})" if is_ranged else middle
 
 
-def _time(hours: float) -> str:
-    """Return the time on the clock: h:mm:ss, hours where there are many."""
-    return clock(3600 * hours) if hours < LONG_HOURS else f"{hours:,.0f} h"
+def _clock(hours: float) -> str:
+    return clock(3600 * hours)
+
+
+def _spelled(hours: float) -> str:
+    return f"{_hours(hours)} h"
 
 
 def _hours(hours: float) -> str:
@@ -144,11 +161,18 @@ def _notes(answer: Answer) -> Iterator[str]:
         _around(answer),
         _memory(answer),
         _disk(answer),
-        f"A job that is killed goes on from its last batch: each time that costs about "
-        f"{answer['crash_seconds']:.0f} s, however large shards are.",
-        *_warnings(answer),
+        *_crash(answer),
+        *warnings.of(answer),
     ]:
         yield from _wrapped(note)
+
+
+def _crash(answer: Answer) -> Iterator[str]:
+    if answer["shards_left"]:
+        yield (
+            "A job that is killed goes on from its last batch: each time that costs about "
+            f"{answer['crash_seconds']:.0f} s, however large shards are."
+        )
 
 
 def _best(answer: Answer) -> Iterator[str]:
@@ -170,7 +194,7 @@ def _best(answer: Answer) -> Iterator[str]:
 def _around(answer: Answer) -> str:
     around = answer["around_seconds"]
     plan = "planned already" if answer["is_planned"] else f"plan {_seconds(around['plan'])}"
-    weights = "" if answer["has_weights"] else "; to fetch and convert the weights comes to that"
+    weights = "" if answer["has_weights"] else "; to fetch and convert the weights comes on top"
     return (
         f"In the time, besides the shards: {plan}, merge {_seconds(around['merge'])}, report "
         f"{_seconds(around['report'])}, Snakemake {_seconds(around['snakemake'])} "
@@ -209,42 +233,3 @@ def _disk(answer: Answer) -> str:
         f"Disk: {human_bytes(disk['bytes'])} ({needs or 'nothing more'}) in {disk['files']:,} "
         f"files; {human_bytes(disk['free_bytes'])} are free."
     )
-
-
-def _warnings(answer: Answer) -> Iterator[str]:
-    memory = answer["memory"]
-    # What was measured is of the fullest device already.
-    devices = 1 if memory["device_measured_mb"] else memory["devices_a_job"]
-    needed = memory["device_measured_mb"] or memory["device_mb"] or 0
-    if (has := memory["device_has_mb"]) and needed > devices * has:
-        such = "one such GPU" if devices == 1 else f"{devices} such GPUs"
-        yield (
-            f"This model does not fit {such} of {has:,} MB: set gpus: {math.ceil(needed / has)} or "
-            "more, or take larger ones."
-        )
-    if disk_is_short(answer):
-        yield "That is more than the disk has; plan will refuse it."
-    for row in answer["rows"]:
-        if answer["shards_left"] < row["jobs"] and row["best_cost"]:
-            yield f"With {row['slots']:,}, {_idle(answer, row)}."
-    if answer["shards"] > MOST_SHARDS:
-        yield (
-            f"{answer['shards']:,} shards are more than the {MOST_SHARDS:,} that Snakemake is "
-            "quick with: larger ones, or several runs (docs/how-far.md)."
-        )
-
-
-def disk_is_short(answer: Answer) -> bool:
-    """Tell whether less is free than will be written."""
-    return bool(answer["disk"]["bytes"] > answer["disk"]["free_bytes"])
-
-
-def _idle(answer: Answer, row: Answer) -> str:
-    what = ("GPU" if answer["device"] == "gpu" else "slot") + "s"
-    if answer["memory"]["devices_a_job"] > 1:
-        what = f"groups of {answer['memory']['devices_a_job']} GPUs"
-    left, best = answer["shards_left"], round(answer["cost_left"] / row["best_cost"])
-    told = f"{row['jobs'] - left:,} of {row['jobs']:,} {what} would have no shard at all"
-    if best <= left:
-        return f"{told}, and smaller shards would waste as much"
-    return f"{told}; {best:,} shards of {row['best_cost']:_} would waste least"

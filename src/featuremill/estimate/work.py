@@ -44,6 +44,8 @@ class Work(NamedTuple):
     """Costs of the shards that have no part yet, in the plan's order."""
     source: str
     """Where this is from, in words."""
+    is_merged: bool = False
+    """Whether the results of all of them are written down."""
 
     @property
     def cost(self) -> float:
@@ -114,14 +116,16 @@ def _planned(folder: RunFolder, plan: dict[str, Any], settings: dict[str, Any]) 
         if not is_same or not (is_merged or folder.part(plan["recipe"], shard["shard"]).exists())
     ]
     recipe = plan["recipe"] if is_same else "other"
-    source = (
-        f"{folder.plan}: {len(costs):,} of its {len(plan['shards']):,} shards are to be computed"
-    )
+    num_shards = len(plan["shards"])
+    source = f"{folder.plan}: {len(costs):,} of its {num_shards:,} shards are to be computed"
+    if not costs:
+        source = f"{folder.plan}: computed are all its {num_shards:,} shards"
     if not is_same:
         was, is_now = plan["settings"]["options"], settings["options"]
         other = [f"{k} {was.get(k)}" for k in sorted(OF_VALUES_ONLY) if was.get(k) != is_now.get(k)]
         source = f"{folder.plan}, all shards: it was made for {', '.join(other) or 'other weights'}"
-    return Work({**plan, "recipe": recipe}, True, np.array(costs, float), source)
+    left = np.array(costs, float)
+    return Work({**plan, "recipe": recipe}, True, left, source, is_same and is_merged)
 
 
 def _without_unknown(settings: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

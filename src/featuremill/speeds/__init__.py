@@ -18,7 +18,7 @@ from featuremill.sizes import counted
 from featuremill.speeds import assumed, earlier
 from featuremill.speeds.assumed import Rates, Shape
 from featuremill.speeds.earlier import Asked
-from featuremill.speeds.table import card_of, cards_called
+from featuremill.speeds.table import Card, card_of, cards_called
 
 Kind = Literal["given", "earlier run", "benchmark", "assumption"]
 AROUND_JOB_SECONDS = 0.25
@@ -30,7 +30,7 @@ CPU_STARTUP_SECONDS = (1.5, 2.3, 5.0)
 GPU_STARTUP_SECONDS = (8.0, 20.0, 60.0)
 """An assumption: Python, torch, the CUDA context, weights, and kernels that Triton compiles once a
 machine. No GPU has told yet."""
-HOST_BOUND = ", and one thread of the host prepares no more than the highest"
+HOST_BOUND = f"{assumed.HOST_TOKENS_PER_SECOND:,} tokens a second that one thread of it prepares"
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
 USUAL_TOKENS = 350.0
@@ -205,18 +205,29 @@ def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Startup) -> 
         threads = asked.threads or 1
         rates = assumed.on_cpu(shape, mean_cost, dtype, threads)
         source = (
-            f"an assumption: {assumed.CPU_GFLOPS_A_CORE[dtype]:g} GFLOP/s a core in {dtype}, as "
-            "on another machine; compute a shard here to have it measured"
+            f"an assumption: {assumed.CPU_GFLOPS_A_CORE[dtype]:g} GFLOP/s a core in {dtype} and "
+            f"{1e6 * assumed.CPU_SECONDS_A_TOKEN:.0f} µs a token, as on other machines; a "
+            "short run of a shard or two here has it measured"
         )
         return Speed(asked.device, rates, *startup, "assumption", source)
     card = card_of(asked.device or SLOWEST)
     rates = assumed.on_card(shape, mean_cost, dtype, card)
+    return Speed(card.name, rates, *startup, "assumption", _why_on_card(asked, card, rates))
+
+
+def _why_on_card(asked: Asked, card: Card, rates: Rates) -> str:
+    """Return what the assumed rates rest on: the card, or the host that is slower than any card."""
+    bound = assumed.HOST_TOKENS_PER_SECOND
+    if rates.low >= bound:
+        return (
+            f"an assumption: the host limits it, whatever the card, to the {HOST_BOUND}; no GPU "
+            "has measured it yet"
+        )
     others = len(cards_called(asked.device or SLOWEST)) - 1
-    which = f", the slowest of {others + 1} that are called so" if others else ""
+    which = f", the slowest of {others + 1} that are called so," if others else ""
     low, middle, high = (f"{100 * share:.0f}" for share in assumed.SHARES)
-    source = (
+    limit = f", with the host's limit of the {HOST_BOUND}" if rates.high >= bound else ""
+    return (
         f"an assumption: {middle} % ({low} to {high} %) of what the data sheet of "
-        f"{card.name}{which} would allow; no GPU has measured it yet"
-        f"{HOST_BOUND if rates.high == assumed.HOST_TOKENS_PER_SECOND else ''}"
+        f"{card.name}{which} would allow{limit}; no GPU has measured it yet"
     )
-    return Speed(card.name, rates, *startup, "assumption", source)

@@ -24,12 +24,18 @@ normed inputs (4), and the fp32 residual stream read and written thrice (3 x 2 x
 the norm is fused with. Counted in `workloads/esm2/encoder.py`, not measured."""
 HOST_TOKENS_PER_SECOND = 2_300_000
 """What one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the receipts of
-the demo on 2 cores of a Xeon. A GPU that is faster waits for it."""
+the demo on 2 cores of a Xeon. A GPU that is faster waits for it, so of small models every card
+is assumed to be as fast as that."""
 CPU_GFLOPS_A_CORE = {"fp32": 65.0, "bf16": 100.0, "fp16": 10.0}
 """What a core reached with ESM-2 of 8M to 150M in bench/results/2026-11-20-AMD-EPYC-2-cores-cpu
 .json: 58 to 74 in fp32, 71 to 123 in bf16. fp16, which most CPUs emulate, is a guess."""
-CPU_SHARES = (0.3, 1.0, 3.0)
-"""Cores differ that much, and more: those with AMX, those without AVX-512."""
+CPU_SECONDS_A_TOKEN = 75e-6
+"""On top, whatever the threads: attention of a few numbers a head, and all that is no matrix
+product. The bundled 1M took 62 to 107 µs a token in all, with one thread or two, on 2 cores of a
+Xeon that others used as well; with this, README's table is met within a third."""
+CPU_SHARES = (0.2, 1.0, 3.0)
+"""Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
+work shares are that much slower."""
 
 
 class Shape(NamedTuple):
@@ -68,7 +74,7 @@ def on_card(shape: Shape, mean_tokens: float, dtype: str, card: Card) -> Rates:
 
 def on_cpu(shape: Shape, mean_tokens: float, dtype: str, num_threads: int) -> Rates:
     """Return how fast so many cores of a CPU might be."""
-    usual = CPU_GFLOPS_A_CORE[dtype] * 1e9 * num_threads
-    operations = operations_a_token(shape, mean_tokens)
-    low, middle, high = (share * usual / operations for share in CPU_SHARES)
+    of_products = operations_a_token(shape, mean_tokens) / (CPU_GFLOPS_A_CORE[dtype] * 1e9)
+    seconds = of_products / num_threads + CPU_SECONDS_A_TOKEN
+    low, middle, high = (share / seconds for share in CPU_SHARES)
     return Rates(low, middle, high)

@@ -57,14 +57,23 @@ def look(results: Path, asked: Asked) -> Found | None:
     any."""
     told: list[tuple[str, dict[str, Any]]] = []
     for plan_path in sorted(results.glob("*/plan.json")):
-        plan = store.read_json(plan_path)
-        if plan and is_alike(plan.get("settings", {}), asked.settings):
-            parts = _newest(plan_path.parent, str(plan["recipe"]))
-            told += [(plan_path.parent.name, one) for one in parts if _answers(one, asked)]
+        run = plan_path.parent
+        told += [(run.name, receipt) for receipt in _answers_of(run, plan_path, asked)]
     name_of_run = {id(one): name for name, one in told}
     newest = newest_whole(one for _, one in told)
     runs = tuple(dict.fromkeys(name_of_run[id(one)] for one in newest))
     return _summed(newest, runs) if newest else None
+
+
+def _answers_of(run: Path, plan_path: Path, asked: Asked) -> list[dict[str, Any]]:
+    """Return the run's receipts that answer; none of a run that cannot be read or is damaged."""
+    try:
+        plan = store.read_json(plan_path)
+        if not plan or not is_alike(plan.get("settings", {}), asked.settings):
+            return []
+        return [one for one in _newest(run, str(plan["recipe"])) if _answers(one, asked)]
+    except (OSError, KeyError, TypeError):  # somebody else's, on its way out, or damaged
+        return []
 
 
 def is_alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
@@ -103,7 +112,7 @@ def _answers(receipt: dict[str, Any], asked: Asked) -> bool:
         if not asked.is_gpu and asked.threads not in (0, receipt["threads"]):
             return False
         return all(_is_device(device["name"], asked) for device in devices)
-    except (KeyError, TypeError, IndexError):  # of another version, or damaged
+    except (KeyError, TypeError, IndexError, AttributeError):  # of another version, or damaged
         return False
 
 
