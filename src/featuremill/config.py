@@ -167,9 +167,19 @@ def read(path: Path) -> Run:
     return run
 
 
+def refuse_input(path: Path) -> None:
+    """Refuse a file of sequences where the config of a run is asked for."""
+    if kind := evident_format(path):
+        raise UserError(
+            f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
+            "writes one."
+        )
+
+
 def load(path: Path) -> tuple[dict[str, Any], Places]:
     """Return what the YAML file `path` says, not validated, and where each key stands."""
     try:
+        refuse_input(path)
         text = path.read_text("utf-8")
     except OSError as error:
         raise UserError(

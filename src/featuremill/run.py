@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill import SNAKEFILE
+from featuremill import SNAKEFILE, typed
+from featuremill.config import refuse_input
 from featuremill.errors import UserError
 
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -34,6 +36,12 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
+    refuse_input(arguments.config)
+    others = itertools.takewhile(lambda word: not word.startswith("-"), arguments.options)
+    if other := next((word for word in others if word.endswith((".yaml", ".yml"))), None):
+        raise UserError(
+            f"{arguments.config} {other}: a run takes one config; start them one after the other."
+        )
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
@@ -46,6 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     command += ["--snakefile", SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
+    typed.remember(["featuremill", "run", str(arguments.config), *arguments.options])
     os.execv(sys.executable, [*command, *arguments.options])  # noqa: S606
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill import typed
 from featuremill.log import last_error
 from featuremill.sizes import counted
 from featuremill.text import plain, wrapped
@@ -118,12 +118,11 @@ def closing(failures: Failures, results: str) -> str:
         lines.append(f"    log: {alike[0].log or 'none'}{more}")
     if len(kinds) > MOST_KINDS:
         lines.append(f"\n{counted(len(kinds) - MOST_KINDS, 'other message')}: see status, below.")
-    command = shlex.join(["snakemake", *sys.argv[1:]])
     lines += [
         "",
         f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
         "goes on:",
-        f"    {command}",
+        f"    {typed.command()}",
         "What is done, what failed and what helps:",
         f"    featuremill status {shlex.quote(results)}",
     ]

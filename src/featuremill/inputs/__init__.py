@@ -63,6 +63,16 @@ def format_of(path: Path) -> Format:
     return next((format for format in FORMATS if suffix in format.suffixes), FASTA)
 
 
+def evident_format(path: Path) -> str:
+    """Return what kind of input `path` is if its suffix or its first byte says so, else ''."""
+    suffixes = {suffix.lower() for suffix in path.suffixes}
+    for format in FORMATS:
+        if suffixes & set(format.suffixes) and not suffixes & {".yaml", ".yml"}:
+            return format.name
+    with path.open("rb") as file:
+        return FASTA.name if file.read(1) == b">" else ""
+
+
 def _read(path: Path) -> Iterator[Record]:
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     reader = import_module(f"featuremill.inputs.{format_of(path).module}")
