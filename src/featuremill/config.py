@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from featuremill import config_problems, config_yaml
 from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.formats import FORMATS, OutputName
+from featuremill.inputs import evident_format
 from featuremill.workload import BUILT_IN, find_workload
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
