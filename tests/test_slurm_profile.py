@@ -1,5 +1,6 @@
 """profiles/slurm: every key explained, known, and read by Snakemake; no Slurm is needed."""
 
+import logging
 import os
 import re
 import subprocess
@@ -16,6 +17,7 @@ from test_workflow import Workflow, random_records
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
+from featuremill.workflow_failures import Failures, closing, told
 
 PROFILE = ROOT / "profiles" / "slurm"
 TEXT = (PROFILE / "config.yaml").read_text()
@@ -105,3 +107,23 @@ def test_a_profile_that_is_not_there_is_refused(tmp_path, environment, monkeypat
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
         assert f"workflow specific profile {PROFILE} for setting" in said
+
+
+def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
+    """As after scancel; jobs that ended alike are told once."""
+    failures = Failures()
+    for job in ("7", "8"):
+        message = (
+            f"SLURM-job '{job}' failed, SLURM status is: 'CANCELLED'. "
+            "Reason: Step 0: CANCELLED by 0."
+        )
+        about = {"rule_name": "extract", "rule_msg": message, "shellcmd": "featuremill extract"}
+        record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "failed", (), None)
+        more = {"log": [f"{job}.log"], "output": [f"{job}.json"], "event": "job_error"}
+        record.__dict__.update(about, **more)
+        failed = failures.hear(record)
+        assert f"error: {message}\n" in told(failed, is_here=False)
+    said = closing(failures, "results/my")
+    assert said.count("the Slurm job failed, SLURM status is: 'CANCELLED'.") == 1
+    assert "CANCELLED by 0." in said and "without a word" not in said
+    assert "log: 7.log (and 1 more job with the same)" in said
