@@ -5,13 +5,12 @@ puts right what Snakemake would misread.
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import owner, store, times, workflow_import
+from featuremill import owner, store, times, typed, workflow_import
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -74,7 +73,7 @@ def claim_run(results: str, rules: str = "{}") -> None:
             lock.unlink()
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
-        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]), folder, rules)
+        owner.sign(file, typed.command(), folder, rules)
 
 
 def refuse_default_storage(workflow: Any) -> None:

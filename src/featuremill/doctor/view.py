@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -127,7 +128,7 @@ def _recommended(report: Report) -> Iterator[str]:
     yield "To run"
     command = f"  {recommended['command']}"
     if len(command) > WIDTH:
-        command = command.replace(" snakemake", " \\\n    snakemake")
+        command = re.sub(" (snakemake|featuremill) ", r" \\\n    \1 ", command)
     yield from command.split("\n")
     if recommended["resources"]:
         yield "  One job a GPU; more slots per GPU are not measured yet."

@@ -12,7 +12,7 @@ from featuremill.owner import Owner
 from featuremill.status.problems import Mend
 from featuremill.store import read_json
 
-GENERIC = "snakemake --cores all --configfile YOUR.yaml"
+GENERIC = "featuremill run YOUR.yaml"
 RERUN = "--rerun-incomplete"
 NAMING = ("--forcerun", "-R", "--until", "-U", "--omit-from", "-O")
 """Options of Snakemake that are followed by what they mean."""
@@ -81,12 +81,14 @@ class Commands:
 
     def _snakemake(self, again: Collection[str]) -> str:
         words = _of_the_whole_run(shlex.split(self._typed))
+        end = words.index("--") if "--" in words else len(words)
+        words, targets = words[:end], words[end:]
         if RERUN not in words and "--ri" not in words:
             words.append(RERUN)
-        command = shlex.join(words)
         if again:
             rules = (self._rules.format(verb) for verb in ORDER if verb in again)
-            command += f" --forcerun {' '.join(rules)}"
+            words += ["--forcerun", *rules]
+        command = shlex.join([*words, *targets])
         folder = os.path.normpath(self._typed_in)
         is_here = Path(folder).is_dir() and Path(folder).samefile(".")
         if not is_here and "--directory" not in words and "-d" not in words:
