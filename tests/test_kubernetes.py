@@ -4,9 +4,7 @@ import json
 import os
 import re
 
-import kubernetes
 import pytest
-import snakemake_executor_plugin_kubernetes  # noqa: F401  (the profile's executor is made of it)
 import yaml
 from conftest import ROOT
 from kubernetes_api import Cluster
@@ -14,6 +12,7 @@ from leases import wait_for
 from test_gpu_workflow import GpuWorkflow
 from test_lease_stress import most_at_once
 
+pytestmark = pytest.mark.slow
 PROFILE = ROOT / "profiles" / "kubernetes"
 CONFIG = yaml.safe_load((PROFILE / "config.yaml").read_text())
 MANIFESTS = [
@@ -26,6 +25,8 @@ MANIFESTS = [
 
 def check(value, kind, place):
     """Hold `value` against the API's model `kind`: every key is known, every value of its type."""
+    import kubernetes  # in the functions: the fast tests' environment lacks it
+
     if listed := re.fullmatch(
         r"(list|dict)\[(?:str, )?(.*)\]", kind.replace("(", "[").replace(")", "]")
     ):
@@ -44,6 +45,8 @@ def check(value, kind, place):
 
 @pytest.mark.parametrize("manifest", MANIFESTS)
 def test_a_manifest_is_what_the_api_takes(manifest):
+    import kubernetes
+
     kind = manifest["kind"] if manifest["kind"].startswith("V1") else f"V1{manifest['kind']}"
     model = getattr(kubernetes.client, kind)
     assert {"api_version", "kind", "metadata"} <= set(model.openapi_types)
@@ -75,10 +78,11 @@ def test_profile_and_manifests_agree():
     assert f"WORKDIR {path}\n" in containerfile
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_in_pods(tmp_path, environment, gpu_node):
     """Only time is lost with a killed pod, a deleted job and an API that fails three times."""
+    import snakemake_executor_plugin_kubernetes  # noqa: F401  (the profile's executor is made of it)
+
     node = gpu_node(2)
     volume, api = tmp_path / "volume", tmp_path / "api"
     volume.mkdir()

@@ -4,6 +4,7 @@ what failed is told from what did not. The fast tests go by what Slurm 22.05 was
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,15 +13,17 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 from slurm_cluster import slurm_cluster  # noqa: F401
-from snakemake_executor_plugin_slurm import job_status_query
 
 from featuremill import slurm_commands, workflow_slurm
 from featuremill.slurm_commands import GRACE_SECONDS, Live, Run, judge
 
 NAME = "0e1c6df4-21c6-4b80-ba0a-8d3ff7e3ea2a"
 QUERIES = {
-    "sacct": shlex.split(job_status_query.query_job_status_sacct(NAME)),
-    "squeue": shlex.split(job_status_query.query_job_status_squeue(NAME)),
+    "sacct": shlex.split(
+        "sacct -X --parsable2 --clusters all --noheader --format=JobIdRaw,State "
+        f"--starttime 2026-11-20T00:00 --endtime now --name {NAME}"
+    ),
+    "squeue": shlex.split(f"squeue '--format=%i|%T' --states=all --noheader --name {NAME}"),
 }
 """What the executor asks, word for word."""
 
@@ -90,6 +93,16 @@ def asked(command, *arguments, status=0):
     done = subprocess.run([command, *arguments], capture_output=True, text=True)
     assert done.returncode == status, done.stderr
     return done.stdout
+
+
+@pytest.mark.slow
+def test_the_executor_asks_so():
+    from snakemake_executor_plugin_slurm import job_status_query
+
+    for query, words in QUERIES.items():
+        asked = getattr(job_status_query, f"query_job_status_{query}")(NAME)
+        dateless = [re.sub(r"^\d{4}-.*", "2026-11-20T00:00", word) for word in shlex.split(asked)]
+        assert dateless == words
 
 
 @pytest.mark.parametrize("query", QUERIES)

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from conftest import ROOT
 from snakemake.cli import get_argument_parser
-from snakemake_executor_plugin_slurm import ExecutorSettings
 from test_workflow import Workflow, random_records
 
 from featuremill import SNAKEFILE
@@ -36,7 +35,10 @@ def test_every_key_is_explained():
     assert all(re.search(r"\S +# \w", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_every_key_is_one_of_snakemakes_or_of_the_plugins():
+    from snakemake_executor_plugin_slurm import ExecutorSettings
+
     profile = with_all_keys()
     plugins = {f"slurm-{field.name.replace('_', '-')}" for field in fields(ExecutorSettings)}
     options = {
@@ -76,6 +78,7 @@ def test_what_follows_the_scripts_name_reaches_snakemake(tmp_path, words, own):
         assert mine[key] == first[key] == second[key]
 
 
+@pytest.mark.slow
 def test_what_jobs_would_ask_for(tmp_path, environment):
     """A dry run on a machine without a GPU says it, for jobs that would have one."""
     workflow = Workflow(tmp_path, environment, random_records(20))
@@ -100,13 +103,14 @@ def test_a_profile_that_is_not_there_is_refused(tmp_path, environment, monkeypat
         said = capsys.readouterr().err
         assert "no such file or folder" in said and "default, kubernetes, lsf, pbs, slurm." in said
     command = [sys.executable, "-m", "featuremill", "run", "my.yaml", "-n"]
-    for words in (["--workflow-profile", "slurm"], [f"--workflow-profile={PROFILE}"]):
+    profile = ROOT / "profiles" / "pbs"  # the fast tests' environment has its executor
+    for words in (["--workflow-profile", "pbs"], [f"--workflow-profile={profile}"]):
         done = subprocess.run(
             [*command, *words], env=environment, capture_output=True, text=True, timeout=60
         )
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
-        assert f"workflow specific profile {PROFILE} for setting" in said
+        assert f"workflow specific profile {profile} for setting" in said
 
 
 def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
