@@ -11,7 +11,6 @@ from importlib import metadata
 import pytest
 import yaml
 from conftest import ROOT
-from slurm_cluster import slurm_cluster  # noqa: F401
 
 from featuremill import doctor
 from featuremill.doctor import slurm_facts
@@ -185,7 +184,7 @@ rule extract:
 
 
 @pytest.mark.slow
-def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):  # noqa: F811
+def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):
     types = {"gpu1": ["a100", "l4"], "gpu2": ["a100", "a100"]}
     cluster = slurm_cluster(nodes=2, gpus=2, dbd=True, gpu_types=types)
     mill = ["-i", "add", "account", "mill"], ["-i", "add", "user", "root", "account=mill"]

@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
-from slurm_cluster import slurm_cluster  # noqa: F401
 
 from featuremill import slurm_commands, workflow_slurm
 from featuremill.slurm_commands import GRACE_SECONDS, Live, Run, judge
@@ -294,7 +293,7 @@ class Workflow:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("database", [True, False], ids=["accounting", "forgets-after-2-s"])
-def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):  # noqa: F811
+def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):
     """Every event of docs/slurm-status.md that a Slurm without memory cgroups can show."""
     age = 300 if database else 2
     cluster = slurm_cluster(nodes=3, gpus=1, dbd=database, min_job_age=age, more_conf=PARTITIONS)
@@ -335,7 +334,7 @@ def happen(cluster, workflow):
 
 
 @pytest.mark.slow
-def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):  # noqa: F811
+def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
     cluster = slurm_cluster(gpus=1)
     folder = tmp_path / "featuremill-slurm"
     ours = f"workflow_slurm.put_first(pathlib.Path({str(folder)!r}))"

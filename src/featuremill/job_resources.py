@@ -101,8 +101,9 @@ class JobResources(NamedTuple):
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def _parts_gigabytes(self) -> float:
-        parts = Path(self.results, "store", "parts")
-        return sum(map(_size, parts.glob("*/*.arrows"))) / GB
+        recipes = Path(self.results, "store", "parts").glob("*")
+        # A folder's time changes with every part that comes or goes.
+        return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
 
     def _mtime(self) -> int:
         path = store.RunFolder(Path(self.results)).plan
@@ -134,6 +135,12 @@ def _speed(folder: Path, plan: Mapping[str, Any], gpu_model: str) -> speeds.Spee
         except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
             continue
     return None
+
+
+@lru_cache(maxsize=16)
+def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
+    """Return the size of the parts of one recipe; looked up once for memory, minutes, each rule."""
+    return sum(map(_size, Path(folder).glob("*.arrows")))
 
 
 @lru_cache(maxsize=4)
