@@ -30,7 +30,7 @@ run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" go
 test: lint ## lint, then the fast tests: what CI runs
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/.test ## the tests that take minutes (EXTRA="…" goes to pytest)
+test-slow: .venv/.test-clusters ## the tests that take minutes (EXTRA="…" goes to pytest)
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
@@ -39,7 +39,7 @@ test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 lint: .venv/.test ## style, types, workflow, generated files
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --quiet --diff .
-	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow examples >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/featuremill config-docs --check
 	@for script in .ci/run $$(find . -name .venv -prune -o -name '*.sh' -print); do bash -n "$$script" || exit 1; done
@@ -49,7 +49,7 @@ lint: .venv/.test ## style, types, workflow, generated files
 format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/snakefmt Snakefile workflow 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt Snakefile workflow examples 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 
 bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA="…" goes to bench.run)
@@ -74,7 +74,7 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
 	@# triton: torch's builds for NVIDIA demand exactly one, which the build for CPUs does not tell.
 	@grep -E '^(torch|triton)==' constraints.txt > .venv/held.txt
-	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[esm2,test]'
+	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[esm2,test,test-clusters]'
 	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
 	@{ sed -n '/^#/p' constraints.txt; \
 	  .venv/pins/bin/python -m pip freeze --exclude-editable \
@@ -95,6 +95,10 @@ clean: ## remove .venv and caches; results, weights and logs stay
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2$(comma)test)
 	@touch .venv/.run
+
+.venv/.test-clusters: pyproject.toml constraints.txt | $(BIN)/python
+	@$(call install,esm2$(comma)test$(comma)test-clusters)
+	@touch .venv/.run .venv/.test
 
 comma := ,
 define install

@@ -5,7 +5,7 @@
 # One config is one run: `snakemake --cores all` computes the demo of config/config.yaml, and
 # `snakemake --cores all --configfile my.yaml` yours. README.md tells the rest.
 
-if not config:
+if not config and workflow.modifier.is_main_snakefile():
 
     configfile: "config/config.yaml"
 
@@ -20,16 +20,16 @@ include: "workflow/rules/report.smk"
 
 
 rule all:
-    default_target: True
+    default_target: is_target
     input:
         rules.merge.output,
         rules.report.output,
 
 
 onsuccess:
-    print(support.closing_words(results))
-    print(support.tidied(workflow, results, run.keep), end="")
+    print(support.closing_words(run_folder))
+    print(support.tidied(workflow, run_folder, run.keep), end="")
 
 
 onerror:
-    print(closing(failures, results))
+    print(closing(failures, run_folder))

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
+from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
 
 from featuremill.store import RunFolder
 
@@ -27,11 +29,18 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
 
 
+NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
+"""The `modifier` of a pretended Snakemake whose workflow is no module of another one."""
+
+
 @pytest.fixture(scope="session")
 def environment():
-    """Return an environment in which child processes find featuremill and the test plug-ins."""
+    """Return an environment in which child processes find featuremill and the test plug-ins.
+
+    Whoever wants another one makes a copy.
+    """
     path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
-    return {**os.environ, "PYTHONPATH": path}
+    return MappingProxyType({**os.environ, "PYTHONPATH": path})
 
 
 class Verbs:

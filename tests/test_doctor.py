@@ -222,7 +222,7 @@ def test_cards_too_small_too_old_or_with_a_display_are_not_counted_and_it_says_w
     assert recommended["resources"] == "gpu=2"
     assert recommended["slots_per_gpu"] == 1
     assert recommended["command"] == (
-        "FEATUREMILL_DEVICES=0,1 snakemake --cores all --resources gpu=2"
+        "FEATUREMILL_DEVICES=0,1 featuremill run YOUR.yaml --resources gpu=2"
     )
     why = {one["id"]: one["why"] for one in recommended["not_counted"]}
     assert why[2].startswith("too old: it has no bf16")
@@ -235,8 +235,12 @@ def test_cards_too_small_too_old_or_with_a_display_are_not_counted_and_it_says_w
 
 
 def test_a_display_card_counts_where_there_is_no_other(doctor):
-    answer = doctor(MIXED[3])("--json")
+    check = doctor(MIXED[3])
+    answer = check("--json")
     assert answer["recommended"]["resources"] == "gpu=1"
+    assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
+    (check.folder / "Snakefile").touch()
+    answer = check("--json")
     assert answer["recommended"]["command"] == "snakemake --cores all --resources gpu=1"
 
 

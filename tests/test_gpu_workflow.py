@@ -50,9 +50,11 @@ class GpuWorkflow(Workflow):
         return dict(found)
 
     def receipts(self):
+        return [json.loads(path.read_text()) for path in self.planned_receipts()]
+
+    def planned_receipts(self):
         plan = json.loads(self.run_folder.plan.read_text())
-        names = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
-        return [json.loads(name.read_text()) for name in names]
+        return [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
 
 
 def check_spans(spans, uuids, at_once, slots=1):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import shlex
 from pathlib import Path
 
 import pytest
@@ -44,8 +43,21 @@ def test_the_demo_becomes_a_valid_config(capsys: pytest.CaptureFixture[str]) -> 
     said = capsys.readouterr().err
     assert "1,000 protein records, 363,884 residues" in said
     assert "median length 296, longest 1,488 (sp|Q7TXL6|PPSE_MYCBO)" in said
-    snakefile = shlex.quote(SNAKEFILE)
-    assert f"next: snakemake --snakefile {snakefile} --cores all --configfile demo.yaml" in said
+    assert said.endswith("wrote demo.yaml; next: featuremill run demo.yaml\n")
+
+
+def test_names_the_command_that_computes_it_here(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    write("a.fa", GOOD)
+    write("Snakefile", "# somebody else's\n")
+    main(["init", "a.fa", "--output", "my run.yaml"])
+    assert capsys.readouterr().err.endswith("next: featuremill run 'my run.yaml'\n")
+    Path("Snakefile").unlink()
+    Path("Snakefile").symlink_to(SNAKEFILE)
+    main(["init", "a.fa", "--output", "my.yaml"])
+    said = capsys.readouterr().err
+    assert said.endswith("next: snakemake --cores all --configfile my.yaml\n")
 
 
 def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
@@ -89,7 +101,7 @@ def test_names_with_spaces_and_letters_of_all_kinds(capsys: pytest.CaptureFixtur
     run = config.read(Path("my run.yaml"))
     assert run.inputs == (name,)
     assert run.run == "my_run"
-    assert "--configfile 'my run.yaml'" in capsys.readouterr().err
+    assert "featuremill run 'my run.yaml'" in capsys.readouterr().err
 
 
 def test_several_inputs_and_another_model() -> None:

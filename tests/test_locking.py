@@ -1,7 +1,10 @@
 """Locks: one at a time, also where the lock file is removed while somebody waits for it."""
 
+import fcntl
 import json
 import threading
+
+import pytest
 
 from featuremill.locking import locked
 
@@ -30,6 +33,16 @@ def test_a_removed_lock_file_lets_nobody_in_beside_the_next_one(tmp_path):
     assert entered.acquire(timeout=30)
     for thread in (first, second):
         thread.join()
+
+
+def test_a_look_at_a_lock_makes_nobody_wait(tmp_path, monkeypatch):
+    """It shares the lock for an instant; a job of Slurm's that waits goes back into the queue."""
+    path = tmp_path / "x.lock"
+    with path.open("w") as look:
+        fcntl.flock(look, fcntl.LOCK_SH)
+        monkeypatch.setattr("time.sleep", lambda _: fcntl.flock(look, fcntl.LOCK_UN))
+        with locked(path, lambda: pytest.fail("it waits")):
+            pass
 
 
 def test_a_merge_waits_until_the_plan_is_written(verbs):

@@ -217,6 +217,19 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_MB * 2**20,) * 2)
 
 
+def plan_in_little_memory(folder, environment, file):
+    """Plan `file`, which stands in `folder`; return the ended process."""
+    told = {"inputs": [file], "workload": "composition", "device": "cpu"}
+    return subprocess.run(
+        [sys.executable, "-m", "featuremill", "plan", "run", "--config-json", json.dumps(told)],
+        cwd=folder,
+        env=environment,
+        preexec_fn=limit_memory,
+        capture_output=True,
+        text=True,
+    )
+
+
 BOMBS = {
     "one line": ("in.fa.gz", b">a\n", b"MKVLLAGG"),
     "one header line": ("in.csv.gz", b"id,sequence,", b"MKVLLAGG"),
@@ -242,15 +255,7 @@ def test_what_unpacks_without_end_fills_no_memory(name, tmp_path, environment):
         stream.write(gzip.compress(head))
         for _ in range(3000):
             stream.write(member)
-    told = {"inputs": [file], "workload": "composition", "device": "cpu"}
-    planning = subprocess.run(
-        [sys.executable, "-m", "featuremill", "plan", "run", "--config-json", json.dumps(told)],
-        cwd=tmp_path,
-        env=environment,
-        preexec_fn=limit_memory,
-        capture_output=True,
-        text=True,
-    )
+    planning = plan_in_little_memory(tmp_path, environment, file)
     assert planning.returncode == 2, planning.stderr
     assert "MB without the end of a record at about record 1; look what it holds" in planning.stderr
     assert not (tmp_path / "run" / "plan.json").exists()
@@ -261,15 +266,7 @@ def test_a_table_that_repeats_a_vast_cell_is_refused(tmp_path, environment):
     vast = pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), ["M" * 20_000_000])
     table = pa.table({"id": [str(n) for n in range(20_000)], "sequence": vast})
     pq.write_table(table, tmp_path / "in.parquet", dictionary_pagesize_limit=2**30)
-    told = {"inputs": ["in.parquet"], "workload": "composition", "device": "cpu"}
-    planning = subprocess.run(
-        [sys.executable, "-m", "featuremill", "plan", "run", "--config-json", json.dumps(told)],
-        cwd=tmp_path,
-        env=environment,
-        preexec_fn=limit_memory,
-        capture_output=True,
-        text=True,
-    )
+    planning = plan_in_little_memory(tmp_path, environment, "in.parquet")
     assert planning.returncode == 2, planning.stderr
     assert "unpacks to more than there is memory" in planning.stderr
 

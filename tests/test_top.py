@@ -17,7 +17,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from conftest import NOT_IMPORTED, ROOT
 from nvml_node import Gpu
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
@@ -493,7 +493,9 @@ def test_snakemake_says_them_only_where_they_are_wanted(
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
     monkeypatch.setenv("FEATUREMILL_QUIET", variable)
     settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
-    workflow = SimpleNamespace(output_settings=settings, is_main_process=is_main)
+    workflow = SimpleNamespace(
+        output_settings=settings, is_main_process=is_main, modifier=NOT_IMPORTED
+    )
     workflow_totals.tell(workflow, "results/test")
     assert len(started) == tells
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import NOT_IMPORTED, ROOT
 from leases import Leases, wait_for
 from test_workflow import Workflow, random_records
 
@@ -249,7 +249,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     assert not workflow.run_folder.root.exists()
     workflow("--until", "plan")  # as on a login node
     plan = json.loads(workflow.run_folder.plan.read_text())
-    here = SimpleNamespace(nodes=None)
+    here = SimpleNamespace(nodes=None, modifier=NOT_IMPORTED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = validate({"device": "cuda", "inputs": "in.fa"})
     check = functools.partial(refuse_without_gpu, run=run, results=str(workflow.run_folder.root))
@@ -258,11 +258,12 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "plants.yaml"])
     with pytest.raises(RefusedError, match="no NVIDIA GPU"):
         check(here)
-    for words in (["plan"], ["--until=weights"], [f"{workflow.run_folder.root}/plan.json"]):
+    plan_json = f"{workflow.run_folder.root}/plan.json"
+    for words in (["plan"], ["--until=weights"], [plan_json], ["weights/model.json"]):
         monkeypatch.setattr("sys.argv", ["snakemake", *words])
         check(here)
     monkeypatch.setattr("sys.argv", ["snakemake"])
-    check(SimpleNamespace(nodes=4))
+    check(SimpleNamespace(nodes=4, modifier=NOT_IMPORTED))
     for shard in plan["shards"]:  # as a node with GPUs would leave it
         receipt = workflow.run_folder.receipt(plan["recipe"], shard["shard"])
         receipt.parent.mkdir(parents=True, exist_ok=True)
@@ -401,6 +402,15 @@ def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_p
     )
     said = workflow("results/test/plan.json", snakefile=tmp_path / "outer.smk")
     assert workflow.run_folder.plan.exists() and "no column" not in said
+    # Where there is a plan, Snakemake itself would find that there is nothing to do.
+    path.write_text(yaml.safe_dump({**config, "inputs": "mi.fa"}))
+    assert "config.yaml:2: inputs: mi.fa: this file does not" in workflow(
+        "results/test/plan.json", status=1
+    )
+    path.write_text(yaml.safe_dump(config))
+    workflow()
+    (tmp_path / "in.fa").unlink()
+    assert "Nothing to be done" in workflow(), "it may be put away after the run"
 
 
 @shows("The config or the input is refused", "no such key")
@@ -419,7 +429,7 @@ def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_OUTPUTS", "")
     path = tmp_path / "my.yaml"
     path.write_text("inputs: a.fa\ndevice: gpu\n")
-    workflow = SimpleNamespace(configfiles=[path])
+    workflow = SimpleNamespace(configfiles=[path], modifier=NOT_IMPORTED)
     for config, place in (
         ({"inputs": "a.fa", "device": "gpu"}, "my.yaml:2: device: "),
         ({"inputs": "a.fa", "device": "tpu"}, "config: device: "),  # --config device=tpu

@@ -21,6 +21,8 @@ from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadE
 
 VERBS = {
     "init": "write a commented config for your own input",
+    "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
+    "run": "compute a run: snakemake with this workflow and your config, from any folder",
     "weights": "convert a checkpoint once into a memory-mapped file",
     "plan": "read the records and cut them into shards",
     "extract": "compute one shard",

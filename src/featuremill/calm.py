@@ -2,8 +2,8 @@
 
 The verbs say what happens to the records; Snakemake's count of steps, warnings and errors stay, but
 what it says of a failed job (twenty lines of paths) becomes one line, and a summary at the end. Its
-log file under .snakemake/log keeps everything, and so does the screen of a dry run, and with
---printshellcmds or --verbose.
+log file under .snakemake/log keeps everything, and so does the screen of a dry run, with
+--printshellcmds or --verbose, and where another workflow imports this one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class RefusedError(WorkflowError):  # type: ignore[misc]
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
     settings = workflow.output_settings
-    shows_all = settings.dryrun or settings.printshellcmds or settings.verbose
+    is_imported = not workflow.modifier.is_main_snakefile()  # then the screen is somebody else's
+    shows_all = settings.dryrun or settings.printshellcmds or settings.verbose or is_imported
     failures = Failures()
 
     def matters(record: logging.LogRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,6 +14,7 @@ from featuremill import config_problems, config_yaml
 from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.formats import FORMATS, OutputName
+from featuremill.inputs import evident_format
 from featuremill.workload import BUILT_IN, find_workload
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
@@ -167,9 +169,19 @@ def read(path: Path) -> Run:
     return run
 
 
+def refuse_input(path: Path) -> None:
+    """Refuse a file of sequences where the config of a run is asked for."""
+    if kind := evident_format(path):
+        raise UserError(
+            f"{path}: this is no config but {kind}; featuremill init {shlex.quote(str(path))} "
+            "writes one."
+        )
+
+
 def load(path: Path) -> tuple[dict[str, Any], Places]:
     """Return what the YAML file `path` says, not validated, and where each key stands."""
     try:
+        refuse_input(path)
         text = path.read_text("utf-8")
     except OSError as error:
         raise UserError(

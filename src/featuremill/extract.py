@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal, receipts, run_log, working
+from featuremill import journal, receipts, run_log, slurm_job, working
 from featuremill.errors import UserError
 from featuremill.lease import Request
 from featuremill.locking import locked
@@ -126,6 +126,7 @@ class Extraction:
 
     def _say_waiting(self) -> None:
         log.info("shard %s: another job is at it; waiting", self.shard[:8])
+        slurm_job.queue_again()
 
     def _verified(self) -> dict[str, Any] | None:
         """Return the receipt kept beside the part when the part's bytes agree with it."""

@@ -259,5 +259,7 @@ def _names(paths: Sequence[Path]) -> str:
 
 
 def _command(output: Path) -> str:
-    elsewhere = "" if Path("Snakefile").exists() else f" --snakefile {shlex.quote(SNAKEFILE)}"
-    return f"snakemake{elsewhere} --cores all --configfile {shlex.quote(str(output))}"
+    config = shlex.quote(str(output))
+    if Path("Snakefile").resolve() == Path(SNAKEFILE).resolve():
+        return f"snakemake --cores all --configfile {config}"
+    return f"featuremill run {config}"

@@ -38,7 +38,7 @@ def locked(
     """
     while True:
         with path.open("a") as file:  # what the holder says of itself stands in it
-            if try_lock(file, path, advice) is False:
+            if claimed(file, path, advice) is False:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
             if is_still_there(file, path):
@@ -55,13 +55,14 @@ def is_still_there(file: IO[Any], path: Path) -> bool:
     return False
 
 
-def claimed(file: IO[Any], path: Path) -> bool | None:
+def claimed(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
     """Take the lock of the open file as `try_lock` does, but try for a moment.
 
-    A look whether somebody holds a lock shares it for an instant: no reason to be refused.
+    A look whether somebody holds a lock shares it for an instant: no reason to be refused, nor for
+    a job of Slurm's to be queued again.
     """
     until = time.monotonic() + PATIENCE_SECONDS
-    while (is_ours := try_lock(file, path)) is False and time.monotonic() < until:
+    while (is_ours := try_lock(file, path, advice)) is False and time.monotonic() < until:
         time.sleep(0.02)
     return is_ours
 

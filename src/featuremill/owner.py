@@ -32,6 +32,10 @@ class Owner(NamedTuple):
     """ISO 8601, UTC."""
     command: str
     """What was typed."""
+    folder: str = "."
+    """Where, seen from the folder of results/<run>: elsewhere where a module has a prefix."""
+    rules: str = "{}"
+    """What a rule is called there: another name where another workflow imports this one."""
 
     def is_of_this_machine(self) -> bool:
         """Tell whether the owner was on this machine."""
@@ -57,7 +61,8 @@ def whole_path(run_folder: Path) -> Path:
 def read(run_folder: Path) -> Owner | None:
     """Return the last owner of the run; None when nobody ever computed it."""
     found = read_json(path_of(run_folder))
-    return Owner(**found) if found and set(found) == set(Owner._fields) else None
+    needed = set(Owner._fields) - set(Owner._field_defaults)
+    return Owner(**found) if found and needed <= set(found) <= set(Owner._fields) else None
 
 
 def claim(run_folder: Path) -> TextIO | None:
@@ -69,7 +74,7 @@ def claim(run_folder: Path) -> TextIO | None:
         UserError: when the file system has no locks.
     """
     path = path_of(run_folder)
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
         file = path.open("a+")
         is_ours: bool | None = False
@@ -87,10 +92,10 @@ def claim(run_folder: Path) -> TextIO | None:
         file.close()
 
 
-def sign(file: TextIO, command: str) -> None:
-    """Write into a claimed file who has it."""
+def sign(file: TextIO, command: str, folder: str = ".", rules: str = "{}") -> None:
+    """Write into a claimed file who has it; the rest is as in Owner."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    me = Owner(platform.node(), _boot_id(), os.getpid(), started, command)
+    me = Owner(platform.node(), _boot_id(), os.getpid(), started, command, folder, rules)
     file.truncate(0)
     file.write(json.dumps(me._asdict()))
     file.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line ends, tabs, escape sequences: what moves a cursor or begins a new row."""
@@ -32,3 +33,16 @@ def _written_out(letter: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` with its control characters written out: it fits a cell of a table."""
     return CONTROL.sub(lambda found: _written_out(found.group()), text)
+
+
+def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[str]:
+    """Return `text` as lines of `width` letters, opened by `first` and then by `rest`; commands and
+    paths stay whole, to be copied."""
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=rest,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )

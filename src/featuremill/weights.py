@@ -96,14 +96,22 @@ def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
     if source.kind != "published":
         key += f"-{store.sha256_of(source.path)[:16]}"
     folder = cache_folder(cache).absolute() / LAYOUT
-    with _locked(folder / f"{key}.lock"):
-        record = folder / f"{key}.json"
-        entry = _cached(record)
-        if entry is None:
-            entry = _convert(source, folder / f"{key}.safetensors")
-            store.write_json(record, entry)
+    record = folder / f"{key}.json"
+    lock = folder / f"{key}.lock"
+    entry = None if _may_be_written(lock) else _cached(record)
+    if entry is None:
+        with _locked(lock):
+            entry = _cached(record)
+            if entry is None:
+                entry = _convert(source, folder / f"{key}.safetensors")
+                store.write_json(record, entry)
     entry["source"]["location"] = source.location
     return entry
+
+
+def _may_be_written(lock: Path) -> bool:
+    """Tell whether this user may take the lock; another's cache may be there for reading only."""
+    return not lock.parent.exists() or os.access(lock if lock.exists() else lock.parent, os.W_OK)
 
 
 def _cached(record: Path) -> dict[str, Any] | None:
@@ -112,10 +120,11 @@ def _cached(record: Path) -> dict[str, Any] | None:
         return None
     try:
         entry: dict[str, Any] = json.loads(record.read_text())
-        path, sha256 = Path(entry["path"]), entry["sha256"]
+        # Beside it, wherever the cache is mounted here.
+        path, sha256 = record.with_suffix(".safetensors"), entry["sha256"]
         if store.sha256_of(path) == sha256:
             _log.info("found converted weights %s", path)
-            return entry
+            return {**entry, "path": str(path)}
         reason = "its sha256 is not the one it was written with"
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = str(error)

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import compute, journal, machine
+from featuremill import compute, journal, machine, staging
 from featuremill import weights as weights_verb
 from featuremill.batches import Queue, make_batches
 from featuremill.devices import Device
@@ -148,6 +148,10 @@ class Worker:
 
     def _load(self) -> None:
         start = time.monotonic()
+        if self.weights:
+            self.weights = staging.staged(
+                self.weights, lambda why: _say(self.events, "warning", message=why)
+            )
         try:
             self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:

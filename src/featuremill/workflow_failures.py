@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import re
 import shlex
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill import typed
 from featuremill.log import last_error
 from featuremill.sizes import counted
-from featuremill.text import plain
+from featuremill.text import plain, wrapped
 
 WIDTH = 100
 MOST_KINDS = 5
@@ -39,6 +38,8 @@ class FailedJob(NamedTuple):
     outputs: tuple[Path, ...]
     ending: str
     """How its command ended, where Snakemake told."""
+    reason: str = ""
+    """What a cluster's executor says of it."""
 
     @property
     def was_stopped(self) -> bool:
@@ -53,6 +54,8 @@ class FailedJob(NamedTuple):
         said = self._said()
         if self.was_stopped:
             return "it was stopped."
+        if self.reason and not said:
+            return self.reason
         ended = self.ending or "failed"
         return said or f"it {ended} without a word of why; it was stopped, killed or never began."
 
@@ -84,7 +87,9 @@ class Failures:
         found = [ENDING.findall(text)[-1] for text in ours]
         log = Path(about["log"][0]) if about["log"] else None
         outputs = tuple(map(Path, about["output"]))
-        job = FailedJob(about["rule_name"], log, outputs, found[-1] if found else "")
+        reason = " ".join(str(about.get("rule_msg") or "").split())
+        ending = found[-1] if found else ""
+        job = FailedJob(about["rule_name"], log, outputs, ending, reason)
         self._jobs[log] = job
         if "featuremill " in command:  # what it leaves is half a file at most, and no loss
             self._removals.append(f"Removing output files of failed job {job.rule} ")
@@ -114,17 +119,16 @@ def closing(failures: Failures, results: str) -> str:
     is_stop = all(job.was_stopped for job in jobs)
     lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
     for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
-        lines += ["", *_wrapped(plain(f"{rule}: {sentence}"))]
+        lines += ["", *wrapped(plain(f"{rule}: {sentence}"), "  ", "    ", width=WIDTH)]
         more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""
         lines.append(f"    log: {alike[0].log or 'none'}{more}")
     if len(kinds) > MOST_KINDS:
         lines.append(f"\n{counted(len(kinds) - MOST_KINDS, 'other message')}: see status, below.")
-    command = shlex.join(["snakemake", *sys.argv[1:]])
     lines += [
         "",
         f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
         "goes on:",
-        f"    {command}",
+        f"    {typed.command()}",
         "What is done, what failed and what helps:",
         f"    featuremill status {shlex.quote(results)}",
     ]
@@ -135,18 +139,8 @@ def closing(failures: Failures, results: str) -> str:
 
 def _common(job: FailedJob) -> str:
     """Return the job's sentence without what tells it from others that failed alike."""
-    return re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
-
-
-def _wrapped(text: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
+    return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)
 
 
 def _page() -> str:

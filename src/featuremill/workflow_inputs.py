@@ -14,10 +14,13 @@ from typing import Any
 
 from snakemake.logging import logger
 
-from featuremill.calm import SCREEN
+from featuremill import store
+from featuremill.calm import SCREEN, RefusedError
 from featuremill.config import Run
+from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.inputs import source
+from featuremill.workflow_import import is_imported
 from featuremill.workflow_support import checkpoint_files, sources
 
 EXCEPTION = "MissingInputException"
@@ -27,12 +30,15 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
     """Have Snakemake say where the config names a file that is missing, and nothing more."""
     if workflow.output_settings.verbose:
         return
+    named, places = sources(config, workflow)  # now, while the workflow is at this config
+    if workflow.is_main_process and not is_imported(workflow):
+        _refuse_unplanned(run, named, places)
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) != EXCEPTION:
             return True
         lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(workflow, config, run, lines))
+        said = list(_sentences(run, lines, named, places))
         for sentence in said:
             print(sentence, file=sys.stderr)
         return not said
@@ -42,10 +48,24 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
             handler.addFilter(matters)
 
 
-def _sentences(
-    workflow: Any, config: Mapping[str, Any], run: Run, lines: set[str]
-) -> Iterator[str]:
-    named, places = sources(config, workflow.configfiles)
+def _refuse_unplanned(run: Run, named: str, places: Places) -> None:
+    """Refuse inputs that are not there and were never planned.
+
+    Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
+    that were put away after the run, and hides a wrong name.
+    """
+    plan = store.read_sealed(store.RunFolder(Path("results") / run.run).plan)
+    planned = {entry["path"] for entry in plan["inputs"]} if plan else run.inputs
+    for path in run.inputs:
+        if path not in planned:
+            try:
+                source.check(Path(path))
+            except UserError as error:
+                place = places.get(("inputs",), named)
+                raise RefusedError(f"{place}: inputs: {error}") from None
+
+
+def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
     files = {
         ("inputs",): run.inputs,

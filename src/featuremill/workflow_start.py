@@ -4,13 +4,13 @@ puts right what Snakemake would misread.
 
 from __future__ import annotations
 
-import shlex
+import os
 import shutil
 import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import owner, store, times
+from featuremill import owner, store, times, typed, workflow_import
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -25,28 +25,33 @@ TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch")
 """Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
 tells them too late."""
-_claimed: list[TextIO] = []
-"""The main process's lock on the run, held for as long as it lives."""
+_claimed: dict[Path, TextIO] = {}
+"""The main process's locks on its runs, held for as long as it lives."""
 
 
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if workflow.is_main_process and executes(workflow):
+        refuse_default_storage(workflow)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
-        claim_run(results)
+        claim_run(results, workflow.modifier.modify_rulename("{}"))
         forget_what_is_gone(run, results)
         check_times(run, results)
 
 
-def claim_run(results: str) -> None:
+def claim_run(results: str, rules: str = "{}") -> None:
     """Make this main process the run's owner, or refuse; mend what a killed owner left.
 
     The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
     owner died; if that was on this machine since it was started, the Snakemake locks that the owner
     left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
-    file system may not share locks between machines: then Snakemake's own lock decides.
+    file system may not share locks between machines: then Snakemake's own lock decides. `rules` is
+    what a rule `{}` is called here.
     """
+    path = owner.path_of(Path(results))
+    if path in _claimed:  # for an earlier `use rule` of the same module
+        return
     try:
         file = owner.claim(Path(results))
     except BlockingIOError:
@@ -59,7 +64,7 @@ def claim_run(results: str) -> None:
         raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
     if file is None:
         return
-    _claimed.append(file)
+    _claimed[path] = file
     last = owner.read(Path(results))
     was_here = last is not None and last.is_of_this_start()
     stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
@@ -67,19 +72,35 @@ def claim_run(results: str) -> None:
         for lock in stale:
             lock.unlink()
     if was_here or not stale:
-        owner.sign(file, shlex.join(["snakemake", *sys.argv[1:]]))
+        folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
+        owner.sign(file, typed.command(), folder, rules)
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
+    and would stay behind, with a plan elsewhere.
+    """
+    if workflow.storage_settings.default_storage_provider is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
+        )
 
 
 def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
-    Not where jobs go elsewhere, where a target is named (a plan needs none), and where every shard
-    is computed already: its receipt says so, or the results (`keep: results` removes receipts).
+    Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
+    workflow's own, and where every shard is computed already: its receipt says so, or the results
+    (`keep: results` removes receipts).
     """
     names_target = any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/")) for word in sys.argv[1:]
+        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
+        for word in sys.argv[1:]
     )
-    if run.device != "cuda" or workflow.nodes is not None or names_target:
+    is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
+    if run.device != "cuda" or is_elsewhere or names_target:
         return
     folder = store.RunFolder(Path(results))
     plan = store.read_sealed(folder.plan)
@@ -102,7 +123,7 @@ def check_labels(workflow: Any, run: Run) -> None:
     Where another workflow imports this one, a rule of it may still make the table.
     """
     path = run.labels.file and Path(run.labels.file)
-    if not path or not path.exists() or not workflow.modifier.is_main_snakefile():
+    if not path or not path.exists() or workflow_import.is_imported(workflow):
         return
     try:
         labels.check(path, run.labels.column)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import _thread
 import os
+import re
+import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, machine, store
+from featuremill import clean, machine, slurm_job, store, workflow_import
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, validate, without_effect
 from featuremill.config_yaml import Places
@@ -62,7 +64,7 @@ _started = time.time()
 def validated(config: Mapping[str, Any], workflow: Any) -> Run:
     """Return the validated run, or stop Snakemake with one sentence."""
     try:
-        source, places = sources(config, workflow.configfiles)
+        source, places = sources(config, workflow)
         run = validate(config, source, places)
         check_outputs(run, source)
         _refuse_wildcards(run)
@@ -70,18 +72,18 @@ def validated(config: Mapping[str, Any], workflow: Any) -> Run:
         raise RefusedError(str(error)) from None
     for sentence in without_effect(run):
         logger.warning(sentence)
-    # Not a parameter of the rule: other outputs are no reason to plan again.
-    os.environ["FEATUREMILL_OUTPUTS"] = " ".join(run.outputs)
     return run
 
 
-def sources(config: Mapping[str, Any], paths: Sequence[str | Path]) -> tuple[str, Places]:
+def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     """Return what to call the config, and where its keys stand in the YAML files that it is from.
 
-    What another file, --config or an importing workflow set has no place in a file.
+    What another file or --config set has no place in a file.
     """
+    if workflow_import.is_imported(workflow):
+        return workflow_import.config_sources(config, workflow)
     source, places = "config", dict[tuple[str, ...], str]()
-    for path in map(Path, paths):
+    for path in map(Path, workflow.configfiles):
         raw, found = load(Path(os.path.relpath(path)))
         if raw == config:
             source = os.path.relpath(path)
@@ -110,6 +112,11 @@ def weights_json(run: Run) -> list[str]:
     return [f"weights/{name_of(model)}.json"] if model else []
 
 
+def weights_names(files: list[str]) -> str:
+    """Return the expression that only the names of these weights match."""
+    return "|".join(re.escape(Path(file).stem) for file in files)
+
+
 def checkpoint_files(run: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
@@ -134,10 +141,13 @@ def prepare_jobs(workflow: Any) -> None:
     """Set what jobs inherit: the `featuremill` of this Python, the profile's settings of GPUs, and
     that they end with Snakemake.
 
-    The path is for environments that are not active; a job whose Snakemake was killed must not go
-    on beside the next one.
+    The path is for environments that are not active; where another workflow imports this one, its
+    own programs stay what they are. The package is for conda environments
+    (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
+    slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
@@ -146,7 +156,9 @@ def prepare_jobs(workflow: Any) -> None:
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if here not in folders:
-        os.environ["PATH"] = os.pathsep.join([here, *folders])
+        is_last = workflow_import.is_imported(workflow) and not shutil.which("featuremill")
+        folders = [*folders, here] if is_last else [here, *folders]
+        os.environ["PATH"] = os.pathsep.join(folders)
 
 
 def answer_sigterm() -> None:
@@ -160,7 +172,8 @@ def answer_sigterm() -> None:
     def answer_on_a_thread(scheduler: JobScheduler, *arguments: Any) -> None:
         _thread.start_new_thread(answer, (scheduler, *arguments))
 
-    JobScheduler.exit_gracefully = answer_on_a_thread
+    if answer.__name__ != answer_on_a_thread.__name__:  # as it is for the second of two runs
+        JobScheduler.exit_gracefully = answer_on_a_thread
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
@@ -170,7 +183,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
     A cap that is too low would clip what a job asks for, and more of them would start than find
-    devices.
+    devices. A run on the CPU asks for none, and says nothing of what other rules may have.
     """
     try:
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
@@ -178,27 +191,37 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
         raise RefusedError(str(error)) from None
     given = workflow.global_resources.get("gpu")
     cap = given.value if given is not None else None
-    if workflow.is_main_process:
-        if cap is None and workflow.nodes is None:
-            cap = max(1, num_slots)
+    ours = vars(workflow).setdefault("featuremill_caps", set())
+    if workflow.is_main_process and device != "cpu":
+        if (cap is None or cap in ours) and workflow.nodes is None:
+            cap = max(1, num_slots, cap or 0)
+            ours.add(cap)
             workflow.register_resource("gpu", cap)
             if 0 < num_slots < gpus and not only_looks():
                 raise RefusedError(
                     f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
                     "or look at featuremill doctor."
                 )
-        elif device != "cpu" and cap and cap < gpus and not only_looks():
+        elif cap and cap < gpus and not only_looks():
             raise RefusedError(
                 f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
                 f"give gpu={gpus} or a multiple of it."
             )
+    if workflow.is_main_process:
         os.environ["FEATUREMILL_GPUS"] = str(cap or 0)
     return num_slots
 
 
-def extract_threads(workflow: Any, num_slots: int) -> int:
-    """Return the threads of one extract job: all cores where the CPU does the computing."""
-    return DEFAULT_HOST_THREADS if num_slots else workflow.cores or DEFAULT_HOST_THREADS
+def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
+    """Return the threads of one extract job: all cores of this machine where its CPU computes.
+
+    Where jobs go elsewhere, how many are here says nothing; `--set-threads` says what they get.
+    """
+    is_elsewhere = workflow.nodes is not None or workflow.remote_exec
+    if num_slots or device == "cuda" or is_elsewhere:
+        return DEFAULT_HOST_THREADS
+    num_cores = workflow.resource_settings.cores  # `workflow.cores` raises where there is none
+    return num_cores or DEFAULT_HOST_THREADS
 
 
 def executes(workflow: Any) -> bool:

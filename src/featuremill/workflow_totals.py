@@ -17,6 +17,7 @@ from typing import Any
 
 from snakemake.settings.types import Quietness
 
+from featuremill.workflow_import import is_imported
 from featuremill.workflow_support import executes
 
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
@@ -29,11 +30,14 @@ HARMLESS = {Quietness.HOST, Quietness.REASON}
 
 
 def tell(workflow: Any, results: str) -> None:
-    """Start telling of the run in `results`, where this process is the main one and computes it."""
+    """Start telling of the run in `results`, where this process is the main one and computes it.
+
+    Not where another workflow imports this one: the screen is its own, and may have several runs.
+    """
     quiet = set(workflow.output_settings.quiet or ()) - HARMLESS
     if quiet or os.environ.get("FEATUREMILL_QUIET"):
         return
-    if workflow.is_main_process and executes(workflow):
+    if workflow.is_main_process and executes(workflow) and not is_imported(workflow):
         start(Path(results).absolute())
 
 

@@ -3,25 +3,39 @@
 #   run       the validated config, as featuremill.config.Run
 #   results   results/<run>, the run's folder
 #   logs      logs/<run>, a folder a verb
+#   asked     what a cluster is asked for: memory and minutes of each kind of job
+#
+# Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it
+# before them. Where they are then: the run with such names is `there`, its folder `run_folder`.
 
-from featuremill import workflow_inputs, workflow_start, workflow_totals
+from featuremill import SNAKEFILE  # a module called featuremill hides the package of that name
+from featuremill import workflow_import, workflow_inputs, workflow_slurm, workflow_start
+from featuremill import workflow_totals
 from featuremill import workflow_support as support
 from featuremill.calm import calm_output
+from featuremill.job_resources import JobResources, gpu_model
 from featuremill.outputs import FILES, FOLDERS
 from featuremill.workflow_failures import closing
 
+is_target = workflow.default_target is None  # else an importing workflow has named its own
 failures = calm_output(workflow)
 run = support.validated(config, workflow)
-workflow_inputs.explain_missing(workflow, config, run)
+there = workflow_import.run_below_prefix(workflow, run)
+workflow_inputs.explain_missing(workflow, config, there)
 results = f"results/{run.run}"
+run_folder = workflow_import.below_prefix(workflow, results)
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
+weights_there = [workflow_import.below_prefix(workflow, path) for path in weights_files]
 
 support.prepare_jobs(workflow)
 support.answer_sigterm()
-workflow_start.prepare(workflow, run, results)
-workflow_totals.tell(workflow, results)
+workflow_import.share(workflow, there, run_folder, weights_there)
+workflow_start.prepare(workflow, there, run_folder)
+workflow_slurm.prepare(workflow)
+workflow_totals.tell(workflow, run_folder)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
+asked = JobResources(there, run_folder, tuple(weights_there), gpu_model(workflow))
 
 
 def receipts(wildcards):

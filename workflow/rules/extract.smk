@@ -18,10 +18,11 @@ rule extract:
         shard="[0-9a-f]{32}",
     conda:
         "../../envs/esm2.yaml"
-    threads: support.extract_threads(workflow, num_slots)
+    threads: support.extract_threads(workflow, run.device, num_slots)
     resources:
         gpu=0 if run.device == "cpu" else run.gpus,
-        mem_mb=8000,
+        mem_mb=asked.extract_mb,
+        runtime=asked.extract_minutes,
     params:
         folder=subpath(output.receipt, ancestor=3),
     shell:

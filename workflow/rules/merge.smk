@@ -10,10 +10,10 @@ rule merge:
         manifest=rules.plan.output.manifest,
         receipts=receipts,
     output:
+        **{name: result(name) for name in run.outputs},
         manifest=f"{results}/manifest.json",
         failed=f"{results}/failed.tsv",
         sequences=f"{results}/failed.fa",
-        files=[result(name) for name in run.outputs],
     log:
         f"{logs}/merge.log",
     conda:
@@ -21,7 +21,8 @@ rule merge:
         "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
     threads: 4
     resources:
-        mem_mb=4000,
+        mem_mb=asked.merge_mb,
+        runtime=asked.merge_minutes,
     params:
         folder=subpath(output.manifest, parent=True),
         outputs=run.outputs,

@@ -17,7 +17,8 @@ rule partial:
         "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
     threads: 4
     resources:
-        mem_mb=4000,
+        mem_mb=asked.merge_mb,
+        runtime=asked.merge_minutes,
     params:
         folder=subpath(input.plan, parent=True),
         outputs=run.outputs,

@@ -20,11 +20,15 @@ checkpoint plan:
         "../../envs/base.yaml"
     threads: 4
     resources:
-        mem_mb=4000,
+        mem_mb=asked.plan_mb,
+        runtime=asked.plan_minutes,
     params:
         folder=subpath(output.plan, parent=True),
-        config=json.dumps(run.model_dump(mode="json", exclude=support.NOT_PLANNED)),
-        weights=[f"--weights={path}" for path in weights_files],
+        config=json.dumps(there.model_dump(mode="json", exclude=support.NOT_PLANNED)),
+        weights=[f"--weights={path}" for path in weights_there],
+        # What a function of `threads` returns is never compared: other outputs are no new plan.
+        outputs=lambda wildcards, threads: " ".join(run.outputs),
     shell:
-        "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
+        "FEATUREMILL_OUTPUTS={params.outputs:q}"
+        " exec featuremill plan {params.folder:q} --config-json {params.config:q}"
         " {params.weights:q} --threads {threads} --log-file {log:q}"

@@ -39,11 +39,12 @@ rule report:
     conda:
         "../../envs/base.yaml"
     resources:
-        mem_mb=4000,
+        mem_mb=asked.merge_mb,
+        runtime=asked.merge_minutes,
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
-        labels=support.report_labels(run),
+        labels=support.report_labels(there),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
         " --figures {params.figures:q} {params.labels:q} --log-file {log:q}"

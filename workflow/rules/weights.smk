@@ -2,6 +2,8 @@
 #
 #   in    a checkpoint: bundled, downloaded by name, or a local path (config: options.model)
 #   out   weights/<name>.json: where the file is, its sha256, the model's shape
+#
+# Runs where Snakemake itself does: a cluster's nodes often have no network, its login node has.
 
 
 rule weights:
@@ -11,11 +13,14 @@ rule weights:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
+    wildcard_constraints:
+        name=support.weights_names(weights_files),
+    localrule: True
     conda:
         "../../envs/esm2.yaml"
     resources:
         mem_mb=8000,
     params:
-        model=run.options.get("model", ""),
+        model=there.options.get("model", ""),
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

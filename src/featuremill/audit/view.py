@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from featuremill.audit import table
 from featuremill.audit.figures import MIN_PROTEINS_FOR_TEN
+from featuremill.sizes import counted
+from featuremill.text import wrapped
 
 WIDTH = 100
 SHOWN_NAMES = 60
@@ -23,6 +25,7 @@ MEANINGS = {
     table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
     f"{MIN_PROTEINS_FOR_TEN}, a pooled vector takes a pool, and all of them take finite values",
 }
+_wrapped = partial(wrapped, width=WIDTH)
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -50,7 +53,7 @@ def lines(report: Report) -> Iterator[str]:
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
     asked, sample, options = report["input"], report["sample"], report["options"]
     refused = f", {asked['refused']:,} refused" if asked["refused"] else ""
-    yield "input", f"{', '.join(asked['paths'])}: {_count(asked['records'], 'record')}{refused}"
+    yield "input", f"{', '.join(asked['paths'])}: {counted(asked['records'], 'record')}{refused}"
     for refusal in asked["refusals"]:
         first, records = refusal["first"], refusal["records"]
         yield "", f"{records:,} refused: {refusal['reason']} (first: {first})"
@@ -76,7 +79,7 @@ def _sample(sample: Report) -> str:
         how = f"the longest and {drawn:,} drawn by hash"
     if sample["is_everything"]:
         how = "all there are, equal ones once"
-    text = f"{_count(sample['proteins'], 'protein')}, {_count(sample['residues'], 'residue')}"
+    text = f"{counted(sample['proteins'], 'protein')}, {counted(sample['residues'], 'residue')}"
     if sample["proteins"] > 1:
         text += f": {how}; {sample['shortest']:,} to {sample['longest']:,} residues long, "
         text += f"median {sample['median']:,}"
@@ -89,7 +92,7 @@ def _long(options: Report, num_truncated: int) -> str:
     limit = f"{options['max_residues']:,} residues"
     if options["long"] == "chunk":
         return f"chunk: in windows of {limit}"
-    return f"truncate: the first {limit}; {_count(num_truncated, 'protein')} of the sample cut"
+    return f"truncate: the first {limit}; {counted(num_truncated, 'protein')} of the sample cut"
 
 
 def _worst(report: Report) -> Iterator[str]:
@@ -153,7 +156,7 @@ def _stored(stored: Report | None) -> Iterator[str]:
         if layer["overflows"]:
             text = (
                 f"output_dtype: float16: layer {layer['layer']} has "
-                f"{_count(layer['overflows'], 'value')} beyond 65,504, such as in "
+                f"{counted(layer['overflows'], 'value')} beyond 65,504, such as in "
                 f"{_place(layer['such_as'])}, so a run would fail; set output_dtype: float32."
             )
             yield from _wrapped(text, "", "  ")
@@ -161,18 +164,3 @@ def _stored(stored: Report | None) -> Iterator[str]:
 
 def _place(named: Report) -> str:
     return f"{named['id']:.{SHOWN_NAMES}} ({named['source']}:{named['line']})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )

@@ -21,6 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", action="store_true", dest="is_timed", help="time work, see if it scales"
     )
     parser.add_argument(
+        "--slurm", action="store_true", help="look at the Slurm cluster, not at this machine"
+    )
+    parser.add_argument(
         "--bundle", type=Path, metavar="FILE.zip", help="pack a bug report, no data"
     )
     parser.add_argument(
@@ -33,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill doctor`; return 0 when a run with device: auto can start, else 1."""
-    from featuremill.doctor import visit  # the children import this package, and not all of it
+    # The children import this package, and not all of it.
+    if arguments.slurm:
+        from featuremill.doctor import slurm_view
+
+        return slurm_view.run(arguments)
+    from featuremill.doctor import visit
 
     return visit.run(arguments)

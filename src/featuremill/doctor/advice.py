@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.devices import BF16_CAPABILITY
@@ -36,9 +37,11 @@ class Advice(NamedTuple):
 
     @property
     def command(self) -> str:
+        has_workflow = any(Path(place, "Snakefile").exists() for place in (".", "workflow"))
+        command = "snakemake --cores all" if has_workflow else "featuremill run YOUR.yaml"
         if not self.resources:
-            return "snakemake --cores all"
-        command = f"snakemake --cores all --resources {self.resources}"
+            return command
+        command += f" --resources {self.resources}"
         if any(left.is_takeable for left in self.not_counted):
             tokens = [str(gpu.id) if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
             command = f"{VARIABLES['devices']}={','.join(tokens)} {command}"

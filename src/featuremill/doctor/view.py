@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-import textwrap
+import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+
+from featuremill import text
 
 WIDTH = 80
 NAME_WIDTH = 25
 MARKS = {"error": "✗", "warning": "!", "note": "·"}
 HEADINGS = {"error": "In the way", "warning": "Worth a look", "note": "Good to know"}
 Report = dict[str, Any]
+wrapped = partial(text.wrapped, width=WIDTH)
+"""Lines of the page's width."""
 
 
 def lines(report: Report) -> Iterator[str]:
     """Yield the lines of the page."""
-    yield from _wrapped(_verdict(report))
+    yield from wrapped(_verdict(report))
     yield ""
     if report["gpus"]:
         yield from _table(report)
         yield ""
-    for severity, heading in HEADINGS.items():
-        issues = [issue for issue in report["issues"] if issue["severity"] == severity]
-        if issues:
-            yield heading
-            for issue in issues:
-                yield from _wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
-                yield from _wrapped(issue["remedy"], "    → ", "      ")
-            yield ""
+    yield from issues(report)
     yield from _memory(report)
     yield from _scaling(report)
     if report["ready"]:
         yield from _recommended(report)
-    yield from _wrapped(_versions(report))
+    yield from wrapped(_versions(report))
+
+
+def issues(report: Report) -> Iterator[str]:
+    """Yield what is in the way, worth a look and good to know."""
+    for severity, heading in HEADINGS.items():
+        found = [issue for issue in report["issues"] if issue["severity"] == severity]
+        if found:
+            yield heading
+            for issue in found:
+                yield from wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
+                yield from wrapped(issue["remedy"], "    → ", "      ")
+            yield ""
 
 
 def _verdict(report: Report) -> str:
@@ -94,7 +104,7 @@ def _memory(report: Report) -> Iterator[str]:
     what = f"{memory['model']} takes about {size} GB ({manner})" if manner else f"{size} GB"
     names = {gpu["uuid"]: f"GPU {_label(gpu)}" for gpu in report["gpus"]}
     fits = ", ".join(names.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
-    yield from _wrapped(f"{what}; fits: {fits}.")
+    yield from wrapped(f"{what}; fits: {fits}.")
     yield ""
 
 
@@ -102,9 +112,9 @@ def _scaling(report: Report) -> Iterator[str]:
     scaling = report["scaling"]
     if not scaling:
         return
-    yield from _wrapped(scaling["summary"])
+    yield from wrapped(scaling["summary"])
     for row in scaling["devices"]:
-        yield from _wrapped(
+        yield from wrapped(
             f"{row['name']}: {row['alone_seconds']:.2f} s alone, "
             f"{row['together_seconds']:.2f} s with the others",
             "  ",
@@ -118,15 +128,15 @@ def _recommended(report: Report) -> Iterator[str]:
     yield "To run"
     command = f"  {recommended['command']}"
     if len(command) > WIDTH:
-        command = command.replace(" snakemake", " \\\n    snakemake")
+        command = re.sub(" (snakemake|featuremill) ", r" \\\n    \1 ", command)
     yield from command.split("\n")
     if recommended["resources"]:
         yield "  One job a GPU; more slots per GPU are not measured yet."
     hidden = {(gpu["id"], gpu["mig"]) for gpu in report["gpus"] if not gpu["visible"]}
     for one in recommended["not_counted"]:
         if (one["id"], one["mig"]) not in hidden:
-            text = f"Not counted: GPU {_label(one)}: {one['why']}."
-            yield from _wrapped(text, "  ", "    ")
+            line = f"Not counted: GPU {_label(one)}: {one['why']}."
+            yield from wrapped(line, "  ", "    ")
     yield ""
 
 
@@ -139,9 +149,3 @@ def _versions(report: Report) -> str:
     if report["driver"]["version"]:
         versions.append(f"driver {report['driver']['version']}")
     return " · ".join(versions)
-
-
-def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False
-    )

@@ -54,13 +54,27 @@ def proteins(inputs: Sequence[Path]) -> Iterator[Record]:
 
 def format_of(path: Path) -> Format:
     """Return what kind of file `path` is, by its suffix."""
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    while suffixes and suffixes[-1] in COMPRESSED:
-        suffixes.pop()
-    suffix = suffixes[-1] if suffixes else ""
+    suffix = _suffix(path)
     if suffix in SPREADSHEETS:
         raise UserError(f"{path}: spreadsheets are not read; save it as CSV (UTF-8) and give that.")
     return next((format for format in FORMATS if suffix in format.suffixes), FASTA)
+
+
+def evident_format(path: Path) -> str:
+    """Return what kind of input `path` is if its suffix or its first byte says so, else ''."""
+    suffix = _suffix(path)
+    if suffix in {suffix for format in FORMATS for suffix in format.suffixes}:
+        return format_of(path).name
+    with path.open("rb") as file:
+        return FASTA.name if file.read(1) == b">" else ""
+
+
+def _suffix(path: Path) -> str:
+    """Return the last suffix in small letters, without those of compressed files."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    while suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
 
 
 def _read(path: Path) -> Iterator[Record]:

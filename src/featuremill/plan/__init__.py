@@ -243,7 +243,7 @@ def _read(
         if _identity(path) != identity:
             raise UserError(f"{path}: it changed while it was read; run the same command again.")
     if spooled.tally.records == spooled.tally.refused:
-        raise UserError(_nothing_left(config, spooled.tally))
+        raise UserError(nothing_left(config, spooled.tally))
     return spooled, inputs
 
 
@@ -255,7 +255,8 @@ def _identity(path: str) -> tuple[int, int, int] | None:
     return about.st_size, about.st_mtime_ns, about.st_ino
 
 
-def _nothing_left(config: Run, tally: Tally) -> str:
+def nothing_left(config: Run, tally: Tally) -> str:
+    """Return the sentence for an input of which no record is left to compute."""
     inputs = ", ".join(config.inputs)
     if not tally.records:
         return f"{inputs}: there is no record in the input; check the path in `inputs`."

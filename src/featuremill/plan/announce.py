@@ -136,10 +136,13 @@ def many_files(needs: Sequence[Need]) -> list[str]:
     return lines
 
 
-def large_outputs(num_records: int) -> list[str]:
-    """Return a sentence for each output that is no good for so many records."""
+def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> list[str]:
+    """Return a sentence for each output that is no good for so many records.
+
+    `outputs` are those of the run, if not those of the workflow that this is a job of.
+    """
     return [
         f"outputs: {output} for {num_records:,} records: {LARGE[output][1]}"
-        for output in asked_outputs()
+        for output in (asked_outputs() if outputs is None else outputs)
         if output in LARGE and num_records > LARGE[output][0]
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +24,20 @@ def asked_outputs() -> list[str]:
     return [name for name in names if name in FORMATS]
 
 
-def needs_of_run(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> list[Need]:
-    """Return what the run still has to write; parts that are finished or begun are paid for."""
+def needs_of_run(
+    folder: RunFolder,
+    plan: dict[str, Any],
+    values: pa.Schema,
+    outputs: Sequence[str] | None = None,
+) -> list[Need]:
+    """Return what the run still has to write; parts that are finished or begun are paid for.
+
+    `outputs` are the results it ends in, if not those of the workflow that this is a job of.
+    """
+    outputs = asked_outputs() if outputs is None else outputs
     num_rows, total = plan["counts"]["planned"], plan["lengths"]["total"]
     needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
-    if outputs := asked_outputs():
+    if outputs:
         # Long proteins may be cut off: their cost is that of what is left of them.
         if plan["cost_unit"] in COUNTING_RESIDUES:
             cost = sum(shard["cost"] for shard in plan["shards"])

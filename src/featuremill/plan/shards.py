@@ -13,7 +13,7 @@ Buckets are worked on side by side, and so are groups of new shards.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -119,7 +119,8 @@ class Cutter:
             used += placed.used
             used_cost += placed.used_cost
             homeless_cost += placed.homeless_cost
-        new = list(_cuts(work, homeless_cost, shard_cost))
+        costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
+        new = list(cuts(costs, homeless_cost, shard_cost))
         size_of_group = -(-len(new) // NUM_GROUPS)
         groups = [
             (work, len(self._old) + first, new[first : first + size_of_group])
@@ -185,17 +186,21 @@ def _costs_path(work: Work, number: int) -> Path:
     return work.old_keys.parent / f"costs-{number:03d}.npy"
 
 
-def _cuts(work: Work, cost: int, shard_cost: int) -> Iterator[list[Piece]]:
-    """Yield the pieces of each new shard: the homeless records, in hash order, at nearly equal
-    cost.
+def cuts(
+    costs_of_buckets: Iterable[tuple[int, Integers]], cost: int, shard_cost: int
+) -> Iterator[list[Piece]]:
+    """Yield the pieces of each new shard: the records, in hash order, at nearly equal cost.
+
+    `costs_of_buckets` are the numbers of the buckets in their order, each with the cost of every
+    record in it, and `cost` is the sum of all.
     """
     if not cost:
         return
     cost_a_shard = cost / max(1, round(cost / shard_cost))
     num_done = cost_before = 0
     pieces: list[Piece] = []
-    for number in work.buckets:
-        running = cost_before + np.cumsum(np.load(_costs_path(work, number)))
+    for number, costs in costs_of_buckets:
+        running = cost_before + np.cumsum(costs)
         start = 0
         while start < len(running):
             # The k-th border is at k times the mean, so that rounding never piles up in the last

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,10 +34,19 @@ def fastest(device: str, rates: Sequence[float]) -> Roof:
     return Roof(device, max(rates), False, "the fastest shard of this run")
 
 
+PRODUCTS = "GEMMs alone"
+"""What the rows are called, in benchmark records, of the model's matrix products by themselves."""
+NAMES = {PRODUCTS: "the model's matrix products alone", "featuremill": "featuremill itself"}
+
+
 def measured(
-    records: Iterable[Path], settings: dict[str, Any], threads: dict[str, int]
+    records: Iterable[Path],
+    settings: Mapping[str, Any],
+    threads: Mapping[str, int],
+    engine: str = PRODUCTS,
 ) -> dict[str, Roof]:
-    """Return the roofs by device that benchmark records hold for the model of `settings`.
+    """Return what benchmark records hold by device for the model of `settings`: how fast `engine`
+    was, which is a roof for the products alone.
 
     A record counts where device, model size and number type are the run's, and on a CPU the number
     of threads too (`threads`, by device). Raises UserError for a file that is no such record.
@@ -50,9 +59,9 @@ def measured(
         is_alike = "gpu" in machine or machine["threads"] == threads.get(device)
         if device not in threads or not is_alike:
             continue
-        if rates := _rates(record, settings["options"]):
+        if rates := _rates(record, settings["options"], engine):
             day = clipped(str(record["started"])[:10])
-            source = f"the model's matrix products alone, measured on {day} ({clipped(path.name)})"
+            source = f"{NAMES[engine]}, measured on {day} ({clipped(path.name)})"
             found[device] = Roof(device, statistics.median(rates), True, source)
     return found
 
@@ -61,7 +70,7 @@ def _record(path: Path) -> dict[str, Any]:
     try:
         record: dict[str, Any] = json.loads(path.read_text("utf-8"))
         _ = record["machine"]["cpu"], record["machine"]["threads"], record["started"]
-        _rates(record, {})
+        _rates(record, {}, PRODUCTS)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}; give a record that make bench wrote.") from None
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
@@ -71,9 +80,9 @@ def _record(path: Path) -> dict[str, Any]:
     return record
 
 
-def _rates(record: dict[str, Any], options: dict[str, Any]) -> list[float]:
-    """Return the rates of the matrix products alone, at the size and in the dtype of `options`."""
-    model, name = str(options.get("model")), f"GEMMs alone {options.get('dtype')}"
+def _rates(record: dict[str, Any], options: Mapping[str, Any], engine: str) -> list[float]:
+    """Return the rates of `engine`, at the size and in the dtype of `options`."""
+    model, name = str(options.get("model")), f"{engine} {options.get('dtype')}"
     comparisons = [part for part in record["measured"].values() if "rows" in part]
     return [
         float(row["tokens_per_second"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -11,7 +12,7 @@ from featuremill.owner import Owner
 from featuremill.status.problems import Mend
 from featuremill.store import read_json
 
-GENERIC = "snakemake --cores all --configfile YOUR.yaml"
+GENERIC = "featuremill run YOUR.yaml"
 RERUN = "--rerun-incomplete"
 NAMING = ("--forcerun", "-R", "--until", "-U", "--omit-from", "-O")
 """Options of Snakemake that are followed by what they mean."""
@@ -38,6 +39,8 @@ class Commands:
         self._plan = plan
         self._written = (read_json(root / "manifest.json") or {}).get("outputs", {})
         self._typed = owner.command if owner else GENERIC
+        self._typed_in = self._working / (owner.folder if owner else ".")
+        self._rules = owner.rules if owner else "{}"
         self.is_snakemakes = root.parent.name == "results" and (
             plan is None or plan["run"] == root.name
         )
@@ -78,13 +81,18 @@ class Commands:
 
     def _snakemake(self, again: Collection[str]) -> str:
         words = _of_the_whole_run(shlex.split(self._typed))
+        end = words.index("--") if "--" in words else len(words)
+        words, targets = words[:end], words[end:]
         if RERUN not in words and "--ri" not in words:
             words.append(RERUN)
-        command = shlex.join(words)
         if again:
-            command += f" --forcerun {' '.join(verb for verb in ORDER if verb in again)}"
-        if not self._working.samefile(".") and "--directory" not in words and "-d" not in words:
-            command = f"cd {shlex.quote(str(self._working))} && {command}"
+            rules = (self._rules.format(verb) for verb in ORDER if verb in again)
+            words += ["--forcerun", *rules]
+        command = shlex.join([*words, *targets])
+        folder = os.path.normpath(self._typed_in)
+        is_here = Path(folder).is_dir() and Path(folder).samefile(".")
+        if not is_here and "--directory" not in words and "-d" not in words:
+            command = f"cd {shlex.quote(folder)} && {command}"
         return command
 
     def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:

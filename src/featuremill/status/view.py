@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime
-import textwrap
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+from featuremill.sizes import counted
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts
 from featuremill.status.shards import Shard
+from featuremill.text import plain, wrapped
 
 WIDTH = 80
 LABEL = 11
@@ -21,6 +23,7 @@ MERGED = {
     "damaged": "not whole",
 }
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "of earlier results"}
+_wrapped = partial(wrapped, width=WIDTH)
 
 
 def lines(facts: Facts) -> Iterator[str]:
@@ -50,13 +53,13 @@ def verdict(facts: Facts) -> str:
     if facts.exit_status == DONE:
         return "done."
     if facts.exit_status == DONE_WITH_FAILURES:
-        return f"done, and {_counted(facts.num_failed, 'record')} failed."
+        return f"done, and {counted(facts.num_failed, 'record')} failed."
     done, total = facts.count(*ENDED), len(facts.shards)
     if facts.is_planning or facts.is_merging:
         return "planning now." if facts.is_planning else "merging now."
     if done == total:
         return "all parts are computed, and the results are not delivered."
-    text = f"not done: {done:,} of {_counted(total, 'part')} finished"
+    text = f"not done: {done:,} of {counted(total, 'part')} finished"
     running = facts.count("running")
     return f"{text}, {running:,} running." if running else f"{text}, none running."
 
@@ -65,11 +68,11 @@ def _stages(facts: Facts, plan: dict[str, Any]) -> Iterator[str]:
     counts, results = plan["counts"], facts.results
     assert results is not None
     rest = [f"{counts[key]:,} {key}" for key in ("refused", "duplicate") if counts[key]]
-    yield from _labelled("Input", ", ".join([_counted(counts["input"], "record"), *rest]))
+    yield from _labelled("Input", ", ".join([counted(counts["input"], "record"), *rest]))
     yield from _labelled(
         "Plan",
-        f"{_counted(counts['unique'], 'distinct record')} in "
-        f"{_counted(len(facts.shards), 'shard')} ({plan['workload']}, recipe {plan['recipe'][:8]})",
+        f"{counted(counts['unique'], 'distinct record')} in "
+        f"{counted(len(facts.shards), 'shard')} ({plan['workload']}, recipe {plan['recipe'][:8]})",
     )
     yield from _labelled("Parts", _parts(facts))
     outputs = ", ".join(results.manifest["outputs"]) if results.manifest else ""
@@ -92,7 +95,7 @@ def _parts(facts: Facts) -> str:
     finished = [shard for shard in facts.shards if shard.state in ENDED]
     cost = sum(shard.cost for shard in facts.shards)
     share = 100 * sum(shard.cost for shard in finished) / cost if cost else 100
-    rows = _counted(sum(shard.records for shard in finished), "row")  # of retries, too
+    rows = counted(sum(shard.records for shard in finished), "row")  # of retries, too
     words = [f"{len(finished):,} finished ({rows}, {share:.0f} % of the work)"]
     for state, name in (
         ("running", "running"),
@@ -111,7 +114,7 @@ def _parts(facts: Facts) -> str:
 def _rest(facts: Facts) -> str:
     rest = facts.rest
     assert rest is not None
-    basis = f"judged by {_counted(rest.parts, 'finished part')}"
+    basis = f"judged by {counted(rest.parts, 'finished part')}"
     if rest.seconds is None:
         return f"about {_duration(rest.job_seconds)} for one job after the other, {basis}"
     jobs = f"{rest.jobs:,} jobs at a time" if rest.jobs > 1 else "one job at a time"
@@ -151,7 +154,7 @@ def _listed(heading: str, shards: list[Shard], say: Any) -> Iterator[str]:
 def _running(shard: Shard) -> str:
     work = shard.work
     assert work is not None
-    who, rows = work.who, f"{work.rows:,} of {_counted(shard.records, 'record')} committed"
+    who, rows = work.who, f"{work.rows:,} of {counted(shard.records, 'record')} committed"
     if not who:
         return f"somebody has its lock and has not said who; {rows}"
     device = " + ".join(map(str, who.get("devices") or [])) or "waiting for a device"
@@ -169,7 +172,7 @@ def _begun(shard: Shard) -> str:
     assert work is not None
     return (
         f"goes on from batch {work.batches + 1:,}; "
-        f"{work.rows:,} of {_counted(shard.records, 'record')} committed"
+        f"{work.rows:,} of {counted(shard.records, 'record')} committed"
     )
 
 
@@ -179,10 +182,10 @@ def _reasons(facts: Facts, status: str, heading: str) -> Iterator[str]:
         return
     yield heading
     for group in groups:
-        text = f"{_counted(group.number, 'record')}: {_printable(group.key.reason)}"
+        text = f"{counted(group.number, 'record')}: {plain(group.key.reason)}"
         yield from _wrapped(text, "  ✗ ", "    ")
         if group.examples:
-            ids = ", ".join(map(_printable, group.examples))
+            ids = ", ".join(map(plain, group.examples))
             yield from _wrapped(f"such as {ids}", "    ", "      ")
         yield from _wrapped(group.remedy, "    → ", "      ")
         for command in filter(None, (group.logs, group.command)):
@@ -198,7 +201,7 @@ def _problems(facts: Facts, is_in_the_way: bool, heading: str, mark: str) -> Ite
         return
     yield heading
     for problem in problems:
-        yield from _wrapped(_printable(problem.what), f"  {mark} ", "    ")
+        yield from _wrapped(plain(problem.what), f"  {mark} ", "    ")
         if problem.mend.by_hand:
             yield from _wrapped(problem.mend.by_hand, "    → ", "      ")
         for command in problem.commands:
@@ -219,26 +222,6 @@ def _next(facts: Facts) -> Iterator[str]:
 
 def _labelled(label: str, text: str) -> list[str]:
     return _wrapped(text, f"{label:{LABEL}}", " " * LABEL)
-
-
-def _wrapped(text: str, first: str = "", rest: str = "") -> list[str]:
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def _printable(text: str) -> str:
-    """Return a stranger's text without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 
 def _moment(text: str) -> str:

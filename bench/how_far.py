@@ -1,0 +1,116 @@
+"""The table of docs/how-far.md: what `featuremill estimate` says of 10⁶, 10⁸ and 10⁹ proteins.
+
+`python -m bench.how_far` takes the demo's proteins as a sample, one H100's data sheet for the speed
+(an assumption), and for each number of GPUs the shard cost that the verb itself names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.record import ROOT
+from featuremill.progress import clock
+from featuremill.sizes import human_bytes
+
+DEVICE = "NVIDIA H100 80GB HBM3"
+MODEL = "esm2_t33_650M_UR50D"
+RECORDS = (10**6, 10**8, 10**9)
+GPUS = (1, 4, 64, 512)
+HEADINGS = (
+    "proteins",
+    "GPUs",
+    "`shards.cost`",
+    "shards",
+    "time",
+    "GPU hours",
+    "start-up",
+    "idle",
+    "of the time: plan",
+    "merge",
+)
+DEFAULT_COST = 2_000_000
+
+
+def main() -> int:
+    """Print the table, and what the disk needs."""
+    print(f"| {' | '.join(HEADINGS)} |")
+    print(f"| {' | '.join('---' for _ in HEADINGS)} |")
+    disks = []
+    for num_records in RECORDS:
+        default = _estimate(num_records, GPUS, DEFAULT_COST)
+        costs = dict.fromkeys([DEFAULT_COST, *(row["best_cost"] for row in default["rows"])])
+        answers = {cost: _estimate(num_records, GPUS, cost) for cost in costs}
+        for place, gpus in enumerate(GPUS):
+            row = default["rows"][place]
+            is_better = row["best_saves_hours"] > 0.02 * row["device_hours"]["middle"]
+            for cost in (DEFAULT_COST, row["best_cost"])[: 1 + is_better]:
+                print(_line(answers[cost], num_records, gpus, place, cost))
+        disk = answers[default["rows"][-1]["best_cost"]]["disk"]
+        disks.append(f"{num_records:,}: {human_bytes(disk['bytes'])}, {disk['files']:,} files")
+    print("\n" + "\n".join(disks))
+    return 0
+
+
+def _line(answer: dict[str, Any], num_records: int, gpus: int, place: int, cost: int) -> str:
+    row, around = answer["rows"][place], answer["around_seconds"]
+    cells = [
+        f"{num_records:,}",
+        f"{gpus:,}",
+        f"{cost:_}",
+        f"{answer['shards']:,}",
+        _ranged({key: _hours(value) for key, value in row["hours"].items()}),
+        _ranged({key: _number(value) for key, value in row["device_hours"].items()}),
+        f"{100 * row['startup_share']:.0f} %",
+        f"{100 * row['idle_share']:.0f} %",
+        clock(around["plan"]),
+        clock(around["merge"]),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _ranged(words: dict[str, str]) -> str:
+    return f"{words['middle']} ({words['least']} to {words['most']})"
+
+
+def _number(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
+def _estimate(num_records: int, gpus: tuple[int, ...], cost: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        config = {
+            "run": "far",
+            "inputs": str(ROOT / "config" / "demo.fasta"),
+            "workload": "esm2",
+            "options": {"model": MODEL},
+            "outputs": "parquet_dataset",
+            "shards": {"cost": cost},
+        }
+        (Path(scratch) / "far.yaml").write_text(yaml.safe_dump(config))
+        asked = ["--gpus", ",".join(map(str, gpus)), "--records", str(num_records), "--json"]
+        command = [sys.executable, "-m", "featuremill", "estimate", "far.yaml", "--device", DEVICE]
+        done = subprocess.run(
+            [*command, *asked],
+            cwd=scratch,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+if __name__ == "__main__":
+    sys.exit(main())

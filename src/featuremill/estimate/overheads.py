@@ -1,0 +1,68 @@
+"""What a run takes besides computing: measured constants, each with the command that measures it.
+
+They were measured on 2 cores of a shared machine with a local disk. Another machine has others; a
+cluster's file system may be several times slower at plan and merge.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SNAKEMAKE_START_SECONDS = 3.5
+"""Until Snakemake starts its first job, and from the last one to its end: the demo, with nothing
+else on the machine."""
+SNAKEMAKE_SECONDS_A_JOB = 0.06
+"""Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
+--shards 1000` (docs/scale.md)."""
+SNAKEMAKE_SECONDS_A_JOB_LEFT = 7e-6
+"""On top, for each job that could run as well, since it looks at all of them: `python -m bench.dag
+--shards 1000 3000`, whose jobs do nothing, took 9.8 and 16.8 ms of processor a job."""
+SNAKEMAKE_DAG_SECONDS_A_SHARD = 0.0015
+"""After plan, before the first extract job: `python -m bench.dag`."""
+SNAKEMAKE_MB = (165, 0.0165)
+"""What its main process takes, and a shard on top: the same."""
+PLAN_SECONDS = (0.5, 19.4e-6)
+"""Of a plan, and of each record (348 residues): `python -m bench.scale --records 5000000`."""
+PLAN_BYTES_A_RECORD = 41
+"""Of store/shards, beside the residues: the same, 389 - 348."""
+MANIFEST_BYTES_A_RECORD = 48
+"""Of manifest.parquet: the same."""
+SPOOL_BYTES_A_RECORD = 615
+"""Of store/spool while plan runs: the same."""
+MERGE_SECONDS = (0.5, 3e-6, 20e-9)
+"""Of a merge, of each record, and of each byte of values: `python -m bench.merge_scale`. A byte
+took 12 ns with 0.67 GB, and 24 to 40 ns with 5.1 GB on a disk that others used as well."""
+REPORT_SECONDS = 2.7
+"""Of a report: `time featuremill report results/demo`; of large runs nobody has measured one."""
+FILES_A_SHARD = 7
+"""Shard, part, its receipt kept and declared, telemetry, lock, log."""
+
+
+class Around(NamedTuple):
+    """Seconds before and after the shards are computed."""
+
+    plan: float
+    merge: float
+    report: float
+    snakemake: float
+
+    @property
+    def total(self) -> float:
+        """All of it, one after the other."""
+        return self.plan + self.merge + self.report + self.snakemake
+
+
+NOTHING = Around(0.0, 0.0, 0.0, 0.0)
+"""Around a run that is finished: Snakemake finds nothing to do."""
+
+
+def around(num_records: int, is_planned: bool, num_shards: int, values_bytes: float) -> Around:
+    """Return what comes before and after for so many records, shards and bytes of values."""
+    start, a_record = PLAN_SECONDS
+    merge, merge_a_record, merge_a_byte = MERGE_SECONDS
+    return Around(
+        plan=0.0 if is_planned else start + a_record * num_records,
+        merge=merge + merge_a_record * num_records + merge_a_byte * values_bytes,
+        report=REPORT_SECONDS,
+        snakemake=SNAKEMAKE_START_SECONDS + SNAKEMAKE_DAG_SECONDS_A_SHARD * num_shards,
+    )

@@ -1,0 +1,191 @@
+"""What an estimate says, as one JSON object: `--json`, and what people are shown."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from featuremill import speeds
+from featuremill.config import Run
+from featuremill.estimate import makespan, overheads
+from featuremill.estimate.model import Model, device_memory_mb, weights_mb
+from featuremill.estimate.place import Place, asked
+from featuremill.estimate.work import Work
+from featuremill.job_resources import host_mb
+from featuremill.journal import SYNC_SECONDS
+from featuremill.plan.announce import large_outputs
+from featuremill.plan.needs import needs_of_run
+from featuremill.room import Need, needs_of_outputs
+from featuremill.sizes import expected_bytes
+from featuremill.speeds import Speed
+from featuremill.store import RunFolder
+
+VERSION = 1
+HOUR = 3600.0
+
+
+class Facts(NamedTuple):
+    """What the estimate is made of, but for the speeds."""
+
+    config: Run
+    folder: RunFolder
+    settings: dict[str, Any]
+    work: Work
+    place: Place
+    model: Model
+    values: pa.Schema
+    batch_cost: int
+
+
+def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any]:
+    """Return all of it; times are in hours or seconds, as the names say, sizes in bytes or MB."""
+    work, plan = facts.work, facts.work.plan
+    counts = plan["counts"]
+    size = expected_bytes(facts.values, counts["planned"], plan["lengths"]["total"])
+    is_finished = _is_finished(facts)
+    around = overheads.around(counts["input"], work.is_planned, len(plan["shards"]), size)
+    around = overheads.NOTHING if is_finished else around
+    rows = [_row(facts, slots, speed, around.total) for slots, speed in by_slots]
+    options = facts.settings["options"]
+    return {
+        "version": VERSION,
+        "run": facts.config.run,
+        "workload": facts.config.workload,
+        "model": options.get("model"),
+        "dtype": options.get("dtype"),
+        "cost_unit": plan["cost_unit"],
+        "source": work.source,
+        "is_planned": work.is_planned,
+        "is_finished": is_finished,
+        "counts": counts,
+        "lengths": plan["lengths"],
+        "cost_left": round(work.cost),
+        "shards": len(plan["shards"]),
+        "shards_left": len(work.left),
+        "shard_cost": facts.config.shards.cost,
+        "device": "gpu" if facts.place.is_gpu else "cpu",
+        "rows": rows,
+        "around_seconds": {**around._asdict(), "total": around.total},
+        "has_weights": facts.model.is_here,
+        "memory": _memory(facts),
+        "disk": _disk(facts, is_finished),
+        "large_outputs": large_outputs(counts["planned"], facts.config.outputs),
+        "crash_seconds": rows[0]["startup_seconds"]["middle"] + SYNC_SECONDS,
+    }
+
+
+def _is_finished(facts: Facts) -> bool:
+    """Tell whether the run's results are there, in all the outputs that the config asks for now."""
+    root, plan = facts.folder.root, facts.work.plan
+    asked_for = needs_of_outputs(
+        facts.config.outputs,
+        facts.values,
+        plan["counts"]["planned"],
+        plan["lengths"]["total"],
+        root,
+    )
+    return facts.work.is_merged and all((root / need.what).exists() for need in asked_for)
+
+
+def _row(facts: Facts, slots: int, speed: Speed, around: float) -> dict[str, Any]:
+    """Return what so many slots come to."""
+    jobs, costs = facts.place.jobs(slots), facts.work.left
+    rates, startup = speed.rates, speed.startup_seconds
+    usual = makespan.simulate(costs, jobs, rates.middle, startup.middle)
+    shortest = makespan.simulate(costs, jobs, rates.high, startup.low)
+    longest = makespan.simulate(costs, jobs, rates.low, startup.high)
+    slot_seconds = max(usual.seconds * jobs, 1e-9)
+    return {
+        "slots": slots,
+        "jobs": jobs,
+        "threads": facts.place.threads(slots),
+        "device": speed.device,
+        "speed": {
+            "cost_per_second": rates._asdict(),
+            "kind": speed.kind,
+            "is_assumed": speed.is_assumed,
+            "source": speed.source,
+        },
+        "startup_seconds": {**startup._asdict(), "is_measured": speed.is_startup_measured},
+        "hours": _hours([s.seconds + around for s in (shortest, usual, longest)]),
+        "extract_hours": _hours([s.seconds for s in (shortest, usual, longest)]),
+        "device_hours": _hours([s.seconds * slots for s in (shortest, usual, longest)]),
+        "startup_share": usual.starting / slot_seconds,
+        "idle_share": usual.idle / slot_seconds,
+        "shards_a_job": len(costs) / jobs,
+        **_best(facts, jobs, rates.middle, startup.middle),
+    }
+
+
+def _hours(seconds: Sequence[float]) -> dict[str, float]:
+    least, middle, most = (each / HOUR for each in seconds)
+    return {"least": least, "middle": middle, "most": most}
+
+
+def _best(facts: Facts, jobs: int, rate: float, startup: float) -> dict[str, Any]:
+    """Return the shard cost that wastes least, and what it saves against the one there is."""
+    total = facts.work.cost
+    if not total:
+        return {"best_cost": None, "best_saves_hours": 0.0}
+    num_records = round(total / max(1.0, facts.work.mean_cost))
+    best = makespan.best_cost(total, jobs, rate, startup, num_records)
+    now = total / len(facts.work.left)
+    saved = makespan.wasted(total, now, jobs, rate, startup)
+    saved -= makespan.wasted(total, best, jobs, rate, startup)
+    return {"best_cost": best, "best_saves_hours": saved * facts.place.gpus_a_job / HOUR}
+
+
+def _memory(facts: Facts) -> dict[str, Any]:
+    place = facts.place
+    seen = speeds.earlier.look(
+        facts.folder.root.parent, asked(place, place.slots[0], facts.settings)
+    )
+    dtype = str(facts.settings["options"].get("dtype"))
+    estimate = device_memory_mb(facts.model, place.device.kind, dtype, facts.batch_cost)
+    base, a_shard = overheads.SNAKEMAKE_MB
+    plan, on_cpu = facts.work.plan, place.device.kind == "cpu"
+    shard_mb = max((shard["bytes"] for shard in plan["shards"]), default=0) / 2**20
+    return {
+        "device_mb": estimate,
+        "device_measured_mb": seen.peak_memory_mb if seen else None,
+        "device_has_mb": place.device.memory_mb or None,
+        "devices_a_job": place.gpus_a_job,
+        "host_measured_mb": (seen.process_memory_mb or None) if seen else None,
+        "host_mb": round(host_mb(shard_mb, weights_mb(facts.model), on_cpu=on_cpu)),
+        "snakemake_mb": round(base + a_shard * len(plan["shards"])),
+    }
+
+
+def _disk(facts: Facts, is_finished: bool) -> dict[str, Any]:
+    """Return what will be written, by what it is, and what is free."""
+    work, folder = facts.work, facts.folder
+    needs = needs_of_run(folder, work.plan, facts.values, facts.config.outputs)
+    files = overheads.FILES_A_SHARD * len(work.left)
+    if is_finished:
+        needs, files = [], 0
+    if not work.is_planned:
+        needs += _needs_of_plan(folder, work.plan)
+    parent = folder.root.absolute()
+    while not parent.exists():
+        parent = parent.parent
+    return {
+        "needs": {need.what: need.num_bytes for need in needs},
+        "bytes": sum(need.num_bytes for need in needs),
+        "free_bytes": shutil.disk_usage(parent).free,
+        "files": files + sum(need.num_files for need in needs),
+    }
+
+
+def _needs_of_plan(folder: RunFolder, plan: dict[str, Any]) -> list[Need]:
+    counts = plan["counts"]
+    shards = plan["lengths"]["total"] + overheads.PLAN_BYTES_A_RECORD * counts["unique"]
+    manifest = overheads.MANIFEST_BYTES_A_RECORD * counts["input"]
+    spool = overheads.SPOOL_BYTES_A_RECORD * counts["input"]
+    return [
+        Need("store/shards", folder.store, shards),
+        Need("manifest.parquet", folder.root, manifest),
+        Need("temporary files while planning", folder.store, spool),
+    ]

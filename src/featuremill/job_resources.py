@@ -1,0 +1,168 @@
+"""What a cluster is asked for on behalf of each job: memory and time, by what there is to do.
+
+Every figure is multiplied by the attempt: a job that a cluster ended for want of memory or time
+asks for more when it comes again, and goes on from its journal. On one machine none of it limits
+anything unless somebody gives `--resources mem_mb=…`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill import speeds, store
+from featuremill.config import Run
+from featuremill.errors import UserError
+
+MB, GB = 2**20, 10**9
+PROCESS_MB = 2000
+"""Of a job that computes: Snakemake's own two processes in it, Python, PyArrow and torch."""
+CUDA_HOST_MB = 2000
+"""Of the host's memory for a CUDA context and its libraries: a usual value, not measured here."""
+WEIGHTS_ON_GPU = 1.5
+"""Host memory by the size of the weights' file: it is mapped, and copied to the GPU in pieces."""
+WEIGHTS_ON_CPU = 4.0
+"""The mapped file and a copy in the number type of the computation: 3.3 of an fp16 file in fp32,
+as `doctor/memory.py` reckons, and batches."""
+PLAN_MB, PLAN_MB_A_GB = 4000, 250
+MERGE_MB, MERGE_MB_A_GB = 4000, 50
+"""docs/scale.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what merge
+holds hardly grows."""
+PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
+"""Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
+COMPRESSION = 4
+"""Of a compressed input."""
+BASE_MINUTES = 15
+"""Of any job: to start, to wait for a file system, to end."""
+UNKNOWN_MINUTES = 60
+"""Of a shard where nothing is known of the workload's speed."""
+SAFETY = 2.0
+"""On top of the slowest speed that is known or assumed."""
+
+
+def gpu_model(workflow: Any) -> str:
+    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
+    settings = workflow.resource_settings
+    rule = workflow.modifier.modify_rulename("extract")  # another name where it is imported
+    of_rule = settings._parsed_overwrite_resources.get(rule, {})
+    found = of_rule.get("gpu_model") or settings._parsed_default_resources.get("gpu_model")
+    return str(found.raw).strip("'\"") if found else ""
+
+
+def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
+    """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
+    of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
+    return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
+
+
+class JobResources(NamedTuple):
+    """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
+
+    run: Run
+    results: str
+    """results/<run>."""
+    weights: tuple[str, ...]
+    """weights/<name>.json, or none."""
+    gpu_model: str = ""
+    """What the profile asks for, such as a100; empty for any."""
+
+    def extract_mb(self, wildcards: Any, attempt: int) -> int:
+        """Return the MB of host memory that computing a shard takes."""
+        shard_mb = self._shard_bytes(wildcards.shard) / MB
+        weights_mb = sum(map(_weights_mb, self.weights))
+        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
+
+    def extract_minutes(self, wildcards: Any, attempt: int) -> int:
+        """Return the minutes that computing a shard may take."""
+        seconds = _seconds(self.results, self._mtime(), self.gpu_model).get(wildcards.shard)
+        if seconds is None:
+            return attempt * UNKNOWN_MINUTES
+        return attempt * (BASE_MINUTES + math.ceil(SAFETY * seconds / 60))
+
+    def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that planning takes."""
+        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.run.inputs)))
+
+    def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that planning may take."""
+        grown = PLAN_MINUTES_A_GB * _gigabytes(self.run.inputs)
+        return attempt * (BASE_MINUTES + math.ceil(grown))
+
+    def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that merging takes, or a report."""
+        return round(attempt * (MERGE_MB + MERGE_MB_A_GB * self._parts_gigabytes()))
+
+    def merge_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that merging may take, or a report."""
+        grown = MERGE_MINUTES_A_GB * self._parts_gigabytes()
+        return attempt * (BASE_MINUTES + math.ceil(grown))
+
+    def _parts_gigabytes(self) -> float:
+        recipes = Path(self.results, "store", "parts").glob("*")
+        # A folder's time changes with every part that comes or goes.
+        return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
+
+    def _mtime(self) -> int:
+        path = store.RunFolder(Path(self.results)).plan
+        return path.stat().st_mtime_ns if path.exists() else 0
+
+    def _shard_bytes(self, shard: str) -> int:
+        return _size(store.RunFolder(Path(self.results)).shard(shard))
+
+
+@lru_cache(maxsize=4)
+def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
+    """Return the seconds that each shard may take; nothing where no speed is known."""
+    folder = store.RunFolder(Path(results))
+    plan = store.read_sealed(folder.plan) if mtime else None
+    if plan is None:
+        return {}
+    speed = _speed(folder.root, plan, gpu_model)
+    return {
+        entry["shard"]: speeds.seconds_of_shard(entry["cost"], speed, is_limit=True)
+        for entry in plan["shards"]
+        if speed is not None
+    }
+
+
+def _speed(folder: Path, plan: Mapping[str, Any], gpu_model: str) -> speeds.Speed | None:
+    for device in dict.fromkeys((gpu_model, "")):  # a cluster's own names mean nothing to us
+        try:
+            return speeds.of_plan(folder, plan, device if plan["device"] != "cpu" else "")
+        except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
+            continue
+    return None
+
+
+@lru_cache(maxsize=16)
+def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
+    """Return the size of the parts of one recipe; looked up once for memory, minutes, each rule."""
+    return sum(map(_size, Path(folder).glob("*.arrows")))
+
+
+@lru_cache(maxsize=4)
+def _weights_mb(path: str) -> float:
+    """Return the size of the converted weights that weights/<name>.json names."""
+    entry = store.read_json(Path(path))
+    file = Path(entry["path"]) if entry else None
+    return _size(file) / MB if file else 0.0
+
+
+def _size(path: Path) -> int:
+    """Return the size of a file; 0 where there is none, or none any more."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _gigabytes(inputs: Iterable[str]) -> float:
+    sizes = 0
+    for path in map(Path, inputs):
+        if path.exists():
+            is_packed = path.suffix in (".gz", ".zst", ".xz", ".bz2")
+            sizes += path.stat().st_size * (COMPRESSION if is_packed else 1)
+    return sizes / GB

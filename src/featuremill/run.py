@@ -1,0 +1,79 @@
+"""run: start Snakemake with the workflow of this installation, from any folder."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from featuremill import SNAKEFILE, typed
+from featuremill.config import refuse_input
+from featuremill.errors import UserError
+
+SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
+"""Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
+PROFILE = "--workflow-profile"
+"""Of a --profile that is not there Snakemake itself says so."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill run`."""
+    parser.add_argument("config", type=Path, help="the run's config; featuremill init writes one")
+    parser.add_argument(
+        "options",
+        nargs=argparse.REMAINDER,
+        metavar="…",
+        help="options of snakemake, as in: --resources gpu=4; without any about cores, all of them",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Become Snakemake."""
+    if not arguments.config.is_file():
+        raise UserError(
+            f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
+        )
+    refuse_input(arguments.config)
+    others = itertools.takewhile(lambda word: not word.startswith("-"), arguments.options)
+    if other := next((word for word in others if word.endswith((".yaml", ".yml"))), None):
+        raise UserError(
+            f"{arguments.config} {other}: a run takes one config; start them one after the other."
+        )
+    if any(word.startswith("--configfile") for word in arguments.options):
+        raise UserError(
+            f"--configfile: the config is {arguments.config} already; leave one of them out."
+        )
+    for profile in _profiles(arguments.options):
+        _refuse_missing(profile)
+    # --configfile takes all words up to the next option, --snakefile just one: options may begin
+    # or end with a target.
+    command = [sys.executable, "-m", "snakemake", "--configfile", str(arguments.config)]
+    command += ["--snakefile", SNAKEFILE]
+    if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
+        command += ["--cores", "all"]
+    typed.remember(["featuremill", "run", str(arguments.config), *arguments.options])
+    os.execv(sys.executable, [*command, *arguments.options])  # noqa: S606
+
+
+def _profiles(options: Sequence[str]) -> Iterator[str]:
+    """Yield the workflow profiles that `options` name."""
+    for word, following in zip(options, [*options[1:], ""], strict=True):
+        option, is_one_word, value = word.partition("=")
+        if option == PROFILE:
+            yield value if is_one_word else following
+
+
+def _refuse_missing(profile: str) -> None:
+    """Refuse a profile that is not there: Snakemake would go on without, on this machine."""
+    ours = Path(SNAKEFILE).parent / "profiles"
+    places = (Path(), Path("profiles"), ours)
+    if profile in ("", "none") or any((place / profile).exists() for place in places):
+        return
+    names = ", ".join(sorted(path.parent.name for path in ours.glob("*/config.yaml")))
+    raise UserError(
+        f"{PROFILE} {profile}: there is no such file or folder, and no profile of that name comes "
+        f"with featuremill; name your own, or one of these: {names}."
+    )

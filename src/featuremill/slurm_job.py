@@ -1,0 +1,41 @@
+"""What a job does that Slurm started for one shard, or a few: it gives its GPU back while it waits.
+
+After Snakemake was killed its jobs go on, and the next Snakemake submits the same shards once more.
+Such a second job has to wait for the first one. It asks Slurm to queue it again meanwhile: when it
+starts anew, two minutes later at the earliest, it finds the result, or waits that way once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+from collections.abc import MutableMapping
+from typing import Any
+
+ONE_OF_MANY = "FEATUREMILL_SLURM_JOBS"
+"""Set to 1 by a Snakemake whose jobs a cluster runs. In an allocation in which Snakemake itself
+runs, a job that waits must not send that back."""
+log = logging.getLogger("featuremill.extract")
+
+
+def tell_jobs(workflow: Any, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Tell the jobs of this main process whether each is a job of its own for a cluster."""
+    if workflow.is_main_process:
+        environment.pop(ONE_OF_MANY, None)
+        if workflow.nodes is not None:
+            environment[ONE_OF_MANY] = "1"
+
+
+def queue_again() -> None:
+    """Have Slurm put this job back into its queue, if it is one of Slurm's for a shard.
+
+    Slurm then ends this process. Where it refuses (--no-requeue) the job waits where it is.
+    """
+    job = os.environ.get("SLURM_JOB_ID")
+    if job is None or os.environ.get(ONE_OF_MANY) != "1":
+        return
+    log.info("another job has the shard: Slurm's job %s is queued again until it is done", job)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)  # noqa: S607

@@ -1,0 +1,112 @@
+"""Weights on a node's own disk: copied once, when asked, and read there by every job of the node.
+
+Asked for with the environment variable FEATUREMILL_STAGE, a folder. It knows nothing of models, and
+never changes which values come out: a copy has the sha256 of the recipe or is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from featuremill import store
+from featuremill.errors import IntegrityError, UserError
+from featuremill.locking import locked
+from featuremill.room import MARGIN
+from featuremill.sizes import human_bytes
+from featuremill.workload import Weights
+
+VARIABLE = "FEATUREMILL_STAGE"
+"""A folder of this node's own; `$NAMES` in it are looked up where the job runs."""
+
+
+def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
+    """Return `weights` with the path of a copy in the folder that was asked for, if one was.
+
+    A node without room, or whose folder cannot be written, is no reason to lose its jobs: then the
+    shared file is read, and `warn` gets the reason. The values are the same either way.
+
+    Raises:
+        UserError: when the folder's name cannot be meant.
+        IntegrityError: when the shared file is not the one that the recipe names.
+    """
+    folder = folder_of_this_user()
+    if folder is None:
+        return weights
+    copy = folder / f"{weights.sha256}{weights.path.suffix}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _check_is_ours(folder)
+        with locked(copy.with_suffix(".lock")):
+            if not _is_known(copy):
+                _copy(weights, copy)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        warn(f"{VARIABLE}: {folder}: {reason}; the weights are read from {weights.path}")
+        return weights
+    return weights._replace(path=copy)
+
+
+def folder_of_this_user() -> Path | None:
+    """Return where copies go; None where nobody asked for any."""
+    asked = os.environ.get(VARIABLE)
+    if not asked:
+        return None
+    named = os.path.expandvars(asked)
+    if "$" in named or not Path(named).is_absolute():
+        raise UserError(
+            f"{VARIABLE}: {asked!r} is no folder on this node; give an absolute path, and only "
+            "variables that are set where the job runs."
+        )
+    return Path(named) / f"featuremill-{os.getuid()}"
+
+
+def _check_is_ours(folder: Path) -> None:
+    """Refuse a folder in which others could put weights: it may lie where everybody writes.
+
+    Raises:
+        OSError: when it is a link, somebody else's, or open to others.
+    """
+    about = folder.lstat()  # a link of somebody else's may lead to a folder of ours
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        raise OSError("it is a link, or belongs to somebody else")
+    if about.st_mode & 0o022:
+        raise OSError("others may write into it; chmod 700 closes it")
+
+
+def _is_known(copy: Path) -> bool:
+    """Tell whether `copy` is there and has not been touched since its sha256 was found right."""
+    try:
+        return store.read_json(_note(copy)) == _facts(copy)
+    except FileNotFoundError:
+        return False
+
+
+def _copy(weights: Weights, copy: Path) -> None:
+    for half in copy.parent.glob(f".{copy.name}.*"):  # of a job that was killed; we hold the lock
+        half.unlink()
+    copy.unlink(missing_ok=True)
+    size, free = weights.path.stat().st_size, shutil.disk_usage(copy.parent).free
+    if size * MARGIN > free:
+        raise OSError(f"the weights take {human_bytes(size)}, and {human_bytes(free)} are free")
+    with store.replacing(copy) as temporary:
+        shutil.copyfile(weights.path, temporary)
+        if store.sha256_of(temporary) != weights.sha256:
+            raise IntegrityError(
+                f"{weights.path}: its bytes are not those that were converted; delete "
+                f"weights/{weights.name}.json and run again."
+            )
+    store.write_json(_note(copy), _facts(copy))
+
+
+def _note(copy: Path) -> Path:
+    return copy.with_suffix(".json")
+
+
+def _facts(copy: Path) -> dict[str, int]:
+    about = copy.stat()
+    return {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}

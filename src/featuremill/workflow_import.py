@@ -1,0 +1,98 @@
+"""What is different where another workflow imports this one with `module:`.
+
+There the screen, the default target and the handlers are the other workflow's, files may stand
+below a prefix, and several runs may lie side by side. Snakemake reads the rules anew for every
+`use rule`, so whatever is done while they are read may happen more than once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from featuremill.calm import RefusedError
+from featuremill.config import Run, load
+from featuremill.config_yaml import Places
+from featuremill.errors import UserError
+from featuremill.weights import is_path
+
+
+def is_imported(workflow: Any) -> bool:
+    """Tell whether what is read now belongs to another workflow."""
+    return not workflow.modifier.is_main_snakefile()
+
+
+def below_prefix(workflow: Any, path: str) -> str:
+    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if any."""
+    return str(workflow.modifier.path_modifier.replace_prefix(path))
+
+
+def run_below_prefix(workflow: Any, run: Run) -> Run:
+    """Return the run with its files named as they are found from here."""
+    options = {
+        key: below_prefix(workflow, value) if key == "model" and is_path(str(value)) else value
+        for key, value in run.options.items()
+    }
+    file = run.labels.file and below_prefix(workflow, run.labels.file)
+    return run.model_copy(
+        update={
+            "inputs": tuple(below_prefix(workflow, path) for path in run.inputs),
+            "options": options,
+            "labels": run.labels.model_copy(update={"file": file}),
+        }
+    )
+
+
+def config_sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
+    """Return what to call the `config` of a module, and where its keys stand: in that section of
+    the importing workflow's config files which says the same, if one does."""
+    source = f"config of module {workflow.modifier.namespace}"
+    for path in map(Path, workflow.configfiles):
+        try:
+            raw, places = load(Path(os.path.relpath(path)))
+        except UserError:  # not ours, so it may be what it likes
+            continue
+        for section in _sections_like(config, raw, ()):
+            size = len(section)
+            inside = {key[size:]: p for key, p in places.items() if key[:size] == section}
+            return source, {key: place for key, place in inside.items() if key}
+    return source, {}
+
+
+def _sections_like(
+    config: Mapping[str, Any], raw: Any, path: tuple[str, ...]
+) -> Iterator[tuple[str, ...]]:
+    if raw == config:
+        yield path
+    elif isinstance(raw, dict):
+        for key, value in raw.items():
+            yield from _sections_like(config, value, (*path, str(key)))
+
+
+def share(workflow: Any, run: Run, results: str, weights_files: list[str]) -> None:
+    """Let runs stand side by side in one workflow: the rule of the first makes the weights that
+    several of them need.
+
+    Raises:
+        RefusedError: when two modules compute the same run, or different models of the same name.
+    """
+    runs = vars(workflow).setdefault("featuremill_runs", {})
+    module = workflow.modifier.namespace
+    if (other := runs.setdefault(results, module)) != module:
+        raise RefusedError(
+            f"modules {other} and {module} both compute {results}; give each config a `run` of "
+            "its own."
+        )
+    makers = vars(workflow).setdefault("featuremill_weights", {})
+    rule = workflow.modifier.avail_rulename("weights")
+    model = run.options.get("model")
+    for path in weights_files if rule else ():
+        first, first_model = makers.setdefault(path, (rule, model))
+        if first_model != model:
+            raise RefusedError(
+                f"options: model: {first_model} and {model} would both become {path}; rename one."
+            )
+        if first != rule:
+            workflow._ruleorder.add(first, rule)

@@ -1,0 +1,134 @@
+"""Containers and conda environments: what their files say, and what can be tried without them."""
+
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT
+from test_house import PROJECT
+from test_workflow import Workflow, random_records
+
+CONTAINERFILE = (ROOT / "containers/Containerfile").read_text("utf-8")
+DEFINITION = (ROOT / "containers/featuremill.def").read_text("utf-8")
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "CMD"}
+
+
+def instructions():
+    """Return the Containerfile's instructions, each a pair of word and text, lines joined."""
+    text = re.sub(r"^#.*\n", "", CONTAINERFILE, flags=re.MULTILINE).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines() if line.strip()]
+
+
+def sections():
+    """Return the Apptainer definition's header and sections."""
+    parts = re.split(r"^%(\w+)\n", DEFINITION, flags=re.MULTILINE)
+    header = dict(re.findall(r"^(\w+): (.*)$", parts[0], re.MULTILINE))
+    return header, dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def variables(text):
+    return dict(re.findall(r"(\w+)=(\S+)", text))
+
+
+def test_a_containerfile_has_two_stages_a_user_and_no_entrypoint():
+    found = instructions()
+    assert {word for word, _ in found} <= INSTRUCTIONS
+    assert [text for word, text in found if word == "FROM"] == ["${BASE} AS installed", "${BASE}"]
+    last = found[[text for _, text in found].index("${BASE}") :]
+    environment = variables(dict(last)["ENV"])
+    assert environment["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility"
+    assert "NVIDIA_VISIBLE_DEVICES" not in environment
+    assert dict(last)["USER"] == "1000:1000"
+    assert (ROOT / environment["PYTHONPATH"].removeprefix("/usr/local/featuremill/")).is_dir()
+    for extra in re.search(r"/source\[(.*?)\]", CONTAINERFILE)[1].split(","):
+        assert extra in PROJECT["optional-dependencies"]
+
+
+def test_a_build_gets_all_that_is_copied_and_nothing_more():
+    ignore = (ROOT / ".containerignore").read_text().split("\n")
+    assert (ROOT / ".dockerignore").read_text().split("\n") == ignore
+    taken = {line[1:] for line in ignore if line.startswith("!")}
+    assert ignore[1] == "*" and all((ROOT / name).exists() for name in taken)
+    copied = re.search(r"cp -r (.*) /usr/local/featuremill/", CONTAINERFILE)[1].split()
+    named = {name.removeprefix("/source/") for name in copied}
+    packed = {*PROJECT["license-files"], PROJECT["readme"]}
+    assert taken == named | packed | {"constraints.txt", "pyproject.toml", "src"}
+
+
+def test_the_apptainer_definition_makes_the_same():
+    header, found = sections()
+    base = dict(re.findall(r"^ARG (\w+)=(\S+)", CONTAINERFILE, re.MULTILINE))
+    assert header == {"Bootstrap": "docker", "From": base["BASE"]}
+    assert set(found) == {"arguments", "files", "post", "environment", "runscript", "help"}
+    words = dict(instructions()[-5:])
+    ours, theirs = variables(found["environment"]), variables(words["ENV"])
+    assert ours == {key: theirs[key] for key in ours} and {"PATH", "PYTHONPATH"} <= set(ours)
+    for command in (
+        "/usr/local/featuremill/venv/bin/pip install --no-cache-dir --disable-pip-version-check",
+        '-c /source/constraints.txt "/source[esm2,kubernetes]"',
+        "cp -r /source/Snakefile /source/workflow /source/envs /source/config /source/profiles",
+        "python3 python3-venv",
+        "gcc libc6-dev python3-dev",
+        "found = 'cuda' if torch.version.cuda else 'cpu'",
+    ):
+        assert command in found["post"] and command in CONTAINERFILE, command
+    copied = {line.split()[0] for line in found["files"].splitlines() if line.strip()}
+    taken = {line[1:] for line in (ROOT / ".containerignore").read_text().split() if line[0] == "!"}
+    assert copied == taken
+
+
+CONDA = f"""#!{sys.executable} -E
+import pathlib, subprocess, sys
+given = sys.argv[1:]
+if given == ["info", "--json"]:
+    print('{{"conda_prefix": "BASE", "platform": "linux-64"}}')
+elif given == ["--version"]:
+    print("conda 25.1.1")
+elif given[0] == "clean":
+    pass
+elif given[0] == "config":
+    print('{{"get": {{"channel_priority": "strict"}}}}')
+else:
+    assert given[:2] == ["env", "create"], given
+    prefix = pathlib.Path(given[given.index("--prefix") + 1])
+    subprocess.run([{sys.executable!r}, "-m", "venv", "--without-pip", prefix], check=True)
+    (site,) = prefix.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text({sysconfig.get_path("purelib")!r})
+    (site / "sitecustomize.py").write_text(
+        "import sys\\n"
+        "open('BASE/used', 'a').write(' '.join([sys.prefix, *sys.orig_argv[1:4], chr(10)]))"
+    )
+"""
+
+
+@pytest.mark.slow
+def test_jobs_run_in_the_environments_that_conda_makes(tmp_path, environment):
+    """With a stand-in for conda that makes virtual environments; nothing here has met a conda."""
+    base = tmp_path / "base"
+    (base / "bin").mkdir(parents=True)
+    (base / "bin/activate").write_text('export CONDA_PREFIX="$1" PATH="$1/bin:$PATH"\n')
+    conda = base / "bin/conda"
+    conda.write_text(CONDA.replace("BASE", str(base)))
+    conda.chmod(0o755)
+    variables = {**environment, "PATH": f"{base}/bin:{environment['PATH']}"}
+    del variables["PYTHONPATH"]
+    workflow = Workflow(tmp_path, variables, random_records(3))
+    config = {"run": "test", "inputs": "in.fa", "workload": "composition", "device": "cpu"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    workflow("--sdm", "conda")
+    assert workflow.counts()["ok"] == 3
+    used = [line.split() for line in (base / "used").read_text().splitlines()]
+    verbs = {words[3]: words[0] for words in used if words[1:3] == ["-m", "featuremill"]}
+    assert set(verbs) == {"plan", "extract", "merge", "report"}
+    assert verbs["plan"] == verbs["merge"] != verbs["extract"]
+    (link,) = Path(verbs["plan"]).glob("lib/python*/site-packages/featuremill")
+    assert link.resolve() == ROOT / "src/featuremill"
+
+
+def test_scripts_of_environments_are_for_bash():
+    for script in sorted((ROOT / "envs").glob("*.sh")):
+        subprocess.run(["bash", "-n", script], check=True)

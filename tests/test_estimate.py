@@ -1,0 +1,426 @@
+"""estimate: its words hold against real plans and real runs, and say what they rest on."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import ROOT, Verbs
+
+from featuremill import speeds
+from featuremill.errors import UserError
+from featuremill.estimate import makespan
+from featuremill.machine import num_cores
+from featuremill.speeds import assumed, earlier, table
+from featuremill.store import RunFolder
+
+LETTERS = "DEFGHKLMNPQRSTVWY"
+DEVICE = "NVIDIA H100 80GB HBM3"
+
+
+def proteins(count, seed=0, longest=400):
+    rng = random.Random(seed)
+    return [
+        (f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(20, longest))))
+        for n in range(count)
+    ]
+
+
+class Estimates:
+    """A folder with an input and a config, in which `featuremill estimate` runs."""
+
+    def __init__(self, folder, environment):
+        self.verbs = Verbs(folder, environment)
+        self.folder = folder
+        self.write(proteins(300))
+        self.configure()
+
+    def write(self, records):
+        text = "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+        (self.folder / "in.fa").write_text(text)
+
+    def configure(self, **config):
+        self.config = {
+            "run": "test",
+            "inputs": "in.fa",
+            "workload": "composition",
+            "shards": {"cost": 5000},
+            "outputs": "parquet",
+            **config,
+        }
+        (self.folder / "c.yaml").write_text(yaml.safe_dump(self.config))
+
+    def esm2(self, model="esm2_t33_650M_UR50D", **options):
+        self.configure(workload="esm2", options={"model": model, **options})
+
+    def __call__(self, *arguments, status=0):
+        done = subprocess.run(
+            [sys.executable, "-m", "featuremill", "estimate", "c.yaml", *map(str, arguments)],
+            cwd=self.folder,
+            env=self.verbs.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == status, done.stderr
+        assert "Traceback" not in done.stderr
+        return done.stderr if status else done.stdout
+
+    def json(self, *arguments):
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def estimates(tmp_path, environment):
+    return Estimates(tmp_path, environment)
+
+
+def test_the_shards_are_those_that_plan_makes_and_nothing_is_written(estimates):
+    records = proteins(300)
+    estimates.write([*records, records[0], ("twin", records[1][1]), ("bad", "")])
+    before = sorted(estimates.folder.rglob("*"))
+    found = estimates.json("--cpu-slots", 1, "--tokens-per-second", 1000)
+    assert sorted(estimates.folder.rglob("*")) == before
+    assert not found["is_planned"]
+
+    folder = estimates.verbs.run_folder
+    estimates.verbs("plan", folder.root, "--config", "c.yaml")
+    plan = json.loads(folder.plan.read_text())
+    assert found["counts"] == plan["counts"]
+    assert found["shards_left"] == len(plan["shards"]) > 5
+    costs = [shard["cost"] for shard in plan["shards"]]
+    assert found["cost_left"] == sum(costs)
+    expected = makespan.simulate(costs, 1, 1000, found["rows"][0]["startup_seconds"]["middle"])
+    assert found["rows"][0]["extract_hours"]["middle"] * 3600 == pytest.approx(expected.seconds)
+
+    planned = estimates.json("--cpu-slots", 1, "--tokens-per-second", 1000)
+    assert planned["is_planned"] and planned["cost_left"] == sum(costs)
+    assert planned["rows"][0]["extract_hours"] == found["rows"][0]["extract_hours"]
+
+
+def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates):
+    folder = estimates.verbs.run_folder
+    estimates.verbs("plan", folder.root, "--config", "c.yaml")
+    plan = json.loads(folder.plan.read_text())
+    first = plan["shards"][0]
+    estimates.verbs("extract", folder.root, first["shard"], "--threads", "1")
+    left = sum(shard["cost"] for shard in plan["shards"][1:])
+    found = estimates.json("--cpu-slots", 1)
+    assert found["cost_left"] == left, "a part is there"
+    speed = found["rows"][0]["speed"]
+    assert speed["kind"] in ("earlier run", "assumption"), "the part tells how fast this CPU is"
+    assert "test" in speed["source"]
+
+    results = {key: plan[key] for key in ("run", "recipe", "inputs", "lengths")}
+    parts = {shard["shard"]: "" for shard in plan["shards"]}
+    results |= {"manifest_sha256": plan["manifest_sha256"], "plan": plan["counts"], "parts": parts}
+    (folder.root / "manifest.json").write_text(json.dumps(results))
+    found = estimates.json("--cpu-slots", 1)
+    assert found["shards_left"] == 0, "the results are whole: parts may have been removed"
+    said = " ".join(estimates("--cpu-slots", 1).split())
+    assert "the times are those of the merge and the report" in said, "no output is there"
+    assert f"computed are all its {len(plan['shards'])} shards" in said
+    (folder.root / "embeddings.parquet").write_bytes(b"")
+    found = estimates.json("--cpu-slots", 1)
+    assert found["is_finished"] and found["rows"][0]["hours"]["most"] == 0
+    assert found["disk"]["bytes"] == found["disk"]["files"] == 0
+    assert estimates("--cpu-slots", 1).endswith("to write: the results are there.\n")
+    (folder.root / "manifest.json").unlink()
+
+    estimates.write(proteins(301))
+    found = estimates.json("--cpu-slots", 1)
+    assert not found["is_planned"] and found["counts"]["input"] == 301
+
+
+def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates):
+    estimates.esm2()
+    said = estimates("--device", DEVICE, "--gpus", "1,64")
+    assert "an assumption: 50 % (30 to 80 %)" in said and "no GPU has measured it yet" in said
+    idle = "With 64, 51 of 64 GPUs would have no shard at all; the run is too small for so many"
+    assert idle in " ".join(said.split()), "13 shards"
+    said_of_many = estimates("--device", DEVICE, "--records", "1e13", status=2)
+    assert "and no more than 1,000,000 are estimated; raise shards.cost" in said_of_many
+    found = estimates.json("--device", DEVICE, "--gpus", "1,64", "--records", "1e6")
+    one, many = found["rows"]
+    for row in (one, many):
+        assert row["speed"]["is_assumed"]
+        rates = row["speed"]["cost_per_second"]
+        assert rates["low"] < rates["middle"] < rates["high"]
+        assert row["hours"]["least"] < row["hours"]["middle"] < row["hours"]["most"]
+    assert many["hours"]["middle"] < one["hours"]["middle"]
+    assert found["counts"]["input"] == 1_000_000
+    values = 1_000_000 * 1280 * 4
+    assert found["disk"]["needs"]["store/"] == pytest.approx(values, rel=0.05)
+    assert "about 2," in said and "MB of the GPU (the doctor's estimate)" in said
+
+
+def test_what_was_measured_beats_the_table(estimates):
+    """Receipts such as a GPU's runs leave: another dtype or device among them does not count."""
+    settings = {
+        "workload": "esm2",
+        "version": "1",
+        "options": {"model": "esm2_t33_650M_UR50D", "dtype": "bf16", "per_residue": False},
+        "weights_sha256": "0",
+    }
+    root = estimates.folder / "results"
+
+    def run(name, dtype, device, rate, resumed=0):
+        options = {**settings["options"], "dtype": dtype}
+        folder = RunFolder(root / name)
+        receipt = {
+            "cost": 1000 * rate,
+            "seconds": {"compute": 1000.0, "total": 1012.0, "wait": 2.0},
+            "devices": [{"kind": "cuda", "uuid": "GPU-1", "name": device}],
+            "threads": 4,
+            "resumed_batches": resumed,
+            "peak_memory_mb": 2222,
+            "finished": "2026-01-01T00:00:00.000+00:00",
+        }
+        path = folder.receipt("r", "s")
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(receipt))
+        plan = {"recipe": "r", "settings": {**settings, "options": options}}
+        folder.plan.write_text(json.dumps(plan))
+
+    run("good", "bf16", DEVICE, 300_000)
+    run("fp32", "fp32", DEVICE, 30_000)
+    run("other", "bf16", "NVIDIA L4", 20_000)
+    run("resumed", "bf16", DEVICE, 900_000, resumed=3)
+    asked = earlier.Asked(settings, "h100", is_gpu=True)
+    found = speeds.find(asked, root, assumed.Shape(33, 1280))
+    assert (found.kind, found.device) == ("earlier run", DEVICE)
+    assert found.rates.middle == 300_000 and "good" in found.source
+    assert found.startup_seconds.middle == 10 + speeds.AROUND_JOB_SECONDS
+    assert speeds.seconds_of_shard(3_000_000, found) == pytest.approx(20.25)
+
+    estimates.esm2()
+    said = estimates("--device", "h100", "--gpus", "4")
+    assert "300,000 tokens a second a job" in said and "measured: 1 part of results/good" in said
+    assert "2,222 MB of the GPU (measured)" in said
+    shutil.rmtree(root / "good")
+    shutil.rmtree(root / "resumed")
+    assert speeds.find(asked, root, assumed.Shape(33, 1280)).is_assumed
+
+
+def test_a_record_of_make_bench_counts_where_nothing_ran_yet(tmp_path):
+    options = {"model": "esm2_t6_8M_UR50D", "dtype": "bf16"}
+    settings = {"workload": "esm2", "version": "1", "options": options, "weights_sha256": "0"}
+    record = ROOT / "bench" / "results" / "2026-11-20-AMD-EPYC-2-cores-cpu.json"
+    asked = earlier.Asked(settings, "AMD EPYC", is_gpu=False, threads=2)
+    shape = assumed.Shape(6, 320)
+    found = speeds.find(asked, tmp_path, shape, records=[record])
+    assert (
+        found.kind == "benchmark" and "featuremill itself, measured on 2026-11-20" in found.source
+    )
+    assert 7_000 < found.rates.middle < 9_000, "README: 7,888 tokens a second"
+    # Without it, the operations a core did there give the same within the range.
+    guess = speeds.find(asked, tmp_path, shape)
+    assert guess.is_assumed and guess.rates.low < found.rates.middle < guess.rates.high
+    other = asked._replace(threads=8)
+    assert speeds.find(other, tmp_path, shape, records=[record]).is_assumed
+
+
+def test_limits_are_for_the_slowest_of_what_is_meant(tmp_path):
+    plan = {
+        "device": "cuda",
+        "gpus": 1,
+        "counts": {"unique": 1000},
+        "shards": [{"cost": 300_000}],
+        "settings": {
+            "workload": "esm2",
+            "version": "1",
+            "options": {"model": "esm2_t33_650M_UR50D", "dtype": "bf16"},
+        },
+        "weights": str(tmp_path / "w.json"),
+    }
+    (tmp_path / "w.json").write_text('{"metadata": {"num_layers": "33", "embed_dim": "1280"}}')
+    run = tmp_path / "results" / "x"
+    by_name = {name: speeds.of_plan(run, plan, name) for name in ("", "t4", "a100", "h100")}
+    seconds = {n: speeds.seconds_of_shard(2e6, s, is_limit=True) for n, s in by_name.items()}
+    assert seconds[""] == seconds["t4"] > seconds["a100"] > seconds["h100"]
+    assert by_name["h100"].device == "NVIDIA H100 PCIe", "the slowest that is called so"
+    usual = speeds.seconds_of_shard(2e6, by_name["a100"])
+    assert usual < seconds["a100"]
+    for name in ("k80", "a100 3g.20gb", ""):
+        assert not table.cards_called(name)
+    with pytest.raises(UserError, match="--tokens-per-second"):
+        speeds.of_plan(run, plan, "k80")
+
+
+def test_shards_of_the_best_cost_waste_least():
+    total, slots, rate, startup = 3.6e10, 64, 250_000, 20
+    best = makespan.best_cost(total, slots, rate, startup)
+    waste = makespan.wasted(total, best, slots, rate, startup)
+    for cost in (best / 4, best / 2, best * 2, best * 4):
+        assert makespan.wasted(total, cost, slots, rate, startup) > waste
+        # What is expected is near what happens: less than one wave of shards apart.
+        happens = makespan.simulate([cost] * round(total / cost), slots, rate, startup)
+        expected = makespan.wasted(total, cost, slots, rate, startup)
+        apart = abs(happens.seconds * slots - happens.computing - expected)
+        assert apart < slots * (cost / rate + startup)
+    assert round(total / best) % slots == 0, "whole rounds"
+    assert total / makespan.best_cost(total, 1, 1e9, 0.001) <= 1.05 * makespan.MOST_SHARDS
+    longest = makespan.best_cost(total, 1, rate, startup) / rate
+    assert longest <= 1.05 * makespan.LONGEST_JOB_SECONDS
+    assert makespan.best_cost(1e6, 1, rate, startup) == 1e6, "nobody waits for a single slot"
+    for slots, most in ((64, 7), (100_000, makespan.MOST_SHARDS)):
+        best = makespan.best_cost(total, slots, rate, startup, most)
+        assert round(total / best) <= 1.05 * most, "no more than there are records, or are quick"
+
+
+def test_slots_take_the_next_shard_as_they_get_free():
+    found = makespan.simulate([10, 10, 40, 10], 2, rate=10, startup=1)
+    # One slot: 10 until 2 s, then 40 until 7 s; the other: 10 from 0.06 s until 2.06, then 10.
+    assert found.seconds == pytest.approx(7)
+    assert found.computing == 7 and found.starting == 4
+    assert found.idle == pytest.approx(14 - 11)
+    one_by_one = 999 * makespan.SNAKEMAKE_SECONDS_A_JOB
+    assert 1 < makespan.simulate([1] * 1000, 1000, 1e9, 0).seconds / one_by_one < 1.1
+    assert makespan.simulate([], 4, 10, 1).seconds == 0
+
+
+def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
+    """Plan cuts as many as the advice says."""
+    estimates.configure(shards={"cost": 15_000})
+    given = ("--device", DEVICE, "--tokens-per-second", 10, "--startup-seconds", 1)
+    found = estimates.json(*given, "--gpus", "4,64,250,400")
+    assert found["shards_left"] == 4
+    said = " ".join(estimates(*given, "--gpus", "4,64,250,400").split())
+    assert "With 4," not in said
+    for row, slots in zip(found["rows"][1:3], (64, 250), strict=True):
+        cost = row["best_cost"]
+        told = f"{slots - 4} of {slots} GPUs would have no shard at all; shards of {cost:_} would"
+        assert told in said
+        assert round(found["cost_left"] / cost) >= slots
+    assert "With 400, 396 of 400 GPUs would have no shard at all; the run is too small" in said
+    estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
+    again = estimates.json(*given, "--gpus", "64")
+    assert again["shards_left"] >= 64
+    assert again["rows"][0]["hours"]["middle"] < found["rows"][1]["hours"]["middle"] / 10
+
+
+def test_a_small_model_is_limited_by_the_host_whatever_the_card(estimates):
+    estimates.esm2("mill_t6_1M")
+    for name in ("a100", "h100"):
+        said = " ".join(estimates("--device", name).split())
+        assert "2,300,000 tokens a second a job an assumption: the host limits it" in said
+        assert "whatever the card" in said and "30 to 80 %" not in said
+
+
+def test_what_was_measured_on_cpus_lies_well_within_the_assumption():
+    record = ROOT / "bench" / "results" / "2026-11-20-AMD-EPYC-2-cores-cpu.json"
+    data = json.loads(record.read_text())
+    shapes = {name: (one["layers"], one["width"]) for name, one in data["stages"].items()}
+    readme = {"8M": (6374, 7888), "35M": (1910, 2699), "150M": (451, 754)}
+    for name, measured in readme.items():
+        for dtype, rate in zip(("fp32", "bf16"), measured, strict=True):
+            rates = assumed.on_cpu(assumed.Shape(*shapes[name]), data["data"]["mean"], dtype, 2)
+            assert 2 * rates.low < rate < rates.high / 2 and 0.6 < rate / rates.middle < 1.7
+    # The bundled model on 2 cores that others use as well, with one thread and with two.
+    for threads, rate in ((2, 4_825), (2, 12_551), (1, 16_020)):
+        rates = assumed.on_cpu(assumed.Shape(6, 128), 358, "bf16", threads)
+        assert 1.5 * rates.low < rate < rates.high / 1.5
+
+
+def test_runs_beside_it_that_cannot_be_read_are_skipped(estimates):
+    estimates.esm2("mill_t6_1M")
+    options = {"model": "mill_t6_1M", "dtype": "bf16", "per_residue": False}
+    settings = {"workload": "esm2", "version": "1", "options": options}
+    asked = earlier.Asked(settings, "h100", is_gpu=True)
+    results = estimates.folder / "results"
+    for name, recipe in (("damaged", {}), ("odd", {"recipe": "r"})):
+        (results / name).mkdir(parents=True)
+        (results / name / "plan.json").write_text(json.dumps({"settings": settings, **recipe}))
+    (results / "odd" / "receipts" / "r" / "s.json").mkdir(parents=True)  # reading it: OSError
+    (results / "unreadable" / "plan.json").mkdir(parents=True)
+    assert earlier.look(results, asked) is None
+    assert "an assumption" in estimates("--device", "h100")
+
+
+def test_what_does_not_fit_and_what_is_large_is_said_plainly(estimates):
+    estimates.configure(outputs=["parquet", "per_protein_h5"], shards={"cost": 10**9})
+    given = ("--cpu-slots", 1, "--tokens-per-second", 1e6, "--records")
+    said = " ".join(estimates(*given, "2e7").split())
+    assert "outputs: parquet for 20,000,000 records: one file of that size is hard to move" in said
+    assert "outputs: per_protein_h5 for 20,000,000 records: a dataset a record" in said
+    assert "start-up and idle: shares of the slot hours" in said
+    said = " ".join(estimates(*given, "1e11").split())
+    assert "What will be written, " in said and "that are free on the disk; plan will ref" in said
+    table = next(
+        line for line in estimates(*given, "1e10").splitlines() if line.startswith("    1")
+    )
+    assert " h " in table and ":" not in table, "hours in all the row"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--gpus", "0", "--device", DEVICE], "--gpus '0': give numbers from 1"),
+        (["--gpus", "1,x", "--device", DEVICE], "such as 1,4,64"),
+        (["--cpu-slots", "999"], "--cpu-slots 999: this machine has"),
+        (["--cpu-slots", "1", "--device", DEVICE], "give --gpus with it"),
+        (["--gpus", "1", "--tokens-per-second", "nan"], "--tokens-per-second nan: give a positive"),
+        (["--gpus", "1"], "no GPU is here and none has computed this model yet"),
+        (["--device", "Voodoo \x1b[31m2"], "nothing is known"),
+        (["--cpu-slots", "1"], "workload composition: nothing is known of its speed"),
+        (["--cpu-slots", "1", "--scratch", "nowhere"], "--scratch nowhere: there is no such"),
+        (["--cpu-slots", "1", "--bench", "c.yaml"], "this is no benchmark record"),
+    ],
+)
+def test_what_cannot_be_answered_is_a_sentence(estimates, arguments, said):
+    answer = estimates(*arguments, status=2)
+    assert said in answer
+    assert "\x1b[31m" not in answer
+
+
+def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
+    estimates.configure(device="cpu")
+    assert "device: cpu computes on the CPU" in estimates("--gpus", "1", status=2)
+    estimates.configure(gpus=4, device="cuda")
+    said = estimates("--gpus", "2", "--device", DEVICE, status=2)
+    assert "one job of this config needs 4" in said
+    estimates.configure(gpus=4, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
+    assert "does not fit" not in (fits := estimates("--device", "t4"))
+    assert "\n   4  " in fits, "of four GPUs, if nobody says how many"
+    estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
+    said = " ".join(estimates("--device", "t4").split())
+    assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
+    estimates.configure(inputs="missing.fa")
+    said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
+    assert "missing.fa: there is no such file" in said
+    estimates.configure()
+    estimates.write([("a", "MKV"), ("a", "MKL")])
+    said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
+    assert "'a'" in said or " a " in said, "the same id twice, as plan says"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_real_run_takes_what_was_estimated(environment):
+    """Jobs that sleep, so that other work on the machine changes little: real runs of Snakemake on
+    one and on two slots, each estimated beforehand from a smaller run.
+
+    What comes before and after the shards (Snakemake's start, plan, merge, report) is reckoned at
+    constant rates, which only hold where the processors are not shared out several times.
+    """
+    options = json.dumps({"residues_per_second": 4000.0})
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.estimate", "--workload", "timed", "--options", options],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=840,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one["slots"] for one in found] == [1, 2]
+    for one in found:
+        assert one["speed"]["kind"] == "earlier run"
+        assert one["speed"]["cost_per_second"]["middle"] == pytest.approx(4000, rel=0.15)
+        assert abs(one["shards"]["error"]) <= 0.15, found
+        is_calm = max(one["load"]) <= 1.5 * num_cores()
+        assert not is_calm or abs(one["whole"]["error"]) <= 0.15, found

@@ -1,0 +1,282 @@
+"""Other workflows: one that imports this one, from a checkout and from the wheel, and one that only
+leases."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import textwrap
+import venv
+import zipfile
+from collections import defaultdict
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from conftest import ROOT
+from hatchling.build import build_sdist, build_wheel
+from test_gpu_workflow import check_spans
+
+from featuremill.store import read_json
+
+EXAMPLES = ROOT / "examples"
+BIN = Path(sys.executable).parent
+PATH = os.pathsep.join([str(BIN), os.environ["PATH"]])
+
+
+def finish(folder, environment, *command, status=0, path=PATH):
+    """Run `command` in `folder`; return what it said."""
+    process = subprocess.run(
+        [str(word) for word in command],
+        cwd=folder,
+        env={**environment, "PATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=280,
+    )
+    assert process.returncode == status, process.stdout
+    assert "Traceback" not in process.stdout
+    return process.stdout
+
+
+def snakemake(folder, environment, *arguments, status=0):
+    command = (sys.executable, "-m", "snakemake", "--cores", "2")
+    return finish(folder, environment, *command, *arguments, status=status)
+
+
+def without_model(folder):
+    """Copy the example to `folder` and have it computed without a model, which takes seconds."""
+    shutil.copytree(EXAMPLES / "downstream", folder, dirs_exist_ok=True)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    config["column"] = "composition"
+    for run in ("reference", "query"):
+        config[run] = {**config[run], "workload": "composition", "options": {}, "device": "cpu"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    return config
+
+
+def test_a_workflow_uses_two_runs_side_by_side(tmp_path, environment):
+    without_model(tmp_path)
+    said = snakemake(tmp_path, environment, "results/families.tsv")
+    table = pd.read_csv(tmp_path / "results" / "families.tsv", sep="\t")
+    query = pd.read_parquet(tmp_path / "results" / "query" / "embeddings.parquet")
+    assert table["id"].tolist() == query["id"].tolist() and len(table) == 8
+    assert table.set_index("id").loc["sp|A6YR24|COC1D_CONCL", "family"] == "toxin"
+    # The screen is the importing workflow's own.
+    for words in ("rule families:", "rule reference_merge:", "checkpoint query_plan:"):
+        assert words in said
+    assert "have their features" not in said
+    assert not (tmp_path / "results" / "reference" / "report.html").exists(), "nobody asked for it"
+    assert "Nothing to be done" in snakemake(tmp_path, environment, "results/families.tsv")
+
+
+HOST = """
+from featuremill import SNAKEFILE
+
+module here:
+    snakefile: SNAKEFILE
+    config: config["here"]
+
+use rule * from here as here_*
+
+use rule extract from here as here_extract with:
+    resources:
+        mem_mb=1234,
+
+module below:
+    snakefile: SNAKEFILE
+    prefix: "below"
+    config: config["below"]
+
+use rule * from below as below_*
+"""
+OWN = """
+rule mine:
+    input: "results/a/embeddings.npy", "below/results/a/embeddings.parquet"
+    output: touch("mine")
+    shell: "echo 'I cannot do it'; exit 1"
+
+onsuccess:
+    here.onsuccess()
+
+onerror:
+    print("mine went wrong")
+"""
+
+
+def host(folder, order, **config):
+    """Write a workflow into `folder` that imports two runs with one record each."""
+    (folder / "Snakefile").write_text('configfile: "config.yaml"\n' + "".join(order))
+    common = {"run": "a", "inputs": "in.fa", "workload": "composition", "device": "cpu"}
+    here = {**common, "outputs": ["npy"], **config}
+    (folder / "config.yaml").write_text(yaml.safe_dump({"here": here, "below": common}))
+    (folder / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    (folder / "below").mkdir()
+    (folder / "below" / "in.fa").write_text(">p2\nMKVLAAGIVGLCDEFGH\n")
+
+
+def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
+    """Its target, words, failures and handlers; and a prefix holds for every path."""
+    host(tmp_path, [OWN, HOST])
+    said = snakemake(tmp_path, environment, "here_merge")
+    assert "mem_mb=1234" in said
+    assert "1 of 1 records have their features:\n  results/a/embeddings.npy" in said
+    said = snakemake(tmp_path, environment, status=1)
+    assert "I cannot do it" in said and "mine went wrong" in said
+    assert "Error in rule mine" in said and "Nothing computed is lost" not in said
+    for results, id in (("results/a", "p1"), ("below/results/a", "p2")):
+        assert read_json(tmp_path / results / "manifest.json")["counts"]["ok"] == 1
+        planned = pd.read_parquet(tmp_path / results / "manifest.parquet")
+        assert planned["id"].tolist() == [id]
+    shard = json.loads((tmp_path / "below/results/a/plan.json").read_text())["shards"][0]["shard"]
+    (part,) = (tmp_path / "below/results/a/store/parts").rglob(f"{shard}.arrows")
+    part.unlink()
+    status = (sys.executable, "-m", "featuremill", "status", "below/results/a")
+    said = finish(tmp_path, environment, *status, status=1)
+    again = "snakemake --cores 2 --rerun-incomplete --forcerun below_extract"
+    assert said.splitlines()[-1].strip() == again, said
+
+
+def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path, environment):
+    """Also where the module is called as the package is."""
+    imported = HOST.replace("from featuremill import SNAKEFILE", "import featuremill")
+    imported = imported.replace(" SNAKEFILE", " featuremill.SNAKEFILE")
+    imported = imported.replace("module here", "module featuremill").replace(
+        "from here", "from featuremill"
+    )
+    host(tmp_path, [imported])
+    said = snakemake(tmp_path, environment, "-n")
+    assert "rule here_all:" in said and "rule below_" not in said
+
+
+@pytest.mark.parametrize(
+    ("order", "change", "sentence"),
+    [
+        ([HOST], {"shard": 3}, "config.yaml:12: shard: there is no such key here; did you mean"),
+        ([HOST], {"inputs": "gone.fa"}, "config.yaml:8: inputs: gone.fa: this file does not exist"),
+        ([HOST.replace('    config: config["here"]\n', "")], {}, "config of module here: inputs"),
+        (
+            [HOST.replace('    prefix: "below"\n', "")],
+            {},
+            "modules here and below both compute results/a; give each config a `run` of its own.",
+        ),
+    ],
+    ids=["an unknown key", "a missing input", "no config", "one run twice"],
+)
+def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sentence):
+    host(tmp_path, order, **change)
+    said = snakemake(tmp_path, environment, "-n", status=1)
+    assert sentence in said
+
+
+def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path, environment):
+    """With what docs/module.md adds to the example, whose other snippets stand in the examples."""
+    shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
+    page = (ROOT / "docs" / "module.md").read_text("utf-8")
+    blocks = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    core, changed, handler, leasing = map(textwrap.dedent, blocks)
+    snakefile = tmp_path / "Snakefile"
+    assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))
+    assert leasing in (EXAMPLES / "lease" / "Snakefile").read_text()
+    snakefile.write_text("\n\n".join([snakefile.read_text(), changed, handler]))
+    said = snakemake(tmp_path, environment, "-n")
+    assert said.count("output: weights/mill_t6_1M.json") == 1
+    assert "rule reference_weights:" in said and "checkpoint query_plan:" in said
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Build the wheel from the checkout; return its path."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with contextlib.chdir(ROOT):
+        return folder / build_wheel(str(folder))
+
+
+def test_the_wheel_holds_the_workflow_also_when_it_is_built_from_the_sdist(wheel, tmp_path):
+    names = zipfile.ZipFile(wheel).namelist()
+    workflow = {name.removeprefix("featuremill/smk/") for name in names if "/smk/" in name}
+    folders = ("workflow", "envs", "config", "profiles")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    there = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
+    assert workflow == {"Snakefile", *(path.relative_to(ROOT).as_posix() for path in there)}
+    with contextlib.chdir(ROOT):
+        sdist = tmp_path / build_sdist(str(tmp_path))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    with contextlib.chdir(tmp_path / sdist.name.removesuffix(".tar.gz")):
+        again = tmp_path / build_wheel(str(tmp_path))
+    assert sorted(zipfile.ZipFile(again).namelist()) == sorted(names)
+
+
+def test_without_a_checkout_two_commands_are_enough(wheel, tmp_path, environment):
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    environment = {**environment, "PYTHONPATH": str(tmp_path / "site")}
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    featuremill = (sys.executable, "-m", "featuremill")
+    said = finish(folder, environment, *featuremill, "init", "my.fa", "--workload", "composition")
+    named = said.splitlines()[-1].rpartition("next: featuremill ")[2].split()
+    assert named == ["run", "my.yaml"]
+    said = finish(folder, environment, *featuremill, *named, "-n", "-c1")
+    assert "checkpoint plan:" in said and "rule merge:" in said
+    assert f"profile {tmp_path}/site/featuremill/smk/profiles/default" in said
+    said = finish(folder, environment, *featuremill, *named, "-n", "--", "plan")
+    assert "checkpoint plan:" in said and "rule merge:" not in said
+    said = finish(folder, environment, *featuremill, *named, "--configfile=a.yaml", status=2)
+    assert "a.yaml" not in said and "the config is my.yaml" in said
+    said = finish(folder, environment, *featuremill, "run", "mine.yaml", status=2)
+    assert "mine.yaml: there is no such config; featuremill init" in said
+
+
+SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
+WHERE = "import featuremill; print(featuremill.SNAKEFILE)"
+
+
+@pytest.mark.slow
+def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment):
+    """In a fresh environment, which only borrows the packages of this one, and a folder that has
+    nothing but the example."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    environment = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
+    environment["FEATUREMILL_CACHE"] = str(tmp_path / "cache")
+    site = Path(finish(tmp_path, environment, python, "-c", SITE).strip())
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib"))
+    finish(tmp_path, environment, python, "-m", "pip", "install", "--no-deps", "--no-index", wheel)
+    folder = tmp_path / "mine"
+    shutil.copytree(EXAMPLES / "downstream", folder)
+    path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
+    workflow = (python, "-m", "snakemake")
+    said = finish(folder, environment, *workflow, "--cores", "2", path=path)
+    assert f"{site}/featuremill" in finish(folder, environment, python, "-c", WHERE)
+    families = pd.read_csv(folder / "results" / "families.tsv", sep="\t").set_index("id")["family"]
+    assert len(families) == 8 and "28 of 28 records ok" in said
+    toxins = ["A6YR24|COC1D_CONCL", "B1P1B3|JZT52_CHIGU", "B3EWQ0|JURTX_AVIJU"]
+    assert set(families[[f"sp|{name}" for name in toxins]]) == {"toxin"}
+    assert list((tmp_path / "cache").rglob("mill_t6_1M*.safetensors"))
+    finish(folder, environment, *workflow, "--report", "report.html", path=path)
+    page = (folder / "report.html").read_text()
+    assert "results/reference/report.html" in page and "Each bar is a shard" in page
+    assert "good condition" in finish(folder, environment, *workflow, "--lint", path=path)
+
+
+def test_a_tool_leases_its_gpu_and_never_meets_another(tmp_path, environment, gpu_node):
+    """Without `--resources`: more jobs start than there are GPUs."""
+    node = gpu_node(2)
+    shutil.copytree(EXAMPLES / "lease", tmp_path, dirs_exist_ok=True)
+    environment = {**environment, **node.environment}
+    snakemake(tmp_path, environment, "--cores", "6")
+    spans = defaultdict(list)
+    for path in (tmp_path / "structures").iterdir():
+        found = json.loads(path.read_text())
+        spans[found["device"]].append((found["begin"], found["end"]))
+    assert sum(map(len, spans.values())) == 6
+    check_spans(spans, node.uuids, 2)

@@ -1,0 +1,61 @@
+"""featuremill run: Snakemake with this workflow, under the name that was typed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from featuremill import owner, typed
+from featuremill.__main__ import main
+from featuremill.status.commands import Commands
+from featuremill.workflow_failures import FailedJob, Failures, closing
+
+
+def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, monkeypatch):
+    """By the run that ended, by status, and by what a failed run says; but not by a Snakemake that
+    a job of that run starts."""
+    (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    config = {"inputs": "my.fa", "run": "my", "workload": "composition", "device": "cpu"}
+    (tmp_path / "my run.yaml").write_text(json.dumps(config))
+    words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
+    command = [sys.executable, "-m", "featuremill", *words]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = tmp_path / "results" / "my"
+    last = owner.read(results)
+    assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
+    monkeypatch.chdir(tmp_path)
+    (again,) = Commands(results, results, None, last).mending([])
+    assert again == "featuremill run 'my run.yaml' --cores 1 --rerun-incomplete -- plan"
+
+    failures = Failures()
+    failures._jobs[None] = FailedJob("extract", None, (Path("never"),), "")
+    monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
+    typed.remember(["featuremill", *words])
+    assert f"\n    {last.command}\n" in closing(failures, "results/my")
+    monkeypatch.setenv(typed.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
+    monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
+    assert "\n    snakemake -c1\n" in closing(failures, "results/my")
+
+
+@pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])
+def test_an_input_in_place_of_its_config_is_called_so(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text(">p1\nMKVLAAGIVGL\n")
+    for words in (["run", name], ["estimate", name, "--gpus", "4"]):
+        assert main(words) == 2
+        said = capsys.readouterr().err
+        assert f"{name}: this is no config but FASTA; featuremill init {name} writes one." in said
+
+
+def test_a_run_takes_one_config(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.yaml", "other.yaml"):
+        Path(name).write_text("inputs: my.fa\n")
+    assert main(["run", "my.yaml", "other.yaml"]) == 2
+    assert "my.yaml other.yaml: a run takes one config" in capsys.readouterr().err
