@@ -9,17 +9,16 @@ Files are those of the machine, but for /run and /etc/slurm. Every process insid
 kernel with the cluster, and that ends with this process at the latest.
 """
 
-import fcntl
 import os
-import shutil
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+import debian
 import pytest
 
-SCRIPTS = Path(__file__).parent / "slurm"
+CLUSTER = Path(__file__).with_suffix(".sh")
 PACKAGES = ["slurmctld", "slurmd", "slurm-client", "munge", "iproute2"]
 DATABASE_PACKAGES = ["slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server"]
 UNSHARE = [
@@ -127,11 +126,13 @@ class Cluster:
         self._groups = []
 
     def __enter__(self):
-        install(PACKAGES + (DATABASE_PACKAGES if self._has_database else []))
+        if os.geteuid() != 0:
+            pytest.skip("a Slurm cluster of one's own needs root")
+        debian.install(*PACKAGES, *(DATABASE_PACKAGES if self._has_database else []))
         self._write_conf()
         if self._cgroups:
             self._make_groups()
-        command = [*UNSHARE, "bash", SCRIPTS / "cluster.sh", self.folder, str(self._gpus)]
+        command = [*UNSHARE, "bash", CLUSTER, self.folder, str(self._gpus)]
         command.append(" ".join(map(str, self._groups)))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self._init = subprocess.Popen(command, **pipes)
@@ -276,21 +277,6 @@ def child_of(pid):
         assert time.monotonic() < until, f"process {pid} forked nothing"
         time.sleep(0.01)
     return int(found[0])
-
-
-def install(packages):
-    """Install the Debian packages that are missing; skip the test where that cannot be done."""
-    if os.geteuid() != 0:
-        pytest.skip("a Slurm cluster of one's own needs root")
-    if not shutil.which("apt-get"):
-        pytest.skip("the packages of Slurm are installed with apt-get, which is not here")
-    with (Path(tempfile.gettempdir()) / "featuremill-apt.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # tests side by side
-        done = subprocess.run(
-            ["bash", SCRIPTS / "packages.sh", *packages], capture_output=True, text=True
-        )
-    if done.returncode:
-        pytest.skip(f"apt-get could not install Slurm: {done.stderr.strip()[-200:]}")
 
 
 @pytest.fixture
