@@ -39,7 +39,7 @@ test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 lint: .venv/.test ## style, types, workflow, generated files
 	@$(BIN)/ruff check --quiet --output-format concise .
 	@$(BIN)/ruff format --quiet --diff .
-	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow examples >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow examples training >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/featuremill config-docs --check
 	@for script in .ci/run $$(find . -name .venv -prune -o -name '*.sh' -print); do bash -n "$$script" || exit 1; done
@@ -49,7 +49,7 @@ lint: .venv/.test ## style, types, workflow, generated files
 format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/ruff check --quiet --fix-only .
 	@$(BIN)/ruff format --quiet .
-	@$(BIN)/snakefmt Snakefile workflow examples 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt Snakefile workflow examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 
 bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA="…" goes to bench.run)

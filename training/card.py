@@ -13,12 +13,10 @@ import json
 import re
 from pathlib import Path
 
-from evaluate import table
-from intervals import Estimate
+from evaluate import tables
 from safetensors import safe_open
 
 TEMPLATE = Path(__file__).with_name("card.template.md")
-TASKS = {"kingdom": "macro-F1", "viral": "AUC"}
 
 
 def number(text: object) -> str:
@@ -32,24 +30,19 @@ def values(arguments: argparse.Namespace) -> dict[str, str]:
         known, num_tensors = dict(file.metadata()), len(file.keys())
     split = json.loads((arguments.work / "split.json").read_text())
     figures = json.loads(arguments.figures.read_text())
-    counts = figures["counts"]
+    tested = figures["counts"]["perplexity"]
     known |= {"tensors": num_tensors, "bytes": arguments.weights.stat().st_size, **split}
     known |= {"decay_steps": int(known["steps"]) - int(known["decay_from"])}
     found = {name: number(value) for name, value in known.items()}
     found |= {"decay_from": str(known["decay_from"]), "decay_steps": str(known["decay_steps"])}
     found |= {"machine": arguments.machine, "hours": f"{int(known['seconds']) / 3600:.1f}"}
-    found |= {"sha256": figures["sha256"], "masked_residues": number(counts["residues"])}
-    found["test_evaluated"] = number(counts["proteins"])
-    kingdoms = {name: counts[name] for name in counts if name[0].isupper()}
-    found["probe_evaluated"] = number(sum(kingdoms.values()))
-    listed = [f"{number(count)} of {name}" for name, count in kingdoms.items()]
-    found["probe_counts"] = f"{', '.join(listed)}, from {number(counts['genera'])} genera"
-    name = arguments.weights.stem
-    rows = {key: Estimate(*row) for key, row in figures["perplexity"].items()}
-    found["table_perplexity"] = table("pseudo-perplexity", rows, name)
-    for task, figure in TASKS.items():
-        rows = {key: Estimate(*row[task]) for key, row in figures["probes"].items()}
-        found[f"table_{task}"] = table(figure, rows, name)
+    found |= {"sha256": figures["sha256"], "masked_residues": number(tested["residues"])}
+    found["test_evaluated"] = number(tested["proteins"])
+    for label, counts in figures["counts"]["probes"].items():
+        found |= {f"{label}_{name}": number(count) for name, count in counts.items()}
+        found[f"{label}_evaluated"] = number(sum(counts.values()) - counts["genera"])
+    texts = tables(figures, arguments.weights.stem)
+    found |= {f"table_{name}": text for name, text in texts.items()}
     return found
 
 

@@ -1,12 +1,14 @@
 """The figures of the model card, as its tables, from the files as they are shipped.
 
 * Held-out pseudo-perplexity (perplexity.py) on `test.fasta`: one protein a cluster.
-* Kingdom and viral probes (probes.py) on the labelled proteins of `probe.fasta`, `test.fasta` and
-  `valid.fasta`, none of which is related to training data. Features are featuremill's own.
+* Kingdom and viral probes (probes.py) on proteins of known organism, twice: on those of
+  `probe.fasta`, `test.fasta` and `valid.fasta`, none of which is related to training data, and on
+  these and those of `train.fasta`, which are many more. Features are featuremill's own.
 
     python training/evaluate.py WORK src/featuremill/workloads/esm2/bundled/mill_t6_8M.safetensors
 
-`--other NAME=PATH` adds the features of another checkpoint to the probes.
+`--other NAME=PATH` adds the features of another checkpoint to the probes. Features are kept in
+WORK/features by the digest of weights and proteins, and are read from there the next time.
 """
 
 from __future__ import annotations
@@ -71,17 +73,24 @@ def evaluate_perplexity(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def evaluate_probes(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the probes' figures for each kind of features, and the counts of proteins."""
+def kept_features(sequences: list[str], weights: Path, folder: Path) -> np.ndarray:
+    """Return featuremill's features (N, D) of the proteins, computed unless `folder` has them."""
     from featuremill.api import embed
 
-    records = []
-    for split in ("probe", "test", "valid"):
-        of_split = read_fasta(arguments.work / f"{split}.fasta", arguments.longest)
-        records += one_a_cluster(of_split, True)[: arguments.proteins]
-    kingdoms_N = np.array([words[2] for words, _ in records])
-    genera_N = np.array([words[3] for words, _ in records])
-    sequences = [sequence for _, sequence in records]
+    digest = hashlib.sha256("\n".join(sequences).encode())
+    digest.update(weights.read_bytes())
+    path = folder / f"{digest.hexdigest()[:16]}.npy"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial.npy")
+        np.save(partial, embed(sequences, model=str(weights)))
+        partial.replace(path)
+    found: np.ndarray = np.load(path)
+    return found
+
+
+def features(sequences: list[str], arguments: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Return {name: features} of all that is compared."""
     with tempfile.TemporaryDirectory() as folder:
         untrained = Path(folder, "random.safetensors")
         shape = load(arguments.weights, torch.float32).shape
@@ -91,24 +100,61 @@ def evaluate_probes(arguments: argparse.Namespace) -> dict[str, Any]:
         models |= {
             name: Path(path) for name, _, path in (o.partition("=") for o in arguments.other)
         }
-        features = {name: embed(sequences, model=str(path)) for name, path in models.items()}
-    features["composition"] = composition(sequences)
+        found = {
+            name: kept_features(sequences, path, arguments.work / "features")
+            for name, path in models.items()
+        }
+    return found | {"composition": composition(sequences)}
+
+
+def evaluate_probes(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the probes' figures on unseen proteins and on all, and what these are."""
+    records, unseen = [], []
+    for split in ("probe", "test", "valid", "train"):
+        of_split = read_fasta(arguments.work / f"{split}.fasta", arguments.longest)
+        labelled = one_a_cluster(of_split, True)[: arguments.proteins]
+        records += labelled
+        unseen += [split != "train"] * len(labelled)
+    kingdoms_N = np.array([words[2] for words, _ in records])
+    genera_N = np.array([words[3] for words, _ in records])
+    values = features([sequence for _, sequence in records], arguments)
     torch.set_num_threads(1)  # the probes' matrices are too small for more
-    found = {
-        name: probe(x.astype(np.float64), kingdoms_N, genera_N) for name, x in features.items()
-    }
-    names, counts = np.unique(kingdoms_N, return_counts=True)
-    known = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    return {"counts": known | {"genera": len(set(genera_N))}, **found}
+    found: dict[str, Any] = {"counts": {}}
+    for name, chosen_N in (("unseen", np.array(unseen)), ("all", np.full(len(unseen), True))):
+        kingdoms, genera = kingdoms_N[chosen_N], genera_N[chosen_N]
+        counts = dict(
+            zip(*(a.tolist() for a in np.unique(kingdoms, return_counts=True)), strict=True)
+        )
+        found["counts"][name] = counts | {"genera": len(set(genera))}
+        found[name] = {
+            key: probe(x[chosen_N].astype(np.float64), kingdoms, genera)
+            for key, x in values.items()
+        }
+    return found
 
 
-def table(head: str, rows: dict[str, Estimate], name: str) -> str:
-    """Return a table of the model card: one figure with its interval."""
-    lines = [f"| | {head} | 95 % interval |", "|---|---|---|"]
-    for key, estimate in rows.items():
+def table(heads: list[str], rows: dict[str, list[Estimate]], name: str) -> str:
+    """Return a table of the model card: one or several figures, each with its interval."""
+    lines = ["| | " + " | ".join(f"{head} | 95 % interval" for head in heads) + " |"]
+    lines.append("|" + "---|" * (1 + 2 * len(heads)))
+    for key, estimates in rows.items():
         label = f"**{name}**" if key == "model" else DESCRIPTIONS.get(key, key)
-        lines.append(f"| {label} | {estimate} |")
+        lines.append(f"| {label} | {' | '.join(map(str, estimates))} |")
     return "\n".join(lines)
+
+
+def tables(figures: dict[str, Any], name: str) -> dict[str, str]:
+    """Return the card's three tables."""
+    perplexities = {key: [Estimate(*row)] for key, row in figures["perplexity"].items()}
+    found = {"perplexity": table(["pseudo-perplexity"], perplexities, name)}
+    sets = {label: figures["probes"][label] for label in ("unseen", "all")}
+    for task, figure in (("kingdom", "macro-F1"), ("viral", "AUC")):
+        rows = {
+            key: [Estimate(*of_set[key][task]) for of_set in sets.values()]
+            for key in sets["unseen"]
+        }
+        found[task] = table([f"{figure}, {label}" for label in sets], rows, name)
+    return found
 
 
 def main() -> None:
@@ -127,14 +173,13 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
 
     digest = hashlib.sha256(arguments.weights.read_bytes()).hexdigest()
-    heldout, probes = evaluate_perplexity(arguments), evaluate_probes(arguments)
-    counts, name = heldout.pop("counts") | probes.pop("counts"), arguments.weights.stem
-    print(f"sha256 {digest}\n{counts}\n")
-    print(table("pseudo-perplexity", heldout, name))
-    for task, figure in (("kingdom", "macro-F1 of kingdoms"), ("viral", "AUC of viral proteins")):
-        print("\n" + table(figure, {key: values[task] for key, values in probes.items()}, name))
+    heldout, probed = evaluate_perplexity(arguments), evaluate_probes(arguments)
+    counts = {"perplexity": heldout.pop("counts"), "probes": probed.pop("counts")}
+    figures = {"sha256": digest, "counts": counts, "perplexity": heldout, "probes": probed}
+    print(f"sha256 {digest}\n{counts}")
+    for task, text in tables(figures, arguments.weights.stem).items():
+        print(f"\n{task}\n{text}")
     if arguments.json:
-        figures = {"sha256": digest, "perplexity": heldout, "probes": probes, "counts": counts}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
