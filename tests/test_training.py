@@ -65,13 +65,13 @@ def test_little_room_costs_relatives_not_families():
 def test_no_cluster_is_in_two_splits(tmp_path):
     import prepare
 
-    draws = [prepare.share(protein[::-1]) for protein in demo_proteins(400)]
+    draws = [prepare.draw(protein[::-1]) for protein in demo_proteins(400)]
     assert 0.4 < np.mean(draws) < 0.6 and len(set(draws)) == 400
     drawn = {"test": 0.0, "valid": prepare.TEST, "train": prepare.TEST + prepare.VALID}
     for split, value in drawn.items():
         for has_swiss_prot in (True, False):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(prepare, "share", lambda _, value=value: value)
+                patch.setattr(prepare, "draw", lambda _, value=value: value)
                 found = prepare.split_of("A", has_swiss_prot)
             assert found == (split if has_swiss_prot or split != "train" else "probe")
 
@@ -123,6 +123,24 @@ def test_rows_hold_crops_of_proteins_and_token_dropout_counts_each_alone(work):
     # A walk of as many items as there are clusters meets each once.
     sampler = Sampler(proteins, 1)
     assert len({sampler.protein(item) for item in range(60)}) == 60
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by torch
+def test_the_network_compiles_as_a_whole(work):
+    import shards
+    from batches import Cursor, Sampler
+    from network import Network, Shape
+
+    batch = Sampler(shards.read(work / "shards", "train"), 7).batch(Cursor(), 4, 64)
+    *inputs, targets = map(torch.from_numpy, batch)
+    network = Network(Shape(*SHAPE), torch.float32, 3)
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=True, dynamic=False)
+    gradients = []
+    for forward in (network, compiled):
+        loss = torch.nn.functional.cross_entropy(forward(*inputs), targets)
+        gradients.append(torch.autograd.grad(loss, list(network.parameters())))
+    for eager, whole in zip(*gradients, strict=True):
+        torch.testing.assert_close(eager, whole, atol=1e-6, rtol=1e-4)
 
 
 def test_the_network_is_fair_esms(tmp_path):
@@ -184,6 +202,19 @@ def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path)
     ended = ["--resume-from", str(tmp_path / "one" / "plateau.pt"), "--decay-steps", "5"]
     progress, _, other = run(work, tmp_path / "three", *ended)
     assert progress["cursor"]["step"] == 35 and progress["decay_from"] == 30 and other != weights
+    # What would mix two runs, or begin one over another, is refused with a sentence.
+    for options, words in {
+        ("--decay-steps", "5"): "one/checkpoint.pt is there: --resume continues that run",
+        ("--resume", "--seed", "1"): "is of a run with seed 0, not 1; name another --state",
+        ("--resume", "--decay-steps", "5"): "the decay began at step 30, of 20 steps",
+        ("--decay-from", "5"): "--decay-from needs --decay-steps",
+    }.items():
+        with pytest.raises(subprocess.CalledProcessError) as refused:
+            run(work, tmp_path / "one", *options)
+        assert refused.value.returncode == 2 and words in refused.value.stderr
+    # A run that is over writes the same weights again.
+    (tmp_path / "one.safetensors").unlink()
+    assert run(work, tmp_path / "one", "--resume", *decay)[2] == weights
 
 
 def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
@@ -204,7 +235,7 @@ def test_a_run_that_is_stopped_keeps_its_state(work, tmp_path):
             assert process.poll() is None
         process.terminate()
         progress = json.loads(process.communicate()[0])
-    assert process.returncode == 0 and not (tmp_path / "w").exists()
+    assert process.returncode == 1 and not (tmp_path / "w").exists()
     saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["progress"]
     assert saved == progress and saved["cursor"]["step"] > 0 and saved["decay_from"] is None
 
@@ -261,9 +292,16 @@ def test_a_probe_finds_kingdoms_and_is_not_fooled_by_genera():
     kingdoms = np.array(["Archaea", "Bacteria", "Viruses"])[genera % 3]
     noise = random.normal(size=(600, 5))
     informative = np.column_stack((noise, genera % 3 == 2, genera % 3 == 1)) + noise[:, :1] / 9
-    found = probes.probe(informative, kingdoms, genera)
+    found = probes.Probes(informative, kingdoms, genera).figures()
     assert found["kingdom"].low > 0.97 and found["viral"].low > 0.99
     # Features that tell genera apart and nothing else say nothing about a genus never seen.
     fingerprints = random.normal(size=(60, 80))[genera]
-    found = probes.probe(fingerprints, kingdoms, genera)
+    fooled = probes.Probes(fingerprints, kingdoms, genera)
+    found = fooled.figures()
     assert found["kingdom"].value < 0.55 and found["viral"].low < 0.5 < found["viral"].high
+    # The gain of features over themselves is nothing; over worse ones it is all of the difference.
+    assert set(fooled.gain(fooled)["viral"]) == {0.0}
+    told = probes.Probes(informative, kingdoms, genera)
+    gain = told.gain(fooled)["kingdom"]
+    assert np.isclose(gain.value, told.figures()["kingdom"].value - found["kingdom"].value)
+    assert 0.3 < gain.low < gain.value < gain.high

@@ -117,25 +117,32 @@ def test_one_command_leads_from_the_split_to_the_card(prepare, tmp_path):
 
     shape = "--shape 2 32 4 --batch-tokens 512 --lengths 64 --decay-from 6 --decay-steps 4"
     command = [sys.executable, "-m", "snakemake", "-s", ROOT / "training/Snakefile", "--cores", "1"]
-    command += ["--config", f"work={work}", f"output={tmp_path}", f"curve={tmp_path}", "device=cpu"]
+    command += [
+        "--config",
+        f"work={work}",
+        f"weights={tmp_path}",
+        f"curve={tmp_path}",
+        "device=cpu",
+    ]
     command += [
         f"train={shape}",
         "machine=one core",
-        f"other=itself={tmp_path}/mill_t6_8M.safetensors",
+        f"other=itself={work}/mill_t6_8M.safetensors",
     ]
     subprocess.run(command, check=True, cwd=tmp_path)
     card = (tmp_path / "mill_t6_8M.md").read_text()
     figures = json.loads((work / "figures.json").read_text())
     assert "{{" not in card and figures["sha256"] in card
-    assert "10 steps of 512 tokens, 5,120 in all" in card and "0.0 hours on one core" in card
+    assert "10 steps of 512 tokens, 5,120 in all" in card and "0 minutes of one core" in card
     assert "removed 1,234 of the latter" in card
     assert "| unseen: from clusters that are held out | 120 | 30 | 30 | 30 | 30 | 40 |" in card
     assert "| all: these, and others from clusters of the training split | 160 | 40 |" in card
     for of_set in figures["probes"].values():
-        assert of_set.keys() == {"model", "random", "itself", "composition"}
+        assert of_set.keys() == {"model", "random", "itself", "composition", "gain"}
         assert of_set["itself"] == of_set["model"] != of_set["random"]
     low, high = figures["perplexity"]["unigram"][1:]
     assert f"| {low:.3f}–{high:.3f} |" in card
     assert "<svg" in (tmp_path / "mill_t6_8M.curve.svg").read_text()
+    command += ["minutes=9", "threads=2"]  # no reason to train again
     found = subprocess.run([*command, "-n"], capture_output=True, text=True, cwd=tmp_path)
     assert "Nothing to be done" in found.stdout + found.stderr

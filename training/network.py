@@ -2,7 +2,8 @@
 
 Shapes: B rows of T tokens, D width, H heads of K = D / H, M positions to predict, V vocabulary.
 A row holds one protein's crop or several, and no token sees another crop's. Linear layers and GELU
-run in `dtype` (bfloat16), the residual stream, LayerNorms, rotation and loss in float32.
+of the layers run in `dtype` (bfloat16); the residual stream, LayerNorms, rotation, logits and, on a
+CPU, attention in float32.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Attention(nn.Module):
         for name in ("k_proj", "v_proj", "q_proj", "out_proj"):
             setattr(self, name, nn.Linear(shape.width, shape.width))
 
-    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], sees: Tensor | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], sees: Tensor) -> Tensor:
         """Return what attention adds; `sees` (B, 1, T, T) says which tokens see which."""
         B, T, D = x_BTD.shape
         layers = (self.q_proj, self.k_proj, self.v_proj)
@@ -141,16 +142,13 @@ class Network(nn.Module):
         return angle.cos(), angle.sin()
 
     def forward(
-        self, tokens_BT: Tensor, scale_BT: Tensor, crops_BT: Tensor | None, positions_M: Tensor
+        self, tokens_BT: Tensor, scale_BT: Tensor, crops_BT: Tensor, positions_M: Tensor
     ) -> Tensor:
         """Return logits_MV (float32) at flat `positions_M`.
 
-        `scale_BT` is the factor of token dropout, `crops_BT` which crop of its row a token is of
-        (None: each row is one crop).
+        `scale_BT` is the factor of token dropout, `crops_BT` which crop of its row a token is of.
         """
-        sees = crops_BT
-        if crops_BT is not None:
-            sees = (crops_BT[:, :, None] == crops_BT[:, None, :])[:, None]
+        sees = (crops_BT[:, :, None] == crops_BT[:, None, :])[:, None]
         scale_BT = scale_BT.masked_fill(tokens_BT == MASK, 0.0)
         x = functional.embedding(tokens_BT, self.embed_tokens.weight) * scale_BT[..., None]
         angles = self.angles(tokens_BT.shape[1], tokens_BT.device)

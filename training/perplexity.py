@@ -1,7 +1,7 @@
-"""Held-out pseudo-perplexity: exp of the mean cross-entropy of masked residues.
+"""Held-out perplexity of masked residues: exp of their mean cross-entropy.
 
-15 % of each protein's residues are masked with a fixed seed, all by the mask token. Intervals are a
-bootstrap over proteins, which here are clusters: one protein stands for each.
+Each residue is masked with a chance of 15 % and a fixed seed, always by the mask token. Intervals
+are a bootstrap over proteins, which here are clusters: one protein stands for each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def load(weights: Path, dtype: torch.dtype) -> Network:
 
 
 def mask(sequence: str, random: np.random.Generator) -> np.ndarray:
-    """Return which residues of a protein are masked: 15 % of its amino acids."""
+    """Return which residues of a protein are masked: each amino acid with a chance of 15 %."""
     letters = np.frombuffer(sequence.encode(), np.uint8)
     return np.flatnonzero((random.random(len(letters)) < MASKED) & np.isin(letters, LETTERS))
 
@@ -93,15 +93,15 @@ def baselines(
 
     The latter are counted over its residues that are not masked, with pseudo-counts.
     """
-    unigram, composition = [], []
+    unigram, own_composition = [], []
     for sequence, positions in zip(sequences, masks, strict=True):
         letters = np.frombuffer(sequence.encode(), np.uint8)
         index = np.argmax(letters[positions][:, None] == LETTERS, axis=1)
         visible = (np.delete(letters, positions)[:, None] == LETTERS).sum(0)
         own = visible + PSEUDO_COUNTS * shares
         unigram.append(-np.log(shares[index]))
-        composition.append(-np.log((own / own.sum())[index]))
-    return {"unigram": unigram, "composition": composition}
+        own_composition.append(-np.log((own / own.sum())[index]))
+    return {"unigram": unigram, "own_composition": own_composition}
 
 
 def perplexity(losses: list[np.ndarray]) -> Estimate:

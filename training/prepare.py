@@ -5,8 +5,9 @@ All proteins are clustered at 50 % identity, and whole clusters go to one of fou
 * `test` (2 %) and `valid` (0.5 %): drawn by a hash of the representative;
 * `probe`: of the others, those with no member in Swiss-Prot, only in `mmseqs2-examples`;
 * `train`: all the rest, less whatever a search finds to be 50 % identical to a protein of the
-  other three. (Clusters alone are not enough: more than half of the held-out proteins had such
-  relatives in other clusters.) A held-out protein with very many relatives is dropped instead.
+  other three, over 80 % of both. (Clusters alone are not enough: more than half of the held-out
+  proteins had such relatives in other clusters.) A held-out protein with very many relatives is
+  dropped instead.
 
 Writes FASTA files for evaluation (`>ACCESSION CLUSTER KINGDOM GENUS`, the last two `-` where they
 are not known), `shards/` for training (train and valid; see shards.py), `split.json` with counts.
@@ -15,9 +16,9 @@ are not known), `shards/` for training (train and valid; see shards.py), `split.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import subprocess
+import tempfile
 from pathlib import Path
 
 import shards
@@ -38,18 +39,22 @@ def write_fasta(path: Path, records: list[tuple[str, str]]) -> None:
 
 
 def mmseqs(*arguments: object) -> None:
-    """Run a command of mmseqs2."""
+    """Run a command of mmseqs2; where it fails, what it said comes out."""
     command = ["mmseqs", *map(str, arguments)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode:
+        raise SystemExit(f"{done.stdout[-2000:]}\n{' '.join(command)}: exit {done.returncode}")
 
 
 def cluster(fasta: Path, work: Path, threads: int) -> dict[str, str]:
     """Cluster with `mmseqs linclust`; return {member accession: representative accession}."""
-    sequences, clusters, table = work / "all.db", work / "clusters.db", work / "clusters.tsv"
+    table = work / "clusters.tsv"
     options = ["--min-seq-id", IDENTITY, "-c", COVERAGE, "--cov-mode", 0, "--threads", threads]
-    mmseqs("createdb", fasta, sequences)
-    mmseqs("linclust", sequences, clusters, work / "cluster.tmp", *options)
-    mmseqs("createtsv", sequences, sequences, clusters, table)
+    with tempfile.TemporaryDirectory(dir=work) as folder:  # mmseqs2 overwrites nothing
+        sequences, clusters = Path(folder, "all"), Path(folder, "clusters")
+        mmseqs("createdb", fasta, sequences)
+        mmseqs("linclust", sequences, clusters, Path(folder, "tmp"), *options)
+        mmseqs("createtsv", sequences, sequences, clusters, table)
     rows = (line.split("\t") for line in table.read_text().splitlines())
     return {member: representative for representative, member in rows}
 
@@ -63,7 +68,8 @@ def relatives(queries: Path, targets: Path, work: Path, threads: int) -> dict[st
     options = ["--min-seq-id", IDENTITY, "-c", COVERAGE, "--cov-mode", 0, "--alignment-mode", 3]
     options += ["--max-seqs", 300, "--max-rejected", 8, "-s", 4, "--threads", threads]
     options += ["--format-output", "query,target"]
-    mmseqs("easy-search", queries, targets, table, work / "search.tmp", *options)
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        mmseqs("easy-search", queries, targets, table, folder, *options)
     found: dict[str, set[str]] = {}
     for line in table.read_text().splitlines():
         query, target = line.split("\t")
@@ -71,14 +77,14 @@ def relatives(queries: Path, targets: Path, work: Path, threads: int) -> dict[st
     return found
 
 
-def share(sequence: str) -> float:
+def draw(sequence: str) -> float:
     """Return a number in [0, 1) from the sequence's hash: a draw with neither seed nor order."""
-    return int.from_bytes(hashlib.sha256(sequence.encode()).digest()[:8], "big") / 2**64
+    return int.from_bytes(shards.hashed(sequence)[:8], "big") / 2**64
 
 
 def split_of(representative: str, has_swiss_prot: bool) -> str:
     """Return the split of a cluster."""
-    drawn = share(representative)
+    drawn = draw(representative)
     if drawn < TEST + VALID:
         return "test" if drawn < TEST else "valid"
     return "train" if has_swiss_prot else "probe"
@@ -155,11 +161,16 @@ def write_splits(
         counts[f"{name}_residues"] = sum(len(s) for of_one in clusters.values() for s in of_one)
         if name in ("valid", "train"):
             room = left - 4096 - 3 * len(members[name])  # for lengths, cluster sizes and headers
-            chosen = shards.choose(clusters, room) if name == "train" else list(clusters.values())
+            whole = [members[: shards.MOST_OF_A_CLUSTER] for members in clusters.values()]
+            chosen = shards.choose(clusters, room) if name == "train" else whole
             shards.write(arguments.work / "shards", name, chosen)
             left -= sum(p.stat().st_size for p in (arguments.work / "shards").glob(f"{name}-*"))
-            counts[f"{name}_shard_proteins"] = sum(map(len, chosen))
-            counts[f"{name}_shard_residues"] = sum(len(s) for of_one in chosen for s in of_one)
+            kept = [len(s[: shards.LONGEST]) for of_one in chosen for s in of_one]
+            counts[f"{name}_shard_clusters"], counts[f"{name}_shard_proteins"] = (
+                len(chosen),
+                len(kept),
+            )
+            counts[f"{name}_shard_residues"] = sum(kept)
     return counts
 
 

@@ -1,9 +1,9 @@
 """What pooled features know of a protein's origin: linear probes, grouped by genus.
 
 Logistic regression on standardised features, five folds: no genus is on both sides of a fold, and
-one protein stands for each cluster, so no close relative is either. How strongly it is regularised
-is chosen by a fold inside each training side, for every kind of features alike. Figures are over
-the predictions of all folds; intervals are a bootstrap over genera.
+one protein stands for each cluster. How strongly it is regularised is chosen by a fold inside each
+training side, for every kind of features alike. Figures are over the predictions of all folds;
+intervals are a bootstrap over genera, with the same draws for every kind of features.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shards import AMINO_ACIDS
 from torch.nn import functional
 
 FOLDS = 5
-PENALTIES = (1e-3, 1e-2, 1e-1)  # of the sum of squared weights, beside the mean loss
+PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the sum of squared weights, beside the mean loss
 
 
 def composition(sequences: list[str]) -> np.ndarray:
@@ -72,10 +72,10 @@ def out_of_fold(x_NF: np.ndarray, y_N: np.ndarray, groups_N: np.ndarray) -> np.n
         outside = folds_N != fold
         x, y = x_NF[outside], y_N[outside]
         inner = folds_of(groups_N[outside], FOLDS, 1) != 0
-        losses = [
-            -macro_f1(scores(x, y, inner, penalty).argmax(1), y[~inner]) for penalty in PENALTIES
+        figures = [
+            macro_f1(scores(x, y, inner, penalty).argmax(1), y[~inner]) for penalty in PENALTIES
         ]
-        found[~outside] = scores(x_NF, y_N, outside, PENALTIES[int(np.argmin(losses))])
+        found[~outside] = scores(x_NF, y_N, outside, PENALTIES[int(np.argmax(figures))])
     return found
 
 
@@ -99,14 +99,33 @@ def auc(score_N: np.ndarray, is_positive_N: np.ndarray) -> float:
     )
 
 
-def probe(x_NF: np.ndarray, kingdoms_N: np.ndarray, genera_N: np.ndarray) -> dict[str, Estimate]:
-    """Return the kingdom probe's macro-F1 and the viral probe's AUC of one kind of features."""
-    _, y_N = np.unique(kingdoms_N, return_inverse=True)
-    predicted_N = out_of_fold(x_NF, y_N, genera_N).argmax(1)
-    is_viral_N = kingdoms_N == "Viruses"
-    odds_N2 = out_of_fold(x_NF, is_viral_N.astype(np.int64), genera_N)
-    odds_N = odds_N2[:, 1] - odds_N2[:, 0]
-    return {
-        "kingdom": bootstrap(lambda i: macro_f1(predicted_N[i], y_N[i]), genera_N),
-        "viral": bootstrap(lambda i: auc(odds_N[i], is_viral_N[i]), genera_N),
-    }
+class Probes:
+    """What linear probes of one kind of features say of the proteins' origin, out of fold."""
+
+    def __init__(self, x_NF: np.ndarray, kingdoms_N: np.ndarray, genera_N: np.ndarray) -> None:
+        self.genera_N, self.is_viral_N = genera_N, kingdoms_N == "Viruses"
+        _, self.kingdom_N = np.unique(kingdoms_N, return_inverse=True)
+        self.predicted_N = out_of_fold(x_NF, self.kingdom_N, genera_N).argmax(1)
+        odds_N2 = out_of_fold(x_NF, self.is_viral_N.astype(np.int64), genera_N)
+        self.odds_N = odds_N2[:, 1] - odds_N2[:, 0]
+
+    def kingdom(self, drawn: np.ndarray) -> float:
+        """Return the kingdom probe's macro-F1 on some of the proteins."""
+        return macro_f1(self.predicted_N[drawn], self.kingdom_N[drawn])
+
+    def viral(self, drawn: np.ndarray) -> float:
+        """Return the viral probe's AUC on some of the proteins."""
+        return auc(self.odds_N[drawn], self.is_viral_N[drawn])
+
+    def figures(self) -> dict[str, Estimate]:
+        """Return both figures."""
+        tasks = (self.kingdom, self.viral)
+        return {task.__name__: bootstrap(task, self.genera_N) for task in tasks}
+
+    def gain(self, other: Probes) -> dict[str, Estimate]:
+        """Return how much higher both figures are than those of other features, pair by pair."""
+        pairs = ((self.kingdom, other.kingdom), (self.viral, other.viral))
+        return {
+            mine.__name__: bootstrap(lambda i, a=mine, b=theirs: a(i) - b(i), self.genera_N)
+            for mine, theirs in pairs
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 from batches import Batch, Cursor
 from network import Network, Shape
+from options import of_a_run, refuse
+from shards import digest
 from torch import Tensor
 from torch.nn import functional
 
@@ -58,14 +61,21 @@ class Run:
         self.device = torch.device(arguments.device)
         dtype = getattr(torch, arguments.dtype)
         self.network = Network(Shape(*arguments.shape), dtype, arguments.seed).to(self.device)
-        self.forward = torch.compile(self.network) if arguments.compile else self.network
+        self.forward = (
+            torch.compile(self.network, dynamic=False) if arguments.compile else self.network
+        )
         self.optimizers = optimizers(self.network, arguments)
         self.progress = Progress()
+        self.options = of_a_run(arguments) | {"shards": digest(arguments.work / "shards")}
         self.state: Path = arguments.state or arguments.work / "run"
         self.state.mkdir(parents=True, exist_ok=True)
 
     def load(self, path: Path) -> None:
+        """Take over a checkpoint; refuse one of other options or data."""
         saved = torch.load(path, weights_only=True, map_location=self.device)
+        for name, value in self.options.items():
+            if (begun := saved["options"][name]) != value:
+                refuse(f"{path} is of a run with {name} {begun}, not {value}; name another --state")
         self.network.load_state_dict(saved["network"])
         for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
             optimizer.load_state_dict(state)
@@ -77,6 +87,7 @@ class Run:
             "network": self.network.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "progress": asdict(self.progress),
+            "options": self.options,
         }
         partial = self.state / f"{name}.partial"
         torch.save(saved, partial)
@@ -89,36 +100,36 @@ class Run:
             return first
         return rest[min(int((1 - self.progress.left()) * len(rest)), len(rest) - 1)]
 
-    def share(self) -> float:
+    def rate(self) -> float:
         """Return the share of the peak learning rate at this step."""
         step = self.progress.cursor.step
         return min(1.0, (step + 1) / self.arguments.warmup, self.progress.left())
 
     def step(self, batch: Batch, cursor: Cursor) -> Tensor:
         """Make one optimizer step; return the mean cross-entropy, in nats per masked residue."""
-        share = self.share()
-        loss = self.loss(batch)
+        rate = self.rate()
+        loss = self.loss(batch, self.forward)
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = share * self.arguments.learning_rate
+                group["lr"] = rate * self.arguments.learning_rate
             optimizer.step()
             optimizer.zero_grad()
         self.progress.cursor = cursor
         self.progress.tokens += batch.tokens_BT.size
         return loss.detach()
 
-    def loss(self, batch: Batch) -> Tensor:
-        on_device = [torch.from_numpy(array).to(self.device, non_blocking=True) for array in batch]
+    def loss(self, batch: Batch, network: Callable[..., Tensor]) -> Tensor:
+        on_device = [torch.from_numpy(array).to(self.device) for array in batch]
         *inputs, targets_M = on_device
-        return functional.cross_entropy(self.forward(*inputs), targets_M)
+        return functional.cross_entropy(network(*inputs), targets_M)
 
     @torch.no_grad()
     def validate(self, batches: list[Batch]) -> float:
         """Return the mean cross-entropy over the validation batches; masks are all mask tokens."""
         known = [(batch.targets_M >= 0).sum() for batch in batches]
-        losses = [self.loss(batch).item() for batch in batches]
+        losses = [self.loss(batch, self.network).item() for batch in batches]
         return float(np.average(losses, weights=known))
 
 

@@ -41,7 +41,7 @@ def codes(sequence: str) -> np.ndarray:
     return _CODE[np.frombuffer(sequence.encode(), np.uint8)]
 
 
-def digest(sequence: str) -> bytes:
+def hashed(sequence: str) -> bytes:
     """Return a sequence's hash: an order that depends on no other sequence."""
     return hashlib.sha256(sequence.encode()).digest()
 
@@ -52,9 +52,9 @@ def choose(clusters: dict[str, list[str]], num_bytes: int) -> list[list[str]]:
     `clusters` is {representative: members}, sequences; a representative that is a member goes
     first, and everything else in the order of hashes. So little room costs relatives, not families.
     """
-    order = sorted(clusters, key=digest)
+    order = sorted(clusters, key=hashed)
     queues = [
-        sorted(clusters[first], key=lambda member, first=first: (member != first, digest(member)))
+        sorted(clusters[first], key=lambda member, first=first: (member != first, hashed(member)))
         for first in order
     ]
     chosen: list[list[str]] = [[] for _ in queues]
@@ -103,3 +103,11 @@ def read(folder: Path, name: str) -> Proteins:
     tokens[ends - lengths - 2], tokens[ends - 1] = CLS, EOS
     tokens[is_residue] = np.concatenate(pieces) + FIRST_RESIDUE
     return Proteins(tokens, lengths + 2, clusters)
+
+
+def digest(folder: Path) -> str:
+    """Return what tells one folder of shards from another: the SHA-256 of its files."""
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*.npy")):
+        found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()

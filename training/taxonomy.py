@@ -16,7 +16,7 @@ class Taxon(NamedTuple):
 
     kingdom: str
     genus: int
-    """NCBI's number of the genus (of the named node itself, where none stands above it)."""
+    """NCBI's number of the genus; of the species where that has none, as with many viruses."""
 
 
 def _rows(path: Path, num_columns: int) -> Iterator[list[str]]:
@@ -56,7 +56,7 @@ def taxa(names: set[str], folder: Path = DUMP) -> dict[str, Taxon]:
 def _taxon(number: int, parents: dict[int, int], ranks: dict[int, str]) -> Taxon | None:
     genus = node = number
     while node not in KINGDOMS:
-        if ranks[node] == "genus":
+        if ranks[node] in ("species", "genus"):  # a genus stands above its species
             genus = node
         if node == parents[node]:
             return None

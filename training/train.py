@@ -6,39 +6,36 @@ continued, and brought to its end when there is no more time:
     python training/train.py WORK OUT --device cuda --minutes 10        # warm-up to decay
     python training/train.py WORK OUT --device cpu --resume             # continue where it stood
     python training/train.py WORK OUT --resume --decay-steps 800        # end it: decay from here on
-    python training/train.py WORK OUT --resume-from plateau.pt --minutes 300   # go on, longer
+    python training/train.py WORK OUT --resume-from A/plateau.pt --state B       # longer
 
 WORK is prepare.py's folder (only its `shards/` is read). The run's state (checkpoint.pt,
-plateau.pt, loss.jsonl) goes to WORK/run or `--state`. A run follows from its seed, its options, the
-number of threads and the kind of device; with `--minutes` the step at which the decay began also
-depends on the machine, so the weights' metadata say which one it was, for `--decay-from`.
+plateau.pt, loss.jsonl) goes to WORK/run or `--state`. A run follows from its options (options.py),
+its data and the kind of device; with `--minutes` the step at which the decay began also depends on
+the machine, so the weights' metadata say which one it was, for `--decay-from` and `--decay-steps`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import shards
 import torch
 from batches import Batch, Cursor, Sampler, masked
-from network import Shape, save
+from network import save
+from options import parse_arguments, refuse
 from run import Clock, Run
 from torch import Tensor
 
 NAME = "mill_t6_8M"
-PRESETS = {
-    "cpu": {"batch_tokens": 8192, "lengths": [128, 128, 128, 256, 512], "learning_rate": 2e-3},
-    "cuda": {"batch_tokens": 262144, "lengths": [512, 512, 512, 1024], "learning_rate": 4e-3},
-}
 DATA = "UniProtKB/Swiss-Prot 2014_01 and a sample of UniProt 2014 (UniProt Consortium, CC BY 4.0)"
 VALID_ROWS, VALID_LENGTH = 192, 512
 
@@ -126,101 +123,99 @@ def begin_decay_when_due(run: Run) -> None:
         progress.decay_from, progress.decay_steps = progress.cursor.step, steps
 
 
+def mean(losses: list[Tensor]) -> float:
+    """Return the mean loss; where it is not finite, end the run and keep the last checkpoint."""
+    found = torch.stack(losses).mean().item()
+    if not math.isfinite(found):
+        raise SystemExit(f"train.py: the loss is {found}; go on from a checkpoint, or learn slower")
+    return found
+
+
 def train(run: Run, sampler: Sampler, valid: list[Batch], stop: Stop) -> None:
     """Step until the decay is over or somebody stops the run; log and keep checkpoints."""
     arguments, progress, curve, clock = run.arguments, run.progress, Curve(run), Clock(run.device)
     losses: list[Tensor] = []
-    kept = progress.seconds
+    kept, is_first = progress.seconds, True
     stream = ahead(run, sampler)
     begin_decay_when_due(run)
     while progress.left() > 0 and not stop.asked:
         losses.append(run.step(*next(stream)))
-        if run.device.type == "cuda" and progress.cursor.step % 20 == 0:
+        if run.device.type == "cuda" and (is_first or progress.cursor.step % 20 == 0):
             torch.cuda.synchronize()
-        progress.seconds += clock.lap()
+        seconds, is_first = 0.0 if is_first else clock.lap(), False  # the first one compiles
+        progress.seconds += seconds
         begin_decay_when_due(run)
         is_over = progress.left() == 0
         if progress.cursor.step % arguments.log_every == 0 or is_over:
-            curve.add(loss=torch.stack(losses).mean().item(), rate=run.share())
+            curve.add(loss=mean(losses), rate=run.rate())
             losses.clear()
         if progress.cursor.step % arguments.validate_every == 0 or is_over:
             curve.add(valid_loss=(loss := run.validate(valid)), valid_perplexity=np.exp(loss))
             clock.lap()
         if progress.seconds - kept >= arguments.checkpoint_seconds or is_over or stop.asked:
+            if losses:
+                mean(losses)
             run.save()
             kept = progress.seconds
     stream.close()
 
 
-def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line's arguments, the device's presets filled in."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("work", type=Path, help="folder with prepare.py's shards/")
-    add("output", type=Path, help="the .safetensors file to write at the end")
-    add("--device", choices=[*PRESETS], default="cpu")
-    add("--minutes", type=float, default=120.0, help="of the device, over all sessions")
-    add("--state", type=Path, help="folder for checkpoints and the loss curve (default WORK/run)")
-    add("--resume", action="store_true", help="from the state's checkpoint.pt, if any")
-    add("--resume-from", type=Path, help="continue from this checkpoint, such as plateau.pt")
-    add("--decay-share", type=float, default=0.8, help="of the run, for the decay")
-    add("--decay-from", type=int, help="step; instead of --minutes")
-    add("--decay-steps", type=int, help="without --decay-from: decay from where the run stands")
-    add("--warmup", type=int, default=200, help="steps")
-    add("--batch-tokens", type=int)
-    add("--lengths", type=int, nargs="+", help="of rows: until the decay, then in its equal parts")
-    add("--learning-rate", type=float, help="its peak")
-    add("--weight-decay", type=float, default=0.01)
-    add("--optimizer", choices=["muon", "adamw"], default="muon")
-    add("--shape", type=int, nargs=3, default=Shape(), help="layers, width, heads")
-    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
-    add("--compile", action="store_true", help="torch.compile the network")
-    add("--seed", type=int, default=0)
-    add("--threads", type=int, default=1, help="of a CPU")
-    add("--log-every", type=int, default=50, help="steps")
-    add("--validate-every", type=int, default=250, help="steps")
-    add("--checkpoint-seconds", type=float, default=120.0, help="of the device")
-    arguments = parser.parse_args(words)
-    for name, value in PRESETS[arguments.device].items():
-        if getattr(arguments, name) is None:
-            setattr(arguments, name, value)
-    return arguments
+def begin(arguments: argparse.Namespace) -> Run:
+    """Return the run, at its first step or where a checkpoint has it."""
+    run = Run(arguments)
+    kept, origin = run.state / "checkpoint.pt", arguments.resume_from
+    if origin is None and kept.exists():
+        if not arguments.resume:
+            refuse(f"{kept} is there: --resume continues that run, or name another --state")
+        origin = kept
+    if origin is not None:
+        run.load(origin)
+        curve = origin.with_name("loss.jsonl")
+        if curve.exists() and not origin.parent.samefile(run.state):
+            shutil.copyfile(curve, run.state / curve.name)
+    settle_decay(run)
+    return run
+
+
+def settle_decay(run: Run) -> None:
+    """Let `--decay-steps` without `--decay-from` mean from here on; refuse what comes too late."""
+    arguments, progress = run.arguments, run.progress
+    if not arguments.decay_steps:
+        return
+    if progress.decay_from is None:
+        arguments.decay_from = arguments.decay_from or progress.cursor.step
+        return
+    begun = (progress.decay_from, progress.decay_steps)
+    if (arguments.decay_from or begun[0], arguments.decay_steps) != begun:
+        refuse(f"the decay began at step {begun[0]}, of {begun[1]} steps; plateau.pt is before it")
 
 
 def main(words: list[str] | None = None) -> None:
     """Train, then write the weights."""
-    arguments = parse_arguments(words)
+    arguments = parse_arguments(__doc__.splitlines()[0], words)
     torch.set_num_threads(arguments.threads)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True, warn_only=arguments.device == "cuda")
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a tenth of the time on a CPU
-    run = Run(arguments)
-    origin = arguments.resume_from or run.state / "checkpoint.pt"
-    if arguments.resume_from or (arguments.resume and origin.exists()):
-        run.load(origin)
-        if origin.parent != run.state:
-            shutil.copyfile(origin.parent / "loss.jsonl", run.state / "loss.jsonl")
-    if arguments.decay_steps and arguments.decay_from is None and run.progress.decay_from is None:
-        arguments.decay_from = run.progress.cursor.step
+    run = begin(arguments)
     sampler = Sampler(shards.read(arguments.work / "shards", "train"), arguments.seed)
     valid = shards.read(arguments.work / "shards", "valid")
     train(run, sampler, valid_batches(valid, arguments.batch_tokens), Stop())
-    if run.progress.left() == 0:
-        save(run.network, arguments.output, metadata(run))
     print(json.dumps(asdict(run.progress)))
+    if run.progress.left() > 0:
+        raise SystemExit(f"stopped at step {run.progress.cursor.step}; --resume continues")
+    save(run.network, arguments.output, metadata(run))
 
 
 def metadata(run: Run) -> dict[str, str]:
     """Return what the file of weights says about itself: the network, the data and the run."""
-    arguments, progress, shape = run.arguments, run.progress, run.network.shape
+    progress, shape = run.progress, run.network.shape
     known = {"name": NAME, "architecture": "esm2", "license": "CC-BY-4.0", "data": DATA}
     known |= {"trained_by": "featuremill", "num_layers": shape.num_layers}
     known |= {"embed_dim": shape.width, "attention_heads": shape.num_heads}
     known |= {"steps": progress.cursor.step, "tokens_seen": progress.tokens}
-    known |= {"decay_from": progress.decay_from, "seconds": round(progress.seconds)}
-    for name in ("device", "threads", "optimizer", "learning_rate", "batch_tokens", "seed"):
-        known[name] = getattr(arguments, name)
-    known["lengths"] = " ".join(map(str, arguments.lengths))
+    known |= {"decay_from": progress.decay_from, "decay_steps": progress.decay_steps}
+    known |= {"seconds": round(progress.seconds), **run.options}
     return {name: str(value) for name, value in known.items()}
 
 
