@@ -289,7 +289,7 @@ WEIGHTS: dict[str, tuple[Callable[[Path, bytes], Path], str]] = {
     "header is no JSON": (weights_of((3).to_bytes(8, "little") + b"{{{"), "cannot be read safely"),
     "no tensor": (weights_of((2).to_bytes(8, "little") + b"{}"), "no dictionary of tensors"),
     "renamed tensor": (header_with(b"embed_tokens.weight", b"embed_tokens.wEight"), "no tensor"),
-    "number type": (header_with(b'"dtype":"F16"', b'"dtype":"F61"'), "cannot be read safely"),
+    "number type": (header_with(b'"dtype":"BF16"', b'"dtype":"BF61"'), "cannot be read safely"),
     "missing layer": (header_with(b"layers.3.fc1.bias", b"layerz.3.fc1.bias"), "no tensor"),
     "offsets": (header_with(b'"data_offsets":[0,', b'"data_offsets":[9,'), "cannot be read safely"),
     "config is no JSON": (config_beside("{"), "this config of a model cannot be read"),

@@ -12,7 +12,7 @@ from esm.model.esm2 import ESM2
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).parent.parent
-BUNDLED = ROOT / "src/featuremill/workloads/esm2/bundled/mill_t6_1M.safetensors"
+BUNDLED = ROOT / "src/featuremill/workloads/esm2/bundled/mill_t6_8M.safetensors"
 ALPHABET = Alphabet.from_architecture("ESM-1b")
 HUGGING_FACE_NAMES = {
     "self_attn.q_proj": "attention.self.query",
@@ -47,7 +47,7 @@ def fair_esm(num_layers, width, heads, state=None, seed=0):
 
 
 def fair_esm_bundled():
-    return fair_esm(6, 128, 8, load_file(BUNDLED))
+    return fair_esm(6, 320, 20, load_file(BUNDLED))
 
 
 def tokens_of(sequence):

@@ -52,7 +52,7 @@ class FakeRun:
     warnings: tuple[str, ...] = ()
     workload: str = "esm2"
     options: dict[str, object] = dataclasses.field(
-        default_factory=lambda: {"model": "mill_t6_1M", "layers": [6], "dtype": "bf16"}
+        default_factory=lambda: {"model": "mill_t6_8M", "layers": [6], "dtype": "bf16"}
     )
 
     def write(self, root: Path) -> Path:

@@ -177,12 +177,12 @@ def of_cells(column):
     """Return a column of vectors, or of matrices of them, as a list of NumPy arrays."""
     matrices = pa.types.is_list(column.type)
     rows = [cell.values.flatten() if matrices else cell.values for cell in column]
-    return [row.to_numpy().reshape(-1, 128) if matrices else row.to_numpy() for row in rows]
+    return [row.to_numpy().reshape(-1, 320) if matrices else row.to_numpy() for row in rows]
 
 
 def computed(sequences, dtype, **options):
     """Return {column: list of arrays} in the order of sha256, computed as the contract says."""
-    found = weights.weights_of(weights.convert("mill_t6_1M"))
+    found = weights.weights_of(weights.convert("mill_t6_8M"))
     chosen = esm2.Options(dtype=dtype, per_residue=True, output_dtype="float32", **options)
     model = esm2.load(chosen, [devices.cpu()], found)
     payloads = [record.payload for record in draw(records(sequences), 10**6).proteins]
@@ -305,7 +305,7 @@ def test_an_engine_that_rounds_too_much_is_found(audit, tmp_path, monkeypatch):
 
     def load(options, devices, found):
         is_bad = options.dtype == "bf16"
-        return real(options, devices, rounded(found, tmp_path, 2) if is_bad else found)
+        return real(options, devices, rounded(found, tmp_path, 1) if is_bad else found)
 
     monkeypatch.setattr(esm2, "load", load)
     page, answer, _ = audit(
@@ -364,10 +364,10 @@ def test_values_that_are_not_finite_are_counted_and_never_within(audit, tmp_path
     spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
     page, answer, _ = audit(path, status=1)
     layer = answer["dtypes"][0]["layers"][0]
-    assert (layer["not_finite"], layer["proteins_not_finite"]) == (64, 1)
+    assert (layer["not_finite"], layer["proteins_not_finite"]) == (160, 1)
     assert layer["residues"] == 2 * len(UBIQUITIN) and layer["residue_cosine"]["min"] > 0.99
     assert layer["pooled"][0]["neighbours"]["nearest_same"] == 1
-    assert "64 values of 1 protein are not finite, so a run would fail them" in page
+    assert "160 values of 1 protein are not finite, so a run would fail them" in page
 
 
 def test_when_nothing_is_finite_there_are_no_figures(audit, tmp_path, spoil):
@@ -383,7 +383,7 @@ def test_a_reference_that_is_not_finite_is_refused(audit, tmp_path, spoil):
     spoil(["fp32"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
     said = audit(path, status=2)[2]
     assert f"{path}:3: b has values that are not finite in fp32" in said
-    assert "check the weights of mill_t6_1M" in said
+    assert "check the weights of mill_t6_8M" in said
 
 
 def test_overflow_in_the_output_dtype_is_found(audit, tmp_path, spoil):
@@ -399,7 +399,7 @@ def test_overflow_in_the_output_dtype_is_found(audit, tmp_path, spoil):
     spoil(["fp32", "bf16"], scaled_at(INSULIN_A.encode(), 4, 1e6))
     config.write_text(f"inputs: {path}\noptions: {{per_residue: true}}\n")
     monstrous = audit("--config", config, status=1)
-    assert 0 < monstrous[1]["output_float16"]["overflows"] <= 64
+    assert 0 < monstrous[1]["output_float16"]["overflows"] <= 160
     assert f"values beyond 65,504, such as in b ({path}:3), so a run" in joined(monstrous[0])
     assert joined(monstrous[0]).endswith("set output_dtype: float32.")
 
@@ -437,8 +437,8 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
         return
     said = audit(path, status=2)[2]
     sentence = {
-        "one": f"{path}:1: .* has not enough memory for a .76 residues. with mill_t6_1M in fp32",
-        "load": r"mill_t6_1M in fp32 takes about \d+ MB, and .* has not so much",
+        "one": f"{path}:1: .* has not enough memory for a .76 residues. with mill_t6_8M in fp32",
+        "load": r"mill_t6_8M in fp32 takes about \d+ MB, and .* has not so much",
     }
     assert re.search(sentence[at], said)
 

@@ -32,7 +32,7 @@ ESM2 = {
     "run": "test",
     "inputs": "in.fa",
     "workload": "esm2",
-    "options": {"model": "mill_t6_1M", "dtype": "fp32", "batch_tokens": 400},
+    "options": {"model": "mill_t6_8M", "dtype": "fp32", "batch_tokens": 400},
     "shards": {"cost": 3500},
     "device": "cpu",
 }

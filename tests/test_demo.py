@@ -66,7 +66,7 @@ def test_the_demo_accounts_for_every_protein(demo):
     assert table.num_rows == counts["ok"] == len(set(parsed))
     with h5py.File(results / "per-protein.h5") as file:
         assert {file[name].attrs["original_id"] for name in file} == set(parsed)
-        assert file.attrs["model_name"] == "mill_t6_1M"
+        assert file.attrs["model_name"] == "mill_t6_8M"
     assert "1,000 of 1,000 records have their features" in said
     assert len(said.splitlines()) < 60, "calm output"
 

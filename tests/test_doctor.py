@@ -183,7 +183,7 @@ def uuids(number):
 
 def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
     check = doctor(system=NO_LIBRARY, real_torch=True)
-    answer = check("--json", "--model", "mill_t6_1M")
+    answer = check("--json", "--model", "mill_t6_8M")
     assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
     assert answer["recommended"]["resources"] is None
     assert answer["memory"]["fits"] == ["cpu"]
@@ -559,8 +559,8 @@ def test_the_architectures_of_published_models_are_known_without_torch():
     assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
-    bundled = memory.model_of("mill_t6_1M")
-    assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 128, "fp16")
+    bundled = memory.model_of("mill_t6_8M")
+    assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 320, "bf16")
 
 
 PEAK = """

@@ -170,7 +170,7 @@ def test_without_slurm_it_is_one_sentence(cluster, verbs):
 
 def test_what_is_about_this_machine_is_refused_beside_it(cluster):
     with pytest.raises(UserError, match="takes no --model"):
-        cluster.ask("--model", "mill_t6_1M")
+        cluster.ask("--model", "mill_t6_8M")
 
 
 SNAKEFILE = """\

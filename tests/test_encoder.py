@@ -277,7 +277,7 @@ LONG = """
     from featuremill.devices import cpu
     from featuremill.workloads import esm2
     torch.set_num_threads(2)
-    found = weights.weights_of(weights.convert("mill_t6_1M"))
+    found = weights.weights_of(weights.convert("mill_t6_8M"))
     options = esm2.Options(long="full", per_residue=True, dtype="fp32")
     model = esm2.load(esm2.resolve(options, cpu(), found), [cpu()], found)
     before = machine.peak_of_process_mb()

@@ -303,7 +303,7 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
 
 
 def test_a_small_model_is_limited_by_the_host_whatever_the_card(estimates):
-    estimates.esm2("mill_t6_1M")
+    estimates.esm2("mill_t6_8M")
     for name in ("a100", "h100"):
         said = " ".join(estimates("--device", name).split())
         assert "2,300,000 tokens a second a job an assumption: the host limits it" in said
@@ -319,15 +319,15 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption():
         for dtype, rate in zip(("fp32", "bf16"), measured, strict=True):
             rates = assumed.on_cpu(assumed.Shape(*shapes[name]), data["data"]["mean"], dtype, 2)
             assert 2 * rates.low < rate < rates.high / 2 and 0.6 < rate / rates.middle < 1.7
-    # The bundled model on 2 cores that others use as well, with one thread and with two.
+    # A model of 1.2 million weights on 2 cores that others use as well, with one thread and two.
     for threads, rate in ((2, 4_825), (2, 12_551), (1, 16_020)):
         rates = assumed.on_cpu(assumed.Shape(6, 128), 358, "bf16", threads)
         assert 1.5 * rates.low < rate < rates.high / 1.5
 
 
 def test_runs_beside_it_that_cannot_be_read_are_skipped(estimates):
-    estimates.esm2("mill_t6_1M")
-    options = {"model": "mill_t6_1M", "dtype": "bf16", "per_residue": False}
+    estimates.esm2("mill_t6_8M")
+    options = {"model": "mill_t6_8M", "dtype": "bf16", "per_residue": False}
     settings = {"workload": "esm2", "version": "1", "options": options}
     asked = earlier.Asked(settings, "h100", is_gpu=True)
     results = estimates.folder / "results"

@@ -610,8 +610,9 @@ def test_a_lease_costs_little(node_of):
     both = [(seconds(lease), seconds(true)) for _ in range(15)]
     over = sorted(leased - direct for leased, direct in both)
     print(f"overhead in ms: median {over[7] * 1000:.0f}, least {over[0] * 1000:.0f}")
-    assert over[0] <= 0.1, f"{over}"
-    if os.getloadavg()[0] < (os.cpu_count() or 1) / 2:
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)  # above 1 everything waits for a core
+    assert over[0] <= 0.1 * max(1, load), f"{over}"
+    if load < 1 / 2:
         assert over[7] <= 0.1, f"{over}"
 
 

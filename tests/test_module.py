@@ -187,7 +187,7 @@ def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path
     assert leasing in (EXAMPLES / "lease" / "Snakefile").read_text()
     snakefile.write_text("\n\n".join([snakefile.read_text(), changed, handler]))
     said = snakemake(tmp_path, environment, "-n")
-    assert said.count("output: weights/mill_t6_1M.json") == 1
+    assert said.count("output: weights/mill_t6_8M.json") == 1
     assert "rule reference_weights:" in said and "checkpoint query_plan:" in said
 
 
@@ -261,7 +261,7 @@ def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment)
     assert len(families) == 8 and "28 of 28 records ok" in said
     toxins = ["A6YR24|COC1D_CONCL", "B1P1B3|JZT52_CHIGU", "B3EWQ0|JURTX_AVIJU"]
     assert set(families[[f"sp|{name}" for name in toxins]]) == {"toxin"}
-    assert list((tmp_path / "cache").rglob("mill_t6_1M*.safetensors"))
+    assert list((tmp_path / "cache").rglob("mill_t6_8M*.safetensors"))
     finish(folder, environment, *workflow, "--report", "report.html", path=path)
     page = (folder / "report.html").read_text()
     assert "results/reference/report.html" in page and "Each bar is a shard" in page

@@ -563,8 +563,8 @@ def esm2(tmp_path_factory, environment):
     """Return the verbs of a run of the bundled model, with its weights beside results/."""
     folder = tmp_path_factory.mktemp("esm2")
     verbs = Verbs(folder, environment | {"FEATUREMILL_CACHE": str(folder / "cache")})
-    weights = "weights/mill_t6_1M.json"
-    verbs("weights", "mill_t6_1M", "--output", weights)
+    weights = "weights/mill_t6_8M.json"
+    verbs("weights", "mill_t6_8M", "--output", weights)
     options = {"long": "chunk", "max_residues": 40, "chunk_overlap": 8, "layers": [2, 6]}
     plan = verbs.plan(PROTEINS, "esm2", options, 100_000, ["--weights", weights])
     verbs.extract(plan)
@@ -598,8 +598,8 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     path = sequences(">q\nMKTAYIAKQRQ\n")
     asked = [folder.root, "--query", path, "--column", "mean_layer_6"]
     said = refusal(capfd, *asked)
-    assert "weights/mill_t6_1M.json: the weights that" in said and "are not here" in said
-    ours = read_sealed(esm2.folder / "weights" / "mill_t6_1M.json")
+    assert "weights/mill_t6_8M.json: the weights that" in said and "are not here" in said
+    ours = read_sealed(esm2.folder / "weights" / "mill_t6_8M.json")
     other = tmp_path / "other.json"
     write_sealed(other, ours | {"sha256": "0" * 64})
     assert "these are other weights" in refusal(capfd, *asked, "--weights", other)
@@ -626,7 +626,7 @@ def test_a_dtype_that_this_device_lacks_is_refused(esm2, tmp_path, capfd, sequen
     manifest["settings"]["options"]["dtype"] = "bf16"
     write_json(tmp_path / "results" / "test" / "manifest.json", manifest)
     monkeypatch.setattr("featuremill.devices.BF16_CPU_FLAGS", set())
-    weights = esm2.folder / "weights" / "mill_t6_1M.json"
+    weights = esm2.folder / "weights" / "mill_t6_8M.json"
     asked = ["--query", path, "--column", "mean_layer_6", "--weights", weights]
     said = refusal(capfd, tmp_path / "results" / "test", *asked)
     assert "its recipe cannot be computed on this device: options.dtype: " in said

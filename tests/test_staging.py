@@ -15,7 +15,7 @@ from test_workflow import random_records
 from featuremill import staging, weights
 from featuremill.errors import IntegrityError, UserError
 
-MODEL = "mill_t6_1M"
+MODEL = "mill_t6_8M"
 
 
 @pytest.fixture(scope="module")

@@ -63,8 +63,8 @@ def on_gpus(verbs, gpu_node):
 
 
 def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
-    verbs("weights", "mill_t6_1M", "--output", verbs.folder / "w.json")
-    options = {"model": "mill_t6_1M", "dtype": "fp32", "batch_tokens": 400}
+    verbs("weights", "mill_t6_8M", "--output", verbs.folder / "w.json")
+    options = {"model": "mill_t6_8M", "dtype": "fp32", "batch_tokens": 400}
     more = ("--weights", verbs.folder / "w.json")
     plan = verbs.plan(GOOD, "esm2", options, cost=10**6, more=more)
     verbs.extract(plan)
@@ -525,8 +525,8 @@ def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_sampled(verbs):
-    verbs("weights", "mill_t6_1M", "--output", verbs.folder / "w.json")
-    options = {"model": "mill_t6_1M", "batch_tokens": 400}
+    verbs("weights", "mill_t6_8M", "--output", verbs.folder / "w.json")
+    options = {"model": "mill_t6_8M", "batch_tokens": 400}
     more = ("--weights", verbs.folder / "w.json")
     plan = verbs.plan(GOOD, "esm2", options, cost=10**6, more=more, device="cuda")
     verbs.extract(plan)

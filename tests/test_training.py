@@ -171,19 +171,25 @@ def test_the_network_is_fair_esms(tmp_path):
     torch.testing.assert_close(found, torch.cat(expected), atol=2e-5, rtol=0)
 
 
+def words_of(work, state, *options):
+    """Return the words of a command line for train.py, after its name."""
+    command = [str(work), str(state.with_suffix(".safetensors")), "--state", str(state)]
+    command += ["--shape", *map(str, SHAPE), "--batch-tokens", "512", "--warmup", "5"]
+    command += ["--lengths", "64", "128", "--log-every", "5", "--learning-rate", "0.01"]
+    return [*command, *options]
+
+
 def run(work, state, *options):
     """Run train.py as a person would; return (progress, rows of the loss curve, weights)."""
     output = state.with_suffix(".safetensors")
-    command = [sys.executable, ROOT / "training/train.py", work, output, "--state", state]
-    command += ["--shape", *map(str, SHAPE), "--batch-tokens", "512", "--warmup", "5"]
-    command += ["--lengths", "64", "128", "--log-every", "5", "--learning-rate", "0.01", *options]
+    command = [sys.executable, ROOT / "training/train.py", *words_of(work, state, *options)]
     found = subprocess.run(command, check=True, capture_output=True, text=True)
     curve = [json.loads(line) for line in (state / "loss.jsonl").read_text().splitlines()]
     weights = output.read_bytes() if output.exists() else b""
     return json.loads(found.stdout), curve, weights
 
 
-def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path):
+def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path, capsys):
     decay = ["--decay-from", "30", "--decay-steps", "20"]
     progress, curve, weights = run(work, tmp_path / "one", *decay)
     assert progress["cursor"]["step"] == 50 and progress["tokens"] == 50 * 512
@@ -203,15 +209,18 @@ def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path)
     progress, _, other = run(work, tmp_path / "three", *ended)
     assert progress["cursor"]["step"] == 35 and progress["decay_from"] == 30 and other != weights
     # What would mix two runs, or begin one over another, is refused with a sentence.
+    import train
+    from options import parse_arguments
+
     for options, words in {
         ("--decay-steps", "5"): "one/checkpoint.pt is there: --resume continues that run",
         ("--resume", "--seed", "1"): "is of a run with seed 0, not 1; name another --state",
         ("--resume", "--decay-steps", "5"): "the decay began at step 30, of 20 steps",
         ("--decay-from", "5"): "--decay-from needs --decay-steps",
     }.items():
-        with pytest.raises(subprocess.CalledProcessError) as refused:
-            run(work, tmp_path / "one", *options)
-        assert refused.value.returncode == 2 and words in refused.value.stderr
+        with pytest.raises(SystemExit) as refused:
+            train.begin(parse_arguments("", words_of(work, tmp_path / "one", *options)))
+        assert refused.value.code == 2 and words in capsys.readouterr().err
     # A run that is over writes the same weights again.
     (tmp_path / "one.safetensors").unlink()
     assert run(work, tmp_path / "one", "--resume", *decay)[2] == weights

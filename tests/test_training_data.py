@@ -99,6 +99,7 @@ def test_no_relative_of_a_held_out_protein_is_trained_on(prepare, tmp_path):
     assert counts["train_shard_proteins"] < counts["train_proteins"]
 
 
+@pytest.mark.slow
 def test_one_command_leads_from_the_split_to_the_card(prepare, tmp_path):
     work, kingdoms = tmp_path / "work", ("Archaea", "Bacteria", "Eukaryota", "Viruses")
     work.mkdir()

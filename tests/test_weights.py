@@ -5,7 +5,6 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 import torch
 from esm2_models import (
@@ -53,8 +52,8 @@ def assert_same_network(entry, reference, dtype=torch.float32):
 
 
 def test_verb_writes_what_read_finds(cache, tmp_path, environment):
-    output = tmp_path / "weights" / "mill_t6_1M.json"
-    command = [sys.executable, "-m", "featuremill", "weights", "mill_t6_1M"]
+    output = tmp_path / "weights" / "mill_t6_8M.json"
+    command = [sys.executable, "-m", "featuremill", "weights", "mill_t6_8M"]
     for _ in range(2):
         subprocess.run(
             [*command, "--output", output, "--cache", cache], check=True, env=environment
@@ -62,17 +61,17 @@ def test_verb_writes_what_read_finds(cache, tmp_path, environment):
     entry = json.loads(output.read_text())
     assert entry["source"] | {"sha256": "", "bytes": 0} == {
         "kind": "bundled",
-        "location": "featuremill/mill_t6_1M.safetensors",
+        "location": "featuremill/mill_t6_8M.safetensors",
         "sha256": "",
         "bytes": 0,
     }
     found = weights.read(output)
-    assert found.name == "mill_t6_1M" and found.sha256 == entry["sha256"]
+    assert found.name == "mill_t6_8M" and found.sha256 == entry["sha256"]
     assert found.metadata | {"license": "", "dtype": ""} == {
         "architecture": "esm2",
         "num_layers": "6",
-        "embed_dim": "128",
-        "attention_heads": "8",
+        "embed_dim": "320",
+        "attention_heads": "20",
         "dtype": "",
         "license": "",
     }
@@ -200,21 +199,21 @@ def test_two_processes_convert_once(cache, tmp_path, environment):
 
 
 def test_damaged_cache_is_converted_again(cache, caplog):
-    first = weights.convert("mill_t6_1M", cache)
+    first = weights.convert("mill_t6_8M", cache)
     path = weights.weights_of(first).path
     good = path.read_bytes()
     path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
-    assert weights.convert("mill_t6_1M", cache) == first
+    assert weights.convert("mill_t6_8M", cache) == first
     assert path.read_bytes() == good
     assert [r.levelname for r in caplog.records if "damaged" in r.message] == ["WARNING"]
     path.unlink()
-    assert weights.convert("mill_t6_1M", cache) == first
+    assert weights.convert("mill_t6_8M", cache) == first
     path.with_suffix(".json").write_text("{")
-    assert weights.convert("mill_t6_1M", cache) == first
+    assert weights.convert("mill_t6_8M", cache) == first
 
 
 def test_read_says_how_to_heal(cache, tmp_path):
-    entry = weights.convert("mill_t6_1M", cache)
+    entry = weights.convert("mill_t6_8M", cache)
     output = tmp_path / "w.json"
     for text in ("{", "[]", json.dumps({**entry, "path": "/nowhere"})):
         output.write_text(text)
@@ -240,15 +239,15 @@ def test_cache_folder_is_where_the_environment_says(tmp_path, monkeypatch):
     assert weights.cache_folder(tmp_path) == tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--cache"):
-        weights.convert("mill_t6_1M", tmp_path / "file")
+        weights.convert("mill_t6_8M", tmp_path / "file")
 
 
 def test_names():
-    assert weights.name_of("mill_t6_1M") == "mill_t6_1M"
+    assert weights.name_of("mill_t6_8M") == "mill_t6_8M"
     assert weights.name_of("/data/esm2_t6_8M_UR50D.pt") == "esm2_t6_8M_UR50D"
     assert weights.name_of("./mein Modell.safetensors") == "mein_Modell"
     assert weights.name_of("nets/fine/model.safetensors") == "fine"
-    for wrong, hint in (("esm2_t6_8M", "'esm2_t6_8M_UR50D'"), ("ProtT5", "mill_t6_1M")):
+    for wrong, hint in (("esm2_t6_8M", "'esm2_t6_8M_UR50D'"), ("ProtT5", "mill_t6_8M")):
         with pytest.raises(UserError, match=re.escape(hint)):
             weights.name_of(wrong)
 
@@ -389,9 +388,9 @@ def test_older_esm_is_named_as_such(cache, tmp_path):
 def test_values_are_stored_as_they_are(cache):
     """Every number of the bundled checkpoint is found again, in its own type."""
     source = load_file(BUNDLED)
-    ours = load_file(weights.convert("mill_t6_1M", cache)["path"])
+    ours = load_file(weights.convert("mill_t6_8M", cache)["path"])
     for layer in range(6):
         parts = [source[f"layers.{layer}.self_attn.{x}_proj.weight"] for x in "qkv"]
-        assert np.array_equal(ours[f"layers.{layer}.qkv.weight"], torch.cat(parts))
+        assert torch.equal(ours[f"layers.{layer}.qkv.weight"], torch.cat(parts))
         assert torch.equal(ours[f"layers.{layer}.up.bias"], source[f"layers.{layer}.fc1.bias"])
     assert torch.equal(ours["embed_tokens.weight"], source["embed_tokens.weight"])

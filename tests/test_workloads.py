@@ -147,11 +147,11 @@ def test_embed_gives_the_numbers_of_the_workload(cached, cache):
         batch_tokens=2000,
         progress=lambda done, of: seen.append((done, of)),
     )
-    assert vectors.shape == (41, 128) and vectors.dtype == np.float32
+    assert vectors.shape == (41, 320) and vectors.dtype == np.float32
     assert np.array_equal(vectors[0], vectors[40])
     assert len(seen) > 1 and seen[-1] == (40, 40) and seen == sorted(seen)
     esm2 = find_workload("esm2")
-    found = weights_verb.weights_of(weights_verb.convert("mill_t6_1M", cache))
+    found = weights_verb.weights_of(weights_verb.convert("mill_t6_8M", cache))
     options = esm2.resolve(esm2.Options(batch_tokens=2000), CPU, found)
     model = esm2.load(options, [CPU], found)
     payloads = sorted((p.encode() for p in proteins), key=sha256)
@@ -189,7 +189,7 @@ def test_embed_options(cached):
     assert np.array_equal(first, featuremill.embed(["M"], layer=0, pool="bos", dtype="fp32"))
     cut = featuremill.embed([protein], max_residues=20, dtype="fp32")
     assert np.array_equal(cut, featuremill.embed([protein[:20]], dtype="fp32"))
-    assert featuremill.embed([]).shape == (0, 128)
+    assert featuremill.embed([]).shape == (0, 320)
 
 
 @pytest.mark.parametrize(

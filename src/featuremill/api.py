@@ -23,7 +23,7 @@ Progress = Callable[[int, int], object]
 
 def embed(
     sequences: Sequence[str],
-    model: str = "mill_t6_1M",
+    model: str = "mill_t6_8M",
     *,
     layer: int = -1,
     pool: Literal["mean", "bos"] = "mean",

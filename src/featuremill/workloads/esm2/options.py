@@ -17,8 +17,8 @@ class Options(WorkloadOptions):
 
     EXECUTION = frozenset({"batch_tokens"})
 
-    model: str = "mill_t6_1M"
-    """The network: `mill_t6_1M` (small, comes with featuremill), one of Meta's `esm2_t6_8M_UR50D`,
+    model: str = "mill_t6_8M"
+    """The network: `mill_t6_8M` (small, comes with featuremill), one of Meta's `esm2_t6_8M_UR50D`,
     `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`, `esm2_t36_3B_UR50D`,
     `esm2_t48_15B_UR50D` (downloaded once), or the path of a checkpoint of this architecture: the
     `.pt` of fair-esm, or a `.safetensors` or `pytorch_model.bin` of fair-esm or Hugging Face."""
