@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from featuremill.config import validate
 from featuremill.devices import cpu
 from featuremill.errors import UserError
-from featuremill.plan import plan, settings_of
+from featuremill.plan import plan
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
+from featuremill.recipe import recipe_of, settings_of
 from featuremill.shardfile import SHARD, read_shard
-from featuremill.store import RunFolder, digest_of, read_sealed, recipe_of, write_sealed
+from featuremill.store import RunFolder, digest_of, read_sealed, write_sealed
 from featuremill.workload import Weights, find_workload
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

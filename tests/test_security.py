@@ -152,7 +152,7 @@ def test_pickles_in_the_store_are_refused(bomb, tmp_path):
     for told in ({}, {"recipe": "1" * 32, "shard": "0" * 32, "part": "2" * 32}):
         store.write_json(receipt, told)
         with pytest.raises(IntegrityError):
-            open_part(run, "1" * 32, "0" * 32, 1)
+            open_part(run, {"recipe": "1" * 32}, {"shard": "0" * 32, "records": 1})
     for path in (run.plan, receipt, run.store / "plan.json"):
         path.write_bytes(bomb)
         assert store.read_sealed(path) is None

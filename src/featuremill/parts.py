@@ -6,7 +6,7 @@ the shard is the n-th of the part's sha256 column, sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from featuremill.errors import IntegrityError
 from featuremill.journal import COLUMNS, digest_of_file
 from featuremill.receipts import has_counts
+from featuremill.recipe import other_versions
 from featuremill.shardfile import Digests, digests
 from featuremill.store import RunFolder, read_sealed
 
@@ -47,22 +48,24 @@ class Part(NamedTuple):
 
 
 def open_part(
-    folder: RunFolder, recipe: str, shard: str, num_records: int, only_look: bool = False
+    folder: RunFolder, plan: Mapping[str, Any], shard: Mapping[str, Any], only_look: bool = False
 ) -> Part | None:
-    """Return the part of `shard`, its bytes and its rows checked.
+    """Return the part of `shard`, an entry of `plan`, its bytes, rows and versions checked.
 
     With `only_look` it may be at work meanwhile: the receipt beside the part counts as much as the
     declared one, a part that is not there is None, and nothing is set aside.
 
     Raises:
-        IntegrityError: when the receipt or the bytes are not right; the part is then set aside and
-            the receipt removed, so that the next run computes it again.
+        IntegrityError: when the receipt or the bytes are not right, or of another version than the
+            plan; the part is then set aside and the receipt removed, so that the next run computes
+            it again.
     """
-    path, receipt_path = folder.part(recipe, shard), folder.receipt(recipe, shard)
+    recipe, name = plan["recipe"], shard["shard"]
+    path, receipt_path = folder.part(recipe, name), folder.receipt(recipe, name)
     if only_look and not path.exists():
         return None
     places = [receipt_path, path.with_suffix(".json")] if only_look else [receipt_path]
-    receipts = [receipt for receipt in map(read_sealed, places) if _is_of(receipt, recipe, shard)]
+    receipts = [receipt for receipt in map(read_sealed, places) if _is_of(receipt, recipe, name)]
     if not (receipts or only_look):
         if not receipt_path.exists():
             raise IntegrityError(
@@ -75,7 +78,10 @@ def open_part(
             "again to have it written anew."
         )
     try:
-        return _checked(path, receipts, num_records)
+        part = _checked(path, receipts, shard["records"])
+        if others := other_versions(plan["settings"], part.receipt):
+            raise _damaged(path, f"it was computed by {others}, as planned")
+        return part
     except IntegrityError:
         if not only_look:
             if path.exists():

@@ -141,7 +141,7 @@ def _failed(folder: RunFolder, plan: dict[str, Any]) -> Failed:
             num_left += 1
         elif receipt.get("failed"):
             try:
-                open_part(folder, recipe, shard["shard"], shard["records"], only_look=True)
+                open_part(folder, plan, shard, only_look=True)
             except IntegrityError as problem:
                 log.warning("%s", problem)
                 num_left += 1

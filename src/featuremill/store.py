@@ -79,12 +79,6 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def recipe_of(settings: Mapping[str, Any]) -> str:
-    """Return the digest of everything that determines the values."""
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return digest_of([canonical.encode()])
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path in `path`'s folder that becomes `path`, synced, when the block ends

@@ -49,11 +49,12 @@ class Job:
     run_folder: str
     recipe: str
     shard: str
-    workload: str
+    settings: dict[str, Any]
+    """What the recipe is the digest of (`featuremill.recipe`)."""
+    execution: dict[str, Any]
+    """Options that say how to compute and not what."""
     cost_unit: str
-    options: dict[str, Any]
     weights: str | None
-    weights_sha256: str | None
     threads: int
     stall_seconds: float
     supervisor_pid: int

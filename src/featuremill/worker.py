@@ -22,6 +22,7 @@ from featuremill.batches import Queue, make_batches
 from featuremill.devices import Device
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.pipeline import Pipeline, Shard
+from featuremill.recipe import refuse_other_versions, versions
 from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
 from featuremill.supervisor import Job
@@ -72,7 +73,7 @@ def _weights_of(job: Job) -> Weights | None:
     if job.weights is None:
         return None
     found = weights_verb.read(Path(job.weights))
-    if found.sha256 != job.weights_sha256:
+    if found.sha256 != job.settings["weights_sha256"]:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
             f"delete {RunFolder(Path(job.run_folder)).plan} and run the same command again."
@@ -92,8 +93,9 @@ class Worker:
         self.events = events
         self.devices = machine.with_processors([Device(**device) for device in job.devices])
         folder = RunFolder(Path(job.run_folder))
-        self.workload: Workload = find_workload(job.workload)
-        self.options = self.workload.Options.model_validate(job.options)
+        self.workload: Workload = find_workload(job.settings["workload"])
+        refuse_other_versions(folder, job.settings, self.workload)
+        self.options = self.workload.Options.model_validate(job.settings["options"] | job.execution)
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
         values = self.workload.schema(self.options, self.weights)
@@ -257,6 +259,7 @@ class Worker:
                 for device in self.devices
             ],
             "backend": getattr(self.model, "backend", ""),
+            **versions(self.workload),
             "threads": self.job.threads,
             "peak_memory_mb": machine.peak_memory_mb(self.devices),
             "versions": machine.versions(),

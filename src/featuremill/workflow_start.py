@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import owner, store, times, typed, workflow_import
+from snakemake.logging import logger
+
+from featuremill import owner, recipe, store, times, typed, workflow_import
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -18,7 +20,7 @@ from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.report import labels
-from featuremill.workflow_support import checkpoint_files, executes
+from featuremill.workflow_support import checkpoint_files, executes, only_looks
 
 LOCKS = Path(".snakemake/locks")
 TARGETS = {"plan", "weights", "partial"}
@@ -31,11 +33,18 @@ _claimed: dict[Path, TextIO] = {}
 
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
+    is_dry = workflow.output_settings.dryrun and not only_looks()
+    if workflow.is_main_process and is_dry and (others := others_planned_for(run, results)):
+        logger.warning(
+            f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
+            "not show."
+        )
     if workflow.is_main_process and executes(workflow):
         refuse_default_storage(workflow)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
         claim_run(results, workflow.modifier.modify_rulename("{}"))
+        forget_plan_of_other_versions(run, results)
         forget_what_is_gone(run, results)
         check_times(run, results)
 
@@ -104,6 +113,8 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
         return
     folder = store.RunFolder(Path(results))
     plan = store.read_sealed(folder.plan)
+    if plan and recipe.other_versions_here(plan):
+        plan = None  # it is going to be made anew
     if plan and all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
         return
     manifest = store.read_json(folder.root / "manifest.json")
@@ -129,6 +140,23 @@ def check_labels(workflow: Any, run: Run) -> None:
         labels.check(path, run.labels.column)
     except UserError as error:
         raise RefusedError(f"config: labels: {error}") from None
+
+
+def forget_plan_of_other_versions(run: Run, results: str) -> None:
+    """Have Snakemake plan again what was planned for another version of the workload or engine: it
+    sees neither, and a shard that was begun would go on with values of both.
+    """
+    if others := others_planned_for(run, results):
+        logger.warning(f"{results}: here is {others}: it is planned and computed anew.")
+        store.RunFolder(Path(results)).plan.unlink()
+
+
+def others_planned_for(run: Run, results: str) -> str:
+    """Return how the versions that are installed differ from those that the run is planned for."""
+    plan = store.read_sealed(store.RunFolder(Path(results)).plan)
+    # With another workload Snakemake plans again anyway.
+    is_same = plan and plan.get("workload") == run.workload
+    return recipe.other_versions_here(plan) if plan and is_same else ""
 
 
 def forget_what_is_gone(run: Run, results: str) -> None:

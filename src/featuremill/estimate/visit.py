@@ -16,7 +16,7 @@ from featuremill.estimate import place as places
 from featuremill.estimate import report, view, work
 from featuremill.estimate.model import Model, model_of
 from featuremill.estimate.place import Place
-from featuremill.plan import settings_of
+from featuremill.recipe import settings_of
 from featuremill.speeds import Speed
 from featuremill.speeds.assumed import Rates
 from featuremill.store import RunFolder

@@ -172,7 +172,7 @@ def open_parts(
 
     def opened(shard: dict[str, Any]) -> Part | IntegrityError | None:
         try:
-            return open_part(folder, plan["recipe"], shard["shard"], shard["records"], only_look)
+            return open_part(folder, plan, shard, only_look)
         except IntegrityError as problem:
             return problem
 

@@ -36,7 +36,8 @@ from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Cutter, Shard
 from featuremill.plan.spool import Tally, ids_path
-from featuremill.store import RunFolder, read_sealed, recipe_of, sha256_of, write_sealed
+from featuremill.recipe import recipe_of, settings_of
+from featuremill.store import RunFolder, read_sealed, sha256_of, write_sealed
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1
@@ -152,19 +153,6 @@ def planning_device(choice: str) -> Device:
     if choice == "cuda":
         return Device("cuda", "", "a GPU that this machine does not have", has_bf16=True)
     return cpu()
-
-
-def settings_of(
-    name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
-) -> dict[str, Any]:
-    """Return everything that determines the values; its digest is the recipe."""
-    resolved = workload.resolve(options, device, weights)
-    return {
-        "workload": name,
-        "version": workload.VERSION,
-        "options": resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
-        "weights_sha256": weights.sha256 if weights else None,
-    }
 
 
 def _settled(

@@ -18,8 +18,8 @@ from featuremill.at_hand import values_in_batches
 from featuremill.devices import Device, devices_for
 from featuremill.errors import UserError
 from featuremill.outputs.vectors import matrix
-from featuremill.plan import settings_of
 from featuremill.receipts import device_name, is_on_gpu
+from featuremill.recipe import other_versions, settings_of, versions
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.workload import Weights, Workload, find_workload
@@ -136,32 +136,29 @@ class Recipe:
             options = self.workload.Options.model_validate(settings["options"])
             here = settings_of(settings["workload"], self.workload, options, device, weights)
         except ValidationError:
-            raise self._other_version(settings) from None
+            raise self._other_versions(settings) from None
         except UserError as error:
             raise UserError(
                 f"{self._root}: its recipe cannot be computed on this device: {error} Another one "
                 "may do (--device); records of the run are found by their ids without."
             ) from None
         if here != settings:
-            raise self._other_version(settings)
+            raise self._other_versions(settings)
         execution = plan.get("execution", {})
         return self.workload.Options.model_validate(settings["options"] | execution)
 
-    def _other_version(self, settings: dict[str, Any]) -> UserError:
+    def _other_versions(self, settings: dict[str, Any]) -> UserError:
+        others = other_versions(settings, versions(self.workload))
+        others = others or f"another workload {settings['workload']} than the one"
         return UserError(
-            f"{self._root}: it was computed by version {settings['version']} of workload "
-            f"{settings['workload']}, and this is version {self.workload.VERSION}, whose vectors "
-            "cannot be compared with them; let the run compute everything anew."
+            f"{self._root}: here is {others}, which computed it, so that vectors of the two cannot "
+            "be compared; let the run compute everything anew."
         )
 
     def _settings(self, manifest: dict[str, Any]) -> dict[str, Any]:
         settings = manifest.get("settings")
-        if not isinstance(settings, dict) or set(settings) != {
-            "workload",
-            "version",
-            "options",
-            "weights_sha256",
-        }:
+        keys = {"workload", "version", "options", "weights_sha256"}
+        if not isinstance(settings, dict) or not keys <= set(settings):
             raise UserError(
                 f"{self._root}: its manifest.json does not say how it was computed; featuremill "
                 f"merge {self._root} writes it anew."

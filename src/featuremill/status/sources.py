@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from featuremill.recipe import other_versions_here
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import RunFolder, read_json, sha256_of
@@ -73,6 +74,13 @@ def check_weights(folder: RunFolder, plan: dict[str, Any], has_work: bool) -> li
         return []
     code = "weights_changed" if mend.again else "weights_missing"
     return [Problem(code, f"{name}: {what}.", mend, has_work)]
+
+
+def check_versions(plan: dict[str, Any]) -> list[Problem]:
+    """Return whether the plan is for other versions than those here, whose values would differ."""
+    others = other_versions_here(plan)
+    what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
+    return [Problem("version_changed", what, Mend("plan"))] if others else []
 
 
 def check_manifest(

@@ -167,6 +167,7 @@ def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
         *sources.check_manifest(folder, plan, facts.is_manifest_readable, verifies),
         *sources.check_inputs(folder, plan, is_merged, verifies),
         *sources.check_weights(folder, plan, has_work),
+        *sources.check_versions(plan),
         *(check_log(folder.root, "report", False) if has_no_report else []),
         *(
             one._replace(is_in_the_way=one.is_in_the_way and _matters(one, has_work))

@@ -1,0 +1,90 @@
+"""The recipe: the digest of everything that determines a run's values, versions included.
+
+A plan holds the settings that its recipe is the digest of. Who computes by it has to be of the
+versions that it was made for: a shard's journal goes on where it was, so a part that two versions
+share would pass for one of the first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from featuremill.devices import Device
+from featuremill.errors import UserError
+from featuremill.store import RunFolder, digest_of
+from featuremill.workload import Weights, Workload, find_workload
+
+ENGINE_VERSION = 1
+"""Bump it whenever the core (how records are read and batched, how rows become parts) gives other
+values for the same input and options. A workload has a VERSION of its own."""
+
+
+def settings_of(
+    name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
+) -> dict[str, Any]:
+    """Return everything that determines the values, as JSON holds it; its digest is the recipe.
+
+    Raises:
+        UserError: for options that cannot be met on `device`.
+    """
+    resolved = workload.resolve(options, device, weights)
+    settings = {
+        "workload": name,
+        "version": workload.VERSION,
+        "options": resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
+        "weights_sha256": weights.sha256 if weights else None,
+    }
+    # The first engine's recipes do not name it, and what was computed by them stays good.
+    return settings if ENGINE_VERSION == 1 else settings | {"engine": ENGINE_VERSION}
+
+
+def recipe_of(settings: Mapping[str, Any]) -> str:
+    """Return the digest of everything that determines the values."""
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return digest_of([canonical.encode()])
+
+
+def versions(workload: Workload) -> dict[str, Any]:
+    """Return the versions that values computed here have, as a receipt tells them."""
+    return {"workload_version": workload.VERSION, "engine_version": ENGINE_VERSION}
+
+
+def other_versions(settings: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """Return how `found` (versions, as a receipt tells them) differ from those of a plan's
+    `settings`, in words; nothing where they agree, or where a receipt of 0.1 does not tell."""
+    planned = {
+        f"workload {settings['workload']}": (settings["version"], "workload_version"),
+        "featuremill's engine": (settings.get("engine", 1), "engine_version"),
+    }
+    return " and ".join(
+        f"version {found[key]} of {what} and not version {version}"
+        for what, (version, key) in planned.items()
+        if found.get(key, version) != version
+    )
+
+
+def other_versions_here(plan: Mapping[str, Any]) -> str:
+    """Return how the versions that are installed differ from those of `plan`, as `other_versions`;
+    nothing where its workload is not installed."""
+    try:
+        workload = find_workload(plan["workload"])
+    except UserError:
+        return ""
+    return other_versions(plan["settings"], versions(workload))
+
+
+def refuse_other_versions(
+    folder: RunFolder, settings: Mapping[str, Any], workload: Workload
+) -> None:
+    """Refuse to compute what a plan with these `settings` asks for by other versions than its own.
+
+    Raises:
+        UserError: where they differ.
+    """
+    if others := other_versions(settings, versions(workload)):
+        raise UserError(
+            f"{folder.plan}: here is {others}, which it was made for; run the same command again: "
+            "it plans anew."
+        )
