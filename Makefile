@@ -9,6 +9,8 @@ WHEELS_PYTHON ?= 3.12
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
+# Where the project's own Python stands: what a user writes beside it is theirs.
+CODE := src tests bench training profiles examples
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
 # would fetch from elsewhere (several GB of CUDA wheels in place of a CPU torch that lies at hand).
@@ -37,18 +39,18 @@ test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -q -m gpu
 
 lint: .venv/.test ## style, types, workflow, generated files
-	@$(BIN)/ruff check --quiet --output-format concise .
-	@$(BIN)/ruff format --quiet --diff .
+	@$(BIN)/ruff check --quiet --output-format concise $(CODE)
+	@$(BIN)/ruff format --quiet --diff $(CODE)
 	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow examples training >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/featuremill config-docs --check
-	@for script in .ci/run $$(find . -name .venv -prune -o -name '*.sh' -print); do bash -n "$$script" || exit 1; done
+	@for script in .ci/run $$(find envs $(CODE) -name '*.sh'); do bash -n "$$script" || exit 1; done
 	@$(BIN)/python -m snakemake --lint >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	@echo "lint: clean"
 
 format: .venv/.test ## let the tools arrange the code
-	@$(BIN)/ruff check --quiet --fix-only .
-	@$(BIN)/ruff format --quiet .
+	@$(BIN)/ruff check --quiet --fix-only $(CODE)
+	@$(BIN)/ruff format --quiet $(CODE)
 	@$(BIN)/snakefmt Snakefile workflow examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 

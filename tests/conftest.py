@@ -20,6 +20,28 @@ PLUGINS = ROOT / "tests" / "plugins"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+OF_TESTS = ("FEATUREMILL_CHAOS_", "FEATUREMILL_ESM")
+"""Beginnings of variables that are meant for the tests; others are what a user set for runs."""
+
+
+def pytest_configure():
+    for name in list(os.environ):
+        if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
+            del os.environ[name]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_of_the_users(tmp_path_factory):
+    """Have tests work in an empty folder and with a cache of their own: a checkout holds what its
+    user left there, and their cache is theirs."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    before = Path.cwd()
+    os.environ["FEATUREMILL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.chdir(folder)
+    yield
+    os.chdir(before)
+
+
 LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract")
 """Files of tests that take minutes: side by side with others, they had better begin first."""
 
@@ -34,7 +56,7 @@ NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
 
 
 @pytest.fixture(scope="session")
-def environment():
+def environment(nothing_of_the_users):
     """Return an environment in which child processes find featuremill and the test plug-ins.
 
     Whoever wants another one makes a copy.

@@ -73,7 +73,12 @@ def modules_of(distribution):
 
 
 def files():
-    """Return the project's files: what git would take, without asking git."""
+    """Yield the project's files: what git has, or where there is no git, what it would take."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        paths = (ROOT / name for name in listed.stdout.decode().split("\0")[:-1])
+        yield from (path for path in paths if path.is_file())
+        return
     ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} | {".git"}
     for folder, folders, names in os.walk(ROOT):
         folders[:] = [n for n in folders if n not in ignored and not n.endswith(".egg-info")]

@@ -43,6 +43,18 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
 
 
+def test_a_config_is_all_that_a_run_needs(tmp_path, environment):
+    """It is what init prints, and what is said to people without a checkout."""
+    (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    for words in (["init", "my.fa", "--workload", "composition"], ["run", "my.yaml"]):
+        command = [sys.executable, "-m", "featuremill", *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "results" / "my" / "report.html").exists()
+
+
 @pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])
 def test_an_input_in_place_of_its_config_is_called_so(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
