@@ -8,6 +8,8 @@ import time
 import pyarrow as pa
 import pytest
 
+from featuremill.store import read_sealed, write_sealed
+
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 
 
@@ -51,6 +53,36 @@ def test_a_hang_is_ended_with_a_stack_and_fails_alone(verbs, poison):
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
     assert "Timeout" in said and "featuremill_poison.py" in said
+
+
+def test_one_death_condemns_no_record(verbs):
+    """Not even of a record that was alone on the device: it may have been anybody's doing."""
+    crashes = verbs.folder / "crashes"
+    crashes.touch()
+    options = {"batch_records": 1, "crash_file": str(crashes)}
+    plan = verbs.plan([("unlucky", "CRASHA")], "poison", options)
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (1, 0, 1)
+
+
+def test_workers_that_die_on_everything_are_not_started_for_ever(verbs):
+    """Where no batch comes through, a device or a workload is at fault, and not 30 records."""
+    records = [(str(n), "CRASH" + "A" * n) for n in range(30)]
+    plan = verbs.plan(records, "poison", {"batch_records": 1})
+    said = verbs.extract(plan, 3)
+    assert "11 workers died in a row: was killed by SIGABRT" in said
+    assert said.count("starting another") == 10
+
+
+def test_other_weights_than_the_planned_ones_are_refused(verbs):
+    verbs("weights", "mill_t6_8M", "--output", "weights/mill_t6_8M.json")
+    options = {"model": "mill_t6_8M"}
+    plan = verbs.plan(GOOD, "esm2", options, 1000, ["--weights", "weights/mill_t6_8M.json"])
+    path = verbs.folder / "weights" / "mill_t6_8M.json"
+    write_sealed(path, {**read_sealed(path), "sha256": "0" * 64})
+    said = verbs.extract(plan, 2)
+    assert "weights/mill_t6_8M.json: these are other weights than those the run was planned" in said
 
 
 def test_two_poison_records_in_one_shard(verbs):

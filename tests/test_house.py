@@ -75,7 +75,9 @@ def modules_of(distribution):
 def files():
     """Yield the project's files: what git has, or where there is no git, what it would take."""
     if (ROOT / ".git").exists():
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+        listed = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True
+        )
         paths = (ROOT / name for name in listed.stdout.decode().split("\0")[:-1])
         yield from (path for path in paths if path.is_file())
         return

@@ -1,12 +1,15 @@
 """The journal: whatever is cut off or damaged, what it keeps is right and complete."""
 
+import os
 import random
+import stat
 import threading
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from featuremill import journal
+from featuremill import journal, store
 from featuremill.journal import Journal, part_schema
 
 VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
@@ -46,6 +49,58 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
     assert again.finish() == digest == journal.digest_of_file(whole)
     assert resumed.read_bytes() == whole.read_bytes()
     assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
+
+
+class Disk:
+    """What a power cut would leave: of each file, what it held when it was last synced."""
+
+    def __init__(self, monkeypatch):
+        self._synced = {}
+        monkeypatch.setattr(os, "fsync", self._sync)
+
+    def _sync(self, descriptor):
+        about = os.fstat(descriptor)
+        content = None
+        if stat.S_ISREG(about.st_mode):
+            content = Path(f"/proc/self/fd/{descriptor}").read_bytes()
+        self._synced[about.st_dev, about.st_ino] = content
+
+    def holds(self, path):
+        """Return the content of a file, or whether a folder's names are there."""
+        about = path.stat()
+        is_there = (about.st_dev, about.st_ino) in self._synced
+        return self._synced.get((about.st_dev, about.st_ino)) if path.is_file() else is_there
+
+
+def test_a_power_cut_costs_no_finished_part_and_few_seconds_of_a_journal(tmp_path, monkeypatch):
+    disk, now = Disk(monkeypatch), 100.0
+    monkeypatch.setattr(journal.time, "monotonic", lambda: now)
+    path = tmp_path / "j.arrows"
+    opened = write(path, [0])
+    assert disk.holds(path) is None, "a batch more or less is not worth a sync"
+    now += journal.SYNC_SECONDS
+    opened.begin([3])
+    opened.commit(batch(3))
+    assert disk.holds(path) == path.read_bytes()
+    log = path.with_suffix(".log")
+    assert disk.holds(log) == log.read_bytes()
+    opened.finish()
+    assert disk.holds(path) == path.read_bytes()
+    journal.add_strike(log, [5])
+    assert disk.holds(log) == log.read_bytes()
+
+
+def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypatch):
+    disk, path = Disk(monkeypatch), tmp_path / "receipts" / "r.json"
+    replace, moved = Path.replace, []
+
+    def after_the_content(source, target):
+        moved.append(disk.holds(source))
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", after_the_content)
+    store.write_json(path, {"a": 1})
+    assert moved == [path.read_bytes()] and disk.holds(path.parent)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -364,6 +364,30 @@ def test_a_manifest_that_lost_a_row_is_refused(run):
         retry(run, [])
 
 
+@pytest.mark.parametrize("kind", ["input", "refused", "duplicate"])
+def test_sums_that_do_not_agree_are_never_delivered(run, kind):
+    """As a plan would have them whose reading lost a record, or counted one twice."""
+    plan = read_sealed(run.plan)
+    plan["counts"][kind] += 1
+    write_sealed(run.plan, plan)
+    with pytest.raises(IntegrityError, match="the records don't add up"):
+        merge(run, ALL, 0)
+    assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
+
+
+def test_rows_that_are_lost_on_the_way_are_never_delivered(run, monkeypatch):
+    pieces = gather.Gatherer.pieces
+
+    def all_but_the_last(self):
+        blocks = list(pieces(self))
+        yield from [*blocks[:-1], blocks[-1].slice(0, blocks[-1].num_rows - 1)]
+
+    monkeypatch.setattr(gather.Gatherer, "pieces", all_but_the_last)
+    with pytest.raises(IntegrityError, match="35 rows written for 36 ok records"):
+        merge(run, ALL, 0)
+    assert not list(run.root.glob("*embeddings*")) and not list(run.root.glob("*.h5"))
+
+
 def test_an_output_with_nothing_to_hold_is_refused(run):
     with pytest.raises(UserError, match="per_residue_h5 needs per_residue: true"):
         merge(run, ["per_residue_h5"], 0)

@@ -129,7 +129,6 @@ def test_a_kind_that_is_not_there_is_refused_with_those_that_are(failed):
     refused(root, said, "nan", "hang")
 
 
-@pytest.mark.slow
 def test_only_failures_of_the_kind_that_is_asked_for(failed):
     failed.cure()
     failed.retry("--reason", "nan", "--reason", "oom")

@@ -58,6 +58,8 @@ class Options(WorkloadOptions):
     """Need more memory in `load` than there is."""
     sticky_file: str = ""
     """While this file exists, STICKY breaks the device."""
+    crash_file: str = ""
+    """If it is named: CRASH aborts only while this file exists, and removes it."""
     cure_file: str = ""
     """While this file exists, no sequence does harm."""
 
@@ -149,7 +151,11 @@ def _is_cured(options):
 def _harm(sequence, batch_size, options):
     if _is_cured(options):
         return
-    if sequence.startswith("CRASH"):
+    if sequence.startswith("CRASH") and options.crash_file:
+        if Path(options.crash_file).exists():
+            Path(options.crash_file).unlink()
+            os.abort()
+    elif sequence.startswith("CRASH"):
         os.abort()
     if sequence.startswith("SEGV"):
         ctypes.memset(0, 0, 1)
