@@ -97,7 +97,8 @@ def arrow_row(value):
     return inner.to_numpy()
 
 
-def assert_equal_to_fair_esm(model, reference, sequences, bound=1e-5):
+def assert_equal_to_fair_esm(model, reference, sequences, bound=2e-6):
+    """The most that was measured is 5e-7; other CPUs add up in another order."""
     for sequence, row in zip(sequences, run(model, sequences), strict=True):
         for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
             residues = expected[1:-1]
@@ -107,6 +108,8 @@ def assert_equal_to_fair_esm(model, reference, sequences, bound=1e-5):
 
 
 def assert_close_to_fair_esm(model, reference, sequences, bound_l2):
+    """Bounds are a third above what was measured in the worst layer: a residual stream of 16 bits
+    is beyond them, and its cosines alone would not tell."""
     num_layers = reference.num_layers + 1
     residue, pooled, l2 = [[[] for _ in range(num_layers)] for _ in range(3)]
     for sequence, row in zip(sequences, run(model, sequences), strict=True):
@@ -118,9 +121,9 @@ def assert_close_to_fair_esm(model, reference, sequences, bound_l2):
             pooled[layer].append(float(cosines(row[f"mean_layer_{layer}"], mean)))
     for layer in range(num_layers):
         all_residues = np.concatenate(residue[layer])
-        assert all_residues.mean() >= 0.9995
-        assert all_residues.min() >= 0.99
-        assert min(pooled[layer]) >= 0.9999
+        assert all_residues.mean() >= 0.99998
+        assert all_residues.min() >= 0.999
+        assert min(pooled[layer]) >= 0.99998
         assert np.mean(l2[layer]) <= bound_l2
 
 
@@ -138,7 +141,7 @@ def test_fp32_equals_fair_esm(both, count):
 
 
 @pytest.mark.parametrize("count", [40, MANY])
-@pytest.mark.parametrize("dtype, bound_l2", [("bf16", 2e-2), ("fp16", 5e-3)])
+@pytest.mark.parametrize("dtype, bound_l2", [("bf16", 3.4e-3), ("fp16", 4.2e-4)])
 @pytest.mark.parametrize("both", ["bundled"], indirect=True)
 def test_16_bits_are_close_to_fair_esm(both, dtype, bound_l2, count):
     found, reference = both
@@ -153,7 +156,7 @@ def test_12_layers_equal_fair_esm(random12):
 
 def test_12_layers_in_bf16_are_close_to_fair_esm(random12):
     found, reference = random12
-    assert_close_to_fair_esm(every_layer("bf16", found), reference, demo_proteins(20, 600), 2e-2)
+    assert_close_to_fair_esm(every_layer("bf16", found), reference, demo_proteins(20, 600), 5.8e-3)
 
 
 @pytest.mark.slow
@@ -162,7 +165,7 @@ def test_12_layers_equal_fair_esm_on_200_proteins(random12):
     found, reference = random12
     proteins = demo_proteins(200)
     assert_equal_to_fair_esm(every_layer("fp32", found), reference, proteins)
-    assert_close_to_fair_esm(every_layer("bf16", found), reference, proteins, 2e-2)
+    assert_close_to_fair_esm(every_layer("bf16", found), reference, proteins, 5.8e-3)
 
 
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
