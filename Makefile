@@ -21,7 +21,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 .DELETE_ON_ERROR:
 # Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
 .NOTPARALLEL:
-.PHONY: help run test test-slow test-gpu lint format bench bench-gpu bench-scale bench-wheels constraints clean
+.PHONY: help run test test-slow test-gpu mutants lint format bench bench-gpu bench-scale bench-wheels constraints clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +37,9 @@ test-slow: .venv/.test-clusters ## the tests that take minutes (EXTRA="…" goes
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -q -m gpu
+
+mutants: .venv/.test ## break the code on purpose in some fifty ways and see a test fail each time (minutes)
+	@$(BIN)/python tests/mutants.py $(EXTRA)
 
 lint: .venv/.test ## style, types, workflow, generated files
 	@$(BIN)/ruff check --quiet --output-format concise $(CODE)

