@@ -74,7 +74,7 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
     """
 
     def __init__(self, kind: str, text: str = "") -> None:
-        """`kind` is the name of one of `featuremill.reasons.OF_RECORDS`; `text` is about the record.
+        """`kind` is the name of one in `featuremill.reasons.OF_RECORDS`, `text` about the record.
 
         Raises:
             ValueError: when there is no such kind (and then the record fails for that: "error").
