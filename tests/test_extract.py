@@ -8,6 +8,7 @@ import time
 import pyarrow as pa
 import pytest
 
+from featuremill.reasons import kind_of
 from featuremill.store import read_sealed, write_sealed
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
@@ -26,6 +27,7 @@ def rows(verbs, plan):
     [
         ("CRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
         ("SEGVA", "crashed the worker twice: was killed by SIGSEGV", 2),
+        ("QUITA", "crashed the worker twice: left with status 1", 2),
         ("RAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
         ("NANA", "values are missing or not finite: try a wider dtype", 0),
         ("GREEDA", "out of memory: MemoryError", 0),
@@ -53,6 +55,9 @@ def test_a_hang_is_ended_with_a_stack_and_fails_alone(verbs, poison):
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
     assert "Timeout" in said and "featuremill_poison.py" in said
+    (reason,) = (row["reason"] for row in rows(verbs, plan) if row["status"] == "failed")
+    assert reason.startswith("hung the worker twice: was ended, as it hung (the log has the stack")
+    assert kind_of(reason).name == "hang"
 
 
 def test_one_death_condemns_no_record(verbs):

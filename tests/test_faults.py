@@ -578,8 +578,9 @@ POISON = {
     "RAISEA": "error in the workload: ValueError",
     "NANA": "values are missing or not finite",
     "GREEDA": "out of memory: MemoryError",
-    "HANGA": "crashed the worker twice: left with status 1",
-    "GILA": "crashed the worker twice: left with status 1",
+    "QUITA": "crashed the worker twice: left with status 1",
+    "HANGA": "hung the worker twice: was ended",
+    "GILA": "hung the worker twice: was ended",
 }
 
 
@@ -590,9 +591,9 @@ def test_poison_in_several_shards_costs_no_other_record_and_no_retry(tmp_path, e
     variables = {"FEATUREMILL_STALL_SECONDS": "2"}
     said = workflow("--config", f"max_failed={len(bad)}", variables=variables)
     assert workflow.counts() == {
-        "input": 157,
+        "input": 158,
         "ok": 150,
-        "failed": 7,
+        "failed": 8,
         "refused": 0,
         "duplicate": 0,
     }

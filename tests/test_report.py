@@ -86,6 +86,21 @@ def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
     assert "43 input = 40 ok" in Page(files["accounting"]).text
 
 
+def test_the_records_come_before_the_devices(tmp_path: Path) -> None:
+    page = make(FakeRun(failed=1, telemetry="files").write(tmp_path / "demo"))
+    sections = [attributes["id"] for tag, attributes in page.elements if tag == "section"]
+    devices = ["timeline", "usage", "throughput", "stages"]
+    figures = ["embeddings", "lengths", *devices]
+    assert sections == ["accounting", "failures", *figures, "provenance", "reproduce"]
+    rules = (Path(__file__).parents[1] / "workflow/rules/report.smk").read_text("utf-8")
+    declared = re.findall(r'^    "(\w+)",$', rules, re.MULTILINE)
+    assert declared == ["accounting", *figures], "as in the page"
+    charts = list(page.data)
+    assert charts.index("data-embeddings") < min(
+        charts.index(name) for name in charts if name.startswith(("data-timeline", "data-usage"))
+    )
+
+
 def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path: Path) -> None:
     run = FakeRun(num_shards=1, devices=(CPU,), workload="composition", options={})
     root = run.write(tmp_path / "demo")
@@ -197,7 +212,8 @@ def _whole(bar: timeline.Bar) -> timeline.Bar:
         ("stop codon (*) inside the sequence", "frame shift"),
         ("out of memory", "more memory"),
         ("values are not finite", "fp32"),
-        ("crashed the worker twice", "another device"),
+        ("crashed the worker twice", "bug report"),
+        ("hung the worker twice", "stopped answering"),
         ("error in the workload", "traceback"),
         ("a reason of a workload unheard of", "mend or remove it"),
     ],

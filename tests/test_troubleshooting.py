@@ -271,7 +271,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     check(here)
 
 
-@shows("It hangs", "left with status", "Timeout")
+@shows("It hangs", "was ended", "Timeout")
 def test_a_hang(see, verbs):
     plan = verbs.plan([*GOOD, ("bad", "HANGA")], "poison")
     see(verbs.extract(plan, 0, "--stall-seconds", "1"))

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import compute, config, machine, weights
+from featuremill import config, machine, reasons, weights
 from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
@@ -99,7 +99,7 @@ def _refusing(payloads: Sequence[bytes]) -> Refuse:
     """Return what says in a sentence why one of `payloads` cannot be computed."""
 
     def refuse(row: int, reason: str) -> None:
-        if reason == compute.NOT_FINITE:
+        if reasons.kind_of(reason) is reasons.NOT_FINITE:
             raise UserError(f"embed: {reason}, such as dtype='fp32'.")
         raise UserError(
             f"embed: memory ran out for one sequence of {len(payloads[row]):,} residues "

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featuremill import compute
 from featuremill.batches import Queue, make_batches
-from featuremill.workload import Workload
+from featuremill.workload import RecordFailed, Workload
 
 Refuse = Callable[[int, str], object]
 """Called with a row that cannot be computed, and why; may raise."""
@@ -36,7 +36,7 @@ def values_in_batches(
         try:
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
-            if not compute.is_out_of_memory(error):
+            if not (isinstance(error, RecordFailed) or compute.is_out_of_memory(error)):
                 raise
             if not compute.make_room(queue, batch, error):
                 refuse(batch.rows[0], compute.reason_of(error))

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featuremill import reasons
 from featuremill.batches import Batch, Queue
 from featuremill.journal import PIECE_BYTES, part_schema
-from featuremill.workload import Workload
+from featuremill.text import plain
+from featuremill.workload import RecordFailed, Workload
 
-NOT_FINITE = "values are missing or not finite: try a wider dtype (or output_dtype)"
+NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
 OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|Triton Error \[CUDA\]: out of memory"
@@ -63,6 +65,8 @@ def is_device_error(error: Exception) -> bool:
 
 def misuse_of_torch(error: Exception) -> str:
     """Return what to do where torch itself is in the way, whatever the record; else nothing."""
+    if not isinstance(error, (AssertionError, RuntimeError)):  # torch's own are of these types
+        return ""
     text = str(error)
     if "Torch not compiled with CUDA enabled" in text:
         return (
@@ -95,13 +99,15 @@ def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Return why a record failed that was computed by itself."""
-    kind = "out of memory" if is_out_of_memory(error) else "error in the workload"
-    return f"{kind}: {type(error).__name__}: {one_line(error)}"
+    if isinstance(error, RecordFailed):
+        return error.kind.reason(one_line(error))
+    kind = reasons.OUT_OF_MEMORY if is_out_of_memory(error) else reasons.ERROR
+    return kind.reason(f"{type(error).__name__}: {one_line(error)}")
 
 
 def one_line(error: Exception) -> str:
-    """Return the error's text as one line of bearable length."""
-    return " ".join(str(error).split())[:300]
+    """Return the error's text as one line of bearable length that every file can hold."""
+    return plain(" ".join(str(error).split()))[:300]
 
 
 def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

@@ -24,7 +24,7 @@ from featuremill import compute
 from featuremill.batches import Batch, Queue
 from featuremill.journal import Journal
 from featuremill.watch import Watch
-from featuremill.workload import Workload
+from featuremill.workload import RecordFailed, Workload
 
 MOST_IN_FLIGHT = 2
 MOST_TRACEBACKS = 20
@@ -205,6 +205,8 @@ class Pipeline:
 
     def _tell(self, error: Exception) -> None:
         """Leave the first errors of single records in the log, whole; all of them could fail."""
+        if isinstance(error, RecordFailed):  # no error: its reason says all
+            return
         self._num_told += 1
         if self._num_told <= MOST_TRACEBACKS and not compute.is_out_of_memory(error):
             self._note("".join(traceback.format_exception(error)))

@@ -1,11 +1,13 @@
 """Why records have no values: the kinds of reasons, and what a person can do about each.
 
-A reason is stable up to its first colon, so that it can be counted; the rest is about one record.
+A reason is "head: detail". Its head is a fixed phrase that belongs to one kind, so parts and tables
+are counted and sorted by heads alone; the detail is about one record, in anybody's words, and
+decides nothing. Whoever refuses or fails a record makes the reason here, a workload as well
+(`featuremill.workload.RecordFailed`).
 """
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
 
@@ -14,84 +16,115 @@ class Kind(NamedTuple):
 
     name: str
     """A word to ask for it by."""
-    pattern: str
+    heads: tuple[str, ...]
+    """Phrases without a colon that no other kind has; the first one is the usual one."""
     remedy: str
     """What to do about it, one or two sentences."""
 
+    def reason(self, detail: str = "", head: str = "") -> str:
+        """Return a reason of this kind that says `detail` of a record; `head` is one of its own."""
+        if not self.heads:
+            # A workload's own words: counted by their own head, unless another kind has that.
+            return detail if detail and kind_of(detail) is self else f"failed: {detail}"
+        head = head or self.heads[0]
+        assert head in self.heads, head
+        return f"{head}: {detail}" if detail else head
 
-KINDS = (
-    Kind("pending", r"^not computed yet$", "Nothing: the run's own command computes it."),
-    Kind(
-        "nan",
-        r"not finite|\bnan\b|\binf",
-        "A value left the range of its number format, or the workload gave none. In options, set "
-        "dtype: fp32 (or bf16, where it was fp16) and, for values per residue, output_dtype: "
-        "float32, which computes everything again; or raise max_failed and do without these.",
-    ),
-    Kind(
-        "oom",
-        r"out of memory|\boom\b",
-        "This record alone does not fit the device. Use one with more memory, or let the options "
-        "cut long records (truncate).",
-    ),
-    Kind(
-        "hang",
-        r"stall|hang|hung|time ?out|timed out",
-        "The device stopped answering on this record. Run again; if it recurs, try another device "
-        "and read the shard's log.",
-    ),
-    Kind(
-        "crash",
-        r"worker|crash|signal|died|killed|segfault",
-        "It brought the worker down twice, alone. Run again on another device; if it recurs, the "
-        "shard's log holds the stack for a bug report.",
-    ),
-    Kind(
-        "error",
-        r"error in the workload",
-        "The workload stumbled over this record. The shard's log has the traceback for its author.",
-    ),
-    Kind(
-        "empty",
-        r"empty|no (residues|sequence)",
-        "A header without a sequence. Restore the sequence in the input, or remove the record.",
-    ),
-    Kind(
-        "length",
-        r"too long|longer than|exceeds|at most",
-        "Choose in the options how long records are treated (truncate or chunk), or cut the "
-        "record into domains.",
-    ),
-    Kind(
-        "nucleotides",
-        r"nucleotide|\bdna\b|\brna\b",
-        "The record looks like nucleotides. Translate it first, or take it out of this input.",
-    ),
-    Kind(
-        "stop",
-        r"stop|\*",
-        "A stop inside a protein suggests a frame shift or a pseudogene. Mend the gene call, or "
-        "split the record there.",
-    ),
-    Kind(
-        "letters",
-        r"amino acid|letter|character|residue|alphabet|digit",
-        "Mend the named characters in the input; X stands for an unknown residue.",
-    ),
-    Kind(
-        "id",
-        r"\bid\b|identifier|\bname\b",
-        "Give the record an id of its own in the input.",
-    ),
+
+UNPRINTABLE_ID = "control character in the id"
+"""The other head of `ID`."""
+
+PENDING = Kind("pending", ("not computed yet",), "Nothing: the run's own command computes it.")
+NOT_FINITE = Kind(
+    "nan",
+    ("values are missing or not finite", "values are not finite"),  # the second is in old stores
+    "A value left the range of its number format, or the workload gave none. In options, set "
+    "dtype: fp32 (or bf16, where it was fp16) and, for values per residue, output_dtype: "
+    "float32, which computes everything again; or raise max_failed and do without these.",
 )
+OUT_OF_MEMORY = Kind(
+    "oom",
+    ("out of memory",),
+    "This record alone does not fit the device. Use one with more memory, or let the options "
+    "cut long records (truncate).",
+)
+HANG = Kind(
+    "hang",
+    ("hung the worker twice",),
+    "The device stopped answering on this record. Run again; if it recurs, try another device "
+    "and read the shard's log.",
+)
+CRASH = Kind(
+    "crash",
+    ("crashed the worker twice",),  # in old stores, hangs as well
+    "It brought the worker down twice, alone. Run again on another device; if it recurs, the "
+    "shard's log holds the stack for a bug report.",
+)
+ERROR = Kind(
+    "error",
+    ("error in the workload",),
+    "The workload stumbled over this record. The shard's log has the traceback for its author.",
+)
+EMPTY = Kind(
+    "empty",
+    ("empty sequence",),
+    "A header without a sequence. Restore the sequence in the input, or remove the record.",
+)
+LENGTH = Kind(  # this and the next one are for workloads: nothing here refuses a record for it
+    "length",
+    ("too long",),
+    "Choose in the options how long records are treated (truncate or chunk), or cut the "
+    "record into domains.",
+)
+NUCLEOTIDES = Kind(
+    "nucleotides",
+    ("nucleotides, not a protein",),
+    "The record looks like nucleotides. Translate it first, or take it out of this input.",
+)
+STOP = Kind(
+    "stop",
+    ("stop codon (*) inside the sequence",),
+    "A stop inside a protein suggests a frame shift or a pseudogene. Mend the gene call, or "
+    "split the record there.",
+)
+LETTERS = Kind(
+    "letters",
+    ("not an amino acid",),
+    "Mend the named characters in the input; X stands for an unknown residue.",
+)
+ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in the input.")
 OTHER = Kind(
     "other",
-    "",
+    (),
     "Look at the record in its source; mend or remove it, then run the same command.",
 )
+"""Of every reason whose head no other kind has."""
+OF_THE_CORE = (PENDING, ERROR, CRASH, HANG)
+"""What only the core finds out."""
+OF_RECORDS = (NOT_FINITE, OUT_OF_MEMORY, EMPTY, LENGTH, NUCLEOTIDES, STOP, LETTERS, ID, OTHER)
+"""What a workload may say of a record as well."""
+KINDS = (*OF_THE_CORE, *OF_RECORDS)
+_BY_HEAD = {head: kind for kind in KINDS for head in kind.heads}
+
+
+def head_of(reason: str) -> str:
+    """Return what a reason says of more than one record: all that is before its first colon."""
+    return reason.partition(":")[0]
 
 
 def kind_of(reason: str) -> Kind:
-    """Return the kind of `reason`: the first whose pattern is in it."""
-    found = (kind for kind in KINDS if re.search(kind.pattern, reason, re.IGNORECASE))
-    return next(found, OTHER)
+    """Return the kind of `reason`, by its head alone."""
+    return _BY_HEAD.get(head_of(reason), OTHER)
+
+
+def named(name: str) -> Kind:
+    """Return the kind called `name`, which a workload says of a record.
+
+    Raises:
+        ValueError: when there is no such kind for workloads; for the author of one.
+    """
+    for kind in OF_RECORDS:
+        if kind.name == name:
+            return kind
+    names = ", ".join(kind.name for kind in OF_RECORDS)
+    raise ValueError(f"a record cannot be said to have failed for {name!r}; the kinds are {names}")

@@ -27,12 +27,12 @@ from featuremill.errors import IntegrityError, UserError
 from featuremill.locking import locked
 from featuremill.parts import failed_rows, open_part
 from featuremill.plan.places import Places, move_rows, place_of, places_in
-from featuremill.reasons import KINDS, OTHER, kind_of
+from featuremill.reasons import KINDS, kind_of
 from featuremill.shardfile import digests, read_shard, read_verified, write_shard
 from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_sealed, replacing, sha256_of, write_sealed
 
-NAMES = [kind.name for kind in (*KINDS, OTHER)]
+NAMES = [kind.name for kind in KINDS]
 log = logging.getLogger("featuremill.retry")
 
 

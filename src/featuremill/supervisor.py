@@ -15,6 +15,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from featuremill import journal, machine, working
+from featuremill import journal, machine, reasons, working
 from featuremill import log as logs
 from featuremill.devices import devices_for
 from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
@@ -38,6 +39,10 @@ LAST_MOMENT_SECONDS = 1.0
 first: by then this process is dead as well, and has blamed nobody."""
 LAST_WORDS_SECONDS = 5.0
 """How long a dead worker's own children may keep its standard error open."""
+WHEN_IT_HUNG = (
+    "was ended, as it hung (the log has the stack; if a slow device was taken for a hang, set "
+    "FEATUREMILL_STALL_SECONDS higher)"
+)
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 log = logging.getLogger("featuremill.extract")
 
@@ -65,12 +70,18 @@ class Job:
     condemned: dict[str, str] = field(default_factory=dict)
     """Rows (as text) that killed a worker alone, each with its reason: failed, without another
     try."""
+    stacks: int = 2
+    """Descriptor of the file that only the timer of a hang writes into."""
 
 
 class _WorkerDiedError(Exception):
-    def __init__(self, manner: str, blames_device: bool = False) -> None:
+    def __init__(
+        self, manner: str, blames_device: bool = False, kind: reasons.Kind = reasons.CRASH
+    ) -> None:
         super().__init__(manner)
         self.blames_device = blames_device
+        self.reason = kind.reason(manner)
+        """Why a record failed that did this to a worker, alone."""
 
 
 class Supervisor:
@@ -139,11 +150,11 @@ class Supervisor:
         """Learn from the journal's log which rows were in flight when earlier workers died."""
         state = journal.read_log(self._log_path)
         for rows in state.strikes if state else []:
-            self._strike(rows, "in an earlier job")
+            self._strike(rows, reasons.CRASH.reason("in an earlier job"))
 
-    def _strike(self, rows: tuple[int, ...], manner: str) -> None:
+    def _strike(self, rows: tuple[int, ...], reason: str) -> None:
         if len(rows) == 1 and rows[0] in self._solo:
-            self._condemned[str(rows[0])] = f"crashed the worker twice: {manner}"
+            self._condemned[str(rows[0])] = reason
         self._solo.update(rows)
 
     def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
@@ -160,7 +171,7 @@ class Supervisor:
             held.failed(f"{self._name}: the worker {death}")
         if rows and not (death.blames_device and is_alone and not worked_before):
             journal.add_strike(self._log_path, rows)
-            self._strike(rows, str(death))
+            self._strike(rows, death.reason)
 
     def _num_commits(self) -> int:
         state = journal.read_log(self._log_path)
@@ -186,35 +197,42 @@ class Supervisor:
         Raises:
             _WorkerDiedError: saying how it died.
         """
-        job = replace(
-            self._job,
-            devices=[device._asdict() for device in held.devices],
-            solo=sorted(self._solo),
-            condemned=self._condemned,
-        )
         # What libraries and crashes print belongs into the log file; without one, on the screen.
         log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "featuremill.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=[self._lock, *held.descriptors],
-            env={**os.environ, **held.environment, **_threads(job.threads)},
-        )
-        listener = threading.Thread(target=_log_lines, args=(worker.stderr, log_level), daemon=True)
-        listener.start()
-        self._recorder.starts(worker.pid)
-        try:
-            return self._follow(worker, job)
-        finally:
-            worker.kill()
-            worker.wait()
-            listener.join(LAST_WORDS_SECONDS)
-            assert worker.stdout
-            worker.stdout.close()
+        # Beside the journal: that folder can be written, whatever a node's /tmp is.
+        with tempfile.TemporaryFile("w+", dir=self._log_path.parent, errors="replace") as stacks:
+            job = replace(
+                self._job,
+                devices=[device._asdict() for device in held.devices],
+                solo=sorted(self._solo),
+                condemned=self._condemned,
+                stacks=stacks.fileno(),
+            )
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "featuremill.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                pass_fds=[self._lock, job.stacks, *held.descriptors],
+                env={**os.environ, **held.environment, **_threads(job.threads)},
+            )
+            listener = threading.Thread(
+                target=_log_lines, args=(worker.stderr, log_level), daemon=True
+            )
+            listener.start()
+            self._recorder.starts(worker.pid)
+            try:
+                return self._follow(worker, job)
+            finally:
+                worker.kill()
+                worker.wait()
+                listener.join(LAST_WORDS_SECONDS)
+                stacks.seek(0)
+                _log_lines(stacks, log_level)
+                assert worker.stdout
+                worker.stdout.close()
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
         assert worker.stdin and worker.stdout
@@ -252,6 +270,8 @@ class Supervisor:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:
             raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)
+        if status > 0 and os.fstat(job.stacks).st_size:
+            raise _WorkerDiedError(WHEN_IT_HUNG, kind=reasons.HANG)
         if -status == signal.SIGKILL:
             time.sleep(LAST_MOMENT_SECONDS)
         raise _WorkerDiedError(_manner_of_death(status))
@@ -266,10 +286,7 @@ def _log_lines(pipe: IO[str], level: int) -> None:
 def _manner_of_death(status: int) -> str:
     if status < 0:
         return f"was killed by {signal.Signals(-status).name}"
-    return (
-        f"left with status {status} (the log has the stack; if a slow device was taken for a hang, "
-        "set FEATUREMILL_STALL_SECONDS higher)"
-    )
+    return f"left with status {status}"
 
 
 def _threads(count: int) -> dict[str, str]:

@@ -13,11 +13,13 @@ SLOWER = 20
 class Watch:
     """How long the device was at work, on what; and the timer that ends the process."""
 
-    def __init__(self, stall_seconds: float) -> None:
+    def __init__(self, stall_seconds: float, stacks: int) -> None:
+        """`stacks` is the descriptor of the file that gets the stacks before a hang is ended."""
         self.started = time.monotonic()
         self.busy_seconds = 0.0
         self.cost_run = 0
         self._stall_seconds = stall_seconds
+        self._stacks = stacks
         self._done_at = 0.0
         self._first = (0.0, 0)
         """Seconds and cost of the first batch, in which much happens that never does again."""
@@ -29,7 +31,7 @@ class Watch:
         # The timer is a thread. Where memory is so short that none can start (a limit on addresses,
         # as some schedulers set), this batch goes unwatched, and the next one is watched again.
         with contextlib.suppress(RuntimeError):
-            faulthandler.dump_traceback_later(allowed, exit=True)
+            faulthandler.dump_traceback_later(allowed, exit=True, file=self._stacks)
 
     def done(self, cost: int, launched: float) -> None:
         """Note that a batch which was launched then is complete now; call in order.

@@ -41,7 +41,7 @@ def main() -> int:
     machine.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
     # What libraries print must not mix with the events: they get standard error as their output.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
@@ -107,7 +107,7 @@ class Worker:
         )
         self.shard = Shard(rows, self.journal, values)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn)
-        self.watch = Watch(job.stall_seconds)
+        self.watch = Watch(job.stall_seconds, job.stacks)
         self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
         self.pipeline: Pipeline | None = None

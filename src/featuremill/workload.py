@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from pydantic import BaseModel, ConfigDict
 
+from featuremill import reasons
 from featuremill.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Record(NamedTuple):
     line: int
     """Where the record starts: a line of `source`, or its number in formats without lines."""
     reason: str = ""
-    """Why the record is refused; empty for a good one."""
+    """Why the record is refused, as `reasons.LENGTH.reason("40,000 residues")` makes it (any other
+    text is of the kind "other"); empty for a good one."""
     note: str = ""
     """What was mended on the way in, such as "J read as X"; empty when nothing was."""
 
@@ -62,6 +64,26 @@ class WorkloadOptions(BaseModel):
     def delivers(self) -> set[Literal["pooled", "per_residue"]]:
         """Return what comes out: vectors of a whole record, of each of its residues, or both."""
         return {"pooled"}
+
+
+class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to say of a record)
+    """There is no way to compute a record: it gets a failed row, and the others their values.
+
+    May be raised by `prepare`, `run` and `collect`, also for a batch of many: its records are then
+    computed one by one, and the one for which this comes again is meant.
+    """
+
+    def __init__(self, kind: str, text: str = "") -> None:
+        """`kind` is the name of one in `featuremill.reasons.OF_RECORDS`, `text` about the record.
+
+        Raises:
+            ValueError: when there is no such kind (and then the record fails for that: "error").
+        """
+        super().__init__(kind, text)
+        self.kind = reasons.named(kind)
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class Workload(Protocol):

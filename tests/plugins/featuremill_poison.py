@@ -1,9 +1,11 @@
 """A workload whose records really do harm: the first letters of a sequence say what happens.
 
-CRASH aborts the process, SEGV writes to address 0, RAISE raises, NAN delivers a value that is not a
-number, EAT needs more memory than there is (in any batch of more than one record), GREED even
-alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY breaks the pretend
-device. LATE before such a word means: when the batch is collected, not when it runs. Every batch
+CRASH aborts the process, QUIT leaves it with status 1, SEGV writes to address 0, RAISE raises (what
+it says is in TEXTS), TELL and the name of a kind say that the record fails for it, NAN delivers a
+value that is not a number, EAT needs more memory than there is (in any batch of more than one
+record), GREED even alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY
+breaks the pretend device. LATE before such a word means: when the batch is collected, not when it
+runs; EARLY: when it is prepared. REFVSE is refused as too long. Every batch
 takes `batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file
 `spans`, with the devices that the process sees.
 """
@@ -17,12 +19,19 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from featuremill import reasons
 from featuremill.inputs import proteins
-from featuremill.workload import WorkloadOptions
+from featuremill.workload import RecordFailed, WorkloadOptions
 
 VERSION = "1"
 COST_UNIT = "records"
 SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
+TEXTS = {
+    "RAISETALE": RuntimeError("the table changed"),
+    "RAISEKEY": KeyError("info"),
+    "RAISECLING": RuntimeError("CUDA hangs: out of memory: a worker crashed"),
+}
+"""Errors whose texts have words of other kinds in them."""
 
 
 class Options(WorkloadOptions):
@@ -67,6 +76,8 @@ class Options(WorkloadOptions):
 def records(files, options):
     for record in proteins(files):
         time.sleep(options.record_seconds)
+        if record.payload.startswith(b"REFVSE"):
+            record = record._replace(payload=b"", reason=reasons.LENGTH.reason("7 letters"))
         yield record
 
 
@@ -104,8 +115,12 @@ def load(options, devices, weights):
     return options
 
 
-def prepare(model, payloads, batch_cost):
-    return [payload.decode() for payload in payloads]
+def prepare(options, payloads, batch_cost):
+    batch = [payload.decode() for payload in payloads]
+    for sequence in batch:
+        if sequence.startswith("EARLY"):
+            _harm(sequence.removeprefix("EARLY"), len(batch), options)
+    return batch
 
 
 def run(options, batch):
@@ -157,10 +172,15 @@ def _harm(sequence, batch_size, options):
             os.abort()
     elif sequence.startswith("CRASH"):
         os.abort()
+    if sequence.startswith("QUIT"):
+        os._exit(1)
     if sequence.startswith("SEGV"):
         ctypes.memset(0, 0, 1)
     if sequence.startswith("RAISE"):
-        raise ValueError(f"I don't like {sequence}")
+        raise TEXTS.get(sequence, ValueError(f"I don't like {sequence}"))
+    if sequence.startswith("TELL"):
+        kind = sequence.removeprefix("TELL").lower()
+        raise RecordFailed(kind, f"error in the workload: {kind} hangs")
     if sequence.startswith("GREED") or (sequence.startswith("EAT") and batch_size > 1):
         bytearray(1 << 60)
     if sequence.startswith("HANG"):

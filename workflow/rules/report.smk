@@ -5,12 +5,12 @@
 
 figures = [
     "accounting",
+    "embeddings",
+    "lengths",
     "timeline",
     "usage",
     "throughput",
     "stages",
-    "lengths",
-    "embeddings",
 ]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from featuremill.reasons import head_of
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10
@@ -58,7 +59,7 @@ def draw(records: Iterable[Record], size: int) -> Sample:
     for record in records:
         sample.num_records += 1
         if record.reason:
-            reason = record.reason.partition(":")[0]
+            reason = head_of(record.reason)
             sample.refused[reason] += 1
             sample.first_refused.setdefault(reason, f"{record.source}:{record.line}")
             continue

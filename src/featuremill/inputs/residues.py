@@ -1,7 +1,7 @@
 """What makes a protein: letters become a payload, or a reason why they cannot.
 
-The alphabet is ESM-2's: the 20 amino acids, X B U Z O, and the gaps '.' and '-'. Reasons and notes
-are short and stable up to the first colon, so that they can be counted.
+The alphabet is ESM-2's: the 20 amino acids, X B U Z O, and the gaps '.' and '-'. Reasons are
+those of `featuremill.reasons`; notes are stable up to the first colon as well, to be counted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from featuremill import reasons
 from featuremill.errors import UserError
 from featuremill.inputs.source import has_nul
 from featuremill.text import CONTROL
@@ -17,12 +18,6 @@ from featuremill.workload import Record
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
 UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WHITESPACE = b" \t\n\r\x0b\x0c"
-
-NO_ID = "no id"
-UNPRINTABLE = "control character in the id"
-EMPTY = "empty sequence"
-STOP = "stop codon (*) inside the sequence"
-STRANGER = "not an amino acid"
 
 GAPS = "gaps (- or .) are kept and count as residues"
 END_DROPPED = "* at the end dropped"
@@ -63,9 +58,10 @@ def protein(
             "run into one; put a line break before it."
         )
     if not id:
-        payload, reason = b"", NO_ID
+        payload, reason = b"", reasons.ID.reason()
     elif not id.isprintable() and (control := CONTROL.search(id)):
-        payload, reason = b"", f"{UNPRINTABLE}: U+{ord(control.group()):04X}"
+        shown = f"U+{ord(control.group()):04X}"
+        payload, reason = b"", reasons.ID.reason(shown, reasons.UNPRINTABLE_ID)
     notes = "; ".join(filter(None, (note, mended))) if note or mended else ""
     return Record(id, description, payload, source, line, reason, notes)
 
@@ -75,7 +71,7 @@ def clean(letters: str) -> Cleaned:
     written = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
     payload = written.rstrip(b"*")
     if not payload:
-        return Cleaned(b"", EMPTY)
+        return Cleaned(b"", reasons.EMPTY.reason())
     notes = [END_DROPPED] if len(payload) < len(written) else []
     if b"J" in payload:
         payload = payload.replace(b"J", b"X")
@@ -111,8 +107,8 @@ def _reason(letters: str) -> str:
     assert stranger, residues
     letter, number = stranger.group(), stranger.start() + 1
     if letter == "*":
-        return f"{STOP}: residue {number}"
-    return f"{STRANGER}: {_show(letter)} at residue {number}"
+        return reasons.STOP.reason(f"residue {number}")
+    return reasons.LETTERS.reason(f"{_show(letter)} at residue {number}")
 
 
 def _show(letter: str) -> str:

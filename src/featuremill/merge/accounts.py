@@ -20,6 +20,7 @@ from featuremill.errors import IntegrityError
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
 from featuremill.parts import Part, order_of
+from featuremill.reasons import PENDING
 from featuremill.shardfile import digests, read_verified
 from featuremill.store import RunFolder, replacing
 from featuremill.text import one_line
@@ -27,8 +28,7 @@ from featuremill.text import one_line
 FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
 """What the lists need of the manifest."""
-NOT_YET = "not computed yet"
-"""Why a pending record has no values."""
+NOT_YET = PENDING.reason()
 SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")
 

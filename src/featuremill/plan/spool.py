@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from featuremill.reasons import head_of
 from featuremill.workload import Record, find_workload
 
 NUM_BUCKETS = 256
@@ -214,15 +215,10 @@ class Spool(ExitStack):
         tally.records += len(chunk.ids)
         tally.by_source.update(chunk.sources)
         for note in filter(None, chunk.notes):
-            tally.notes.update(map(_kind, note.split("; ")))
-        refusals = [_kind(reason) for reason in chunk.reasons if reason]
+            tally.notes.update(map(head_of, note.split("; ")))
+        refusals = [head_of(reason) for reason in chunk.reasons if reason]
         tally.refused += len(refusals)
         tally.refusals.update(refusals)
         accepted = lengths[[not reason for reason in chunk.reasons]]
         tally.total_length += int(accepted.sum())
         tally.longest = max(tally.longest, int(accepted.max(initial=0)))
-
-
-def _kind(text: str) -> str:
-    """Return the countable part of a reason or note: what stands before the specifics."""
-    return text.partition(":")[0]

@@ -1,4 +1,4 @@
-"""The figures of a report, in the order of the page."""
+"""The figures of a report, in the order of the page: the records first, then the devices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ def draw(facts: Facts) -> dict[str, Figure]:
     layout = lay_out([p.working for p in pieces], [p.lane for p in pieces]) if pieces else None
     clock = clock_of(layout) if layout else None
     figures = (
+        embedding.figure(facts),
+        lengths.figure(facts),
         gantt.figure(facts, clock),
         curves.figure(facts, clock),
         throughput.figure(facts, clock),
         stages.figure(facts),
-        lengths.figure(facts),
-        embedding.figure(facts),
     )
     return {figure.name: figure for figure in figures}

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.parts import failed_rows
-from featuremill.reasons import KINDS, OTHER, kind_of
+from featuremill.reasons import head_of, kind_of
 from featuremill.report import failures as listed
 from featuremill.report.failures import MAX_EXAMPLES, clipped
 from featuremill.status.shards import Shard
@@ -33,7 +33,7 @@ class Key(NamedTuple):
 
     status: str
     kind: str
-    """Its word in reasons.py, by the whole reason, as retry takes it."""
+    """Its word in reasons.py, as retry takes it."""
     reason: str
     """Up to its first colon: what it says of more than one record."""
 
@@ -102,14 +102,11 @@ def _group(key: Key, number: int, examples: list[str]) -> Group:
 
 def remedy_of(key: Key) -> str:
     """Return what to do about it."""
-    return next((kind.remedy for kind in KINDS if kind.name == key.kind), OTHER.remedy)
+    return kind_of(key.reason).remedy
 
 
 def _key(status: str, reason: str) -> Key:
-    stable = clipped(reason.partition(":")[0])
-    # A plan knows refused records by the stable part only.
-    kind = kind_of(reason if status == "failed" else stable)
-    return Key(status, kind.name, stable)
+    return Key(status, kind_of(reason).name, clipped(head_of(reason)))
 
 
 def failed_keys(folder: RunFolder, recipe: str, shard: str) -> dict[int, Key]:
