@@ -20,9 +20,9 @@ from featuremill.errors import UserError
 from featuremill.locking import locked
 from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources
-from featuremill.workloads.esm2.sources import Source, is_path, name_of
+from featuremill.workloads.esm2.sources import Source, is_path, name_of, refuse_missing
 
-__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "run"]
+__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "refuse_missing", "run"]
 
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
@@ -39,6 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, required=True, help="the weights/<name>.json to write"
     )
     parser.add_argument("--cache", type=Path, help="folder for converted weights and its locks")
+
+
+def json_of(model: str) -> str:
+    """Return where the rules keep what they know of the weights of `model`, a name or a path."""
+    return f"weights/{name_of(model)}.json"
 
 
 def run(arguments: argparse.Namespace) -> None:
