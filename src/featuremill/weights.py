@@ -18,8 +18,9 @@ from typing import Any
 from featuremill import store
 from featuremill.errors import UserError
 from featuremill.locking import locked
-from featuremill.workload import Weights
+from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.sources import Source, is_path, name_of, refuse_missing
 
 __all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "refuse_missing", "run"]
@@ -55,16 +56,40 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read(path: Path) -> Weights:
     """Return the weights that the JSON `path` names, after a look whether they are still there."""
-    heal = f"delete {path} and run again"
+    entry = _entry(path)
+    if not _are_there(entry):
+        raise UserError(
+            f"{path}: its weights {entry['path']} are gone or not whole; delete {path} and run "
+            "again."
+        )
+    return weights_of(entry)
+
+
+def described(path: Path) -> Weights:
+    """Return the weights that the JSON `path` names, whether or not they are still there."""
+    return weights_of(_entry(path))
+
+
+def are_lost(path: Path) -> bool:
+    """Tell whether the JSON `path` names weights that are gone, as from a cache that was emptied."""
+    entry = store.read_sealed(path)
+    return entry is not None and _is_whole(entry) and not _are_there(entry)
+
+
+def _entry(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
     entry = store.read_sealed(path)
     if entry is None or not _is_whole(entry):
-        raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
-    found, size = weights_of(entry), entry["bytes"]
-    if not found.path.is_file() or found.path.stat().st_size != size:
-        raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
-    return found
+        raise UserError(
+            f"{path}: this is not what featuremill weights wrote; delete {path} and run again."
+        )
+    return entry
+
+
+def _are_there(entry: dict[str, Any]) -> bool:
+    path = Path(entry["path"])
+    return path.is_file() and path.stat().st_size == entry["bytes"]
 
 
 def _is_whole(entry: dict[str, Any]) -> bool:
@@ -141,6 +166,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
     """Write the weights of `source` to `path`; return the JSON object that describes them."""
     if source.kind == "published" and not source.path.is_file():
         sources.download(source)
+    refuse_without_packages(Options)
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)

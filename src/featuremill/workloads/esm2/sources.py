@@ -15,6 +15,8 @@ from typing import Literal, NamedTuple
 from featuremill.errors import UserError
 from featuremill.inputs.source import check
 from featuremill.progress import Progress
+from featuremill.workload import refuse_without_packages
+from featuremill.workloads.esm2.options import Options
 
 _log = logging.getLogger("featuremill.weights")
 
@@ -114,6 +116,7 @@ def locate(model: str) -> Source:
 
 def _hub_folder() -> Path:
     """Return the folder in which fair-esm, through torch.hub, keeps what it has downloaded."""
+    refuse_without_packages(Options)
     import torch
 
     return Path(torch.hub.get_dir()) / "checkpoints"
