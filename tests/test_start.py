@@ -1,4 +1,4 @@
-"""What is said and put right before a run begins: packages that are missing, weights that are lost."""
+"""What is said and put right before a run begins: missing packages, weights that are lost."""
 
 import json
 import os

@@ -56,35 +56,23 @@ def run(arguments: argparse.Namespace) -> None:
 
 def read(path: Path) -> Weights:
     """Return the weights that the JSON `path` names, after a look whether they are still there."""
-    entry = _entry(path)
-    if not _are_there(entry):
-        raise UserError(
-            f"{path}: its weights {entry['path']} are gone or not whole; delete {path} and run "
-            "again."
-        )
-    return weights_of(entry)
-
-
-def described(path: Path) -> Weights:
-    """Return the weights that the JSON `path` names, whether or not they are still there."""
-    return weights_of(_entry(path))
-
-
-def are_lost(path: Path) -> bool:
-    """Tell whether the JSON `path` names weights that are gone, as from a cache that was emptied."""
-    entry = store.read_sealed(path)
-    return entry is not None and _is_whole(entry) and not _are_there(entry)
-
-
-def _entry(path: Path) -> dict[str, Any]:
+    heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
     entry = store.read_sealed(path)
     if entry is None or not _is_whole(entry):
-        raise UserError(
-            f"{path}: this is not what featuremill weights wrote; delete {path} and run again."
-        )
-    return entry
+        raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
+    if not _are_there(entry):
+        raise UserError(f"{path}: its weights {entry['path']} are gone or not whole; {heal}.")
+    return weights_of(entry)
+
+
+def lost(path: Path) -> Weights | None:
+    """Return the weights that the JSON `path` names if they are gone, as from an emptied cache."""
+    entry = store.read_sealed(path)
+    if entry is None or not _is_whole(entry) or _are_there(entry):
+        return None
+    return weights_of(entry)
 
 
 def _are_there(entry: dict[str, Any]) -> bool:

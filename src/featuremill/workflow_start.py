@@ -20,6 +20,7 @@ from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.report import labels
+from featuremill.workload import Weights
 from featuremill.workflow_support import checkpoint_files, executes
 
 LOCKS = Path(".snakemake/locks")
@@ -198,13 +199,14 @@ def forget_lost_weights(
     if workflow.deployment_settings.deployment_method:
         return
     for path in map(Path, weights_files):
-        if weights.are_lost(path) and not (_is_computed(results) and _stands(run, results, path)):
-            with contextlib.suppress(OSError):  # a worker will say which file to delete
+        lost = weights.lost(path)
+        if lost and not (_is_computed(results) and _is_planned(run, results, lost)):
+            with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
 
 
-def _stands(run: Run, results: str, weights_file: Path) -> bool:
-    """Tell whether the last plan of a run is still the plan for its config and inputs."""
+def _is_planned(run: Run, results: str, model: Weights) -> bool:
+    """Tell whether the last plan is still that of this config and these inputs."""
     from featuremill.plan import planning_device, settings_of
 
     path = store.RunFolder(Path(results)).plan
@@ -216,9 +218,8 @@ def _stands(run: Run, results: str, weights_file: Path) -> bool:
         return False
     found = workload.find_workload(run.workload)
     options = found.Options.model_validate(run.options)
-    device, described = planning_device(run.device), weights.described(weights_file)
-    settings = settings_of(run.workload, found, options, device, described)
-    return store.recipe_of(settings) == plan["recipe"]
+    settings = settings_of(run.workload, found, options, planning_device(run.device), model)
+    return plan["recipe"] == str(store.recipe_of(settings))
 
 
 def check_times(run: Run, results: str) -> None:

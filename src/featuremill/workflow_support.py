@@ -118,7 +118,7 @@ def weights_names(files: list[str]) -> str:
 def checkpoint_files(run: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
-    return [os.path.expanduser(model)] if is_path(model) else []
+    return [str(Path(model).expanduser())] if is_path(model) else []
 
 
 def report_labels(run: Run) -> list[str]:

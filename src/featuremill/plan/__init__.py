@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"plan: {model} needs its weights: featuremill weights {model} --output {path}, "
             f"then featuremill plan … --weights {path}."
         )
-    found = weights_verb.described(arguments.weights) if arguments.weights else None
+    found = weights_verb.read(arguments.weights) if arguments.weights else None
     folder = RunFolder(arguments.run_folder)
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
