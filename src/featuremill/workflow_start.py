@@ -20,8 +20,8 @@ from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.report import labels
-from featuremill.workload import Weights
 from featuremill.workflow_support import checkpoint_files, executes
+from featuremill.workload import Weights
 
 LOCKS = Path(".snakemake/locks")
 TARGETS = {"plan", "weights", "partial"}
@@ -219,7 +219,8 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
     found = workload.find_workload(run.workload)
     options = found.Options.model_validate(run.options)
     settings = settings_of(run.workload, found, options, planning_device(run.device), model)
-    return plan["recipe"] == str(store.recipe_of(settings))
+    recipe: str = plan["recipe"]
+    return store.recipe_of(settings) == recipe
 
 
 def check_times(run: Run, results: str) -> None:

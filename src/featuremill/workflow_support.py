@@ -118,7 +118,9 @@ def weights_names(files: list[str]) -> str:
 def checkpoint_files(run: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
-    return [str(Path(model).expanduser())] if is_path(model) else []
+    if model.startswith("~"):  # which Snakemake does not look up
+        model = str(Path(model).expanduser())
+    return [model] if is_path(model) else []
 
 
 def report_labels(run: Run) -> list[str]:
