@@ -66,7 +66,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> Run:
         source, places = sources(config, workflow)
         run = validate(config, source, places)
         check_outputs(run, source)
-        _refuse_wildcards(run)
+        refuse_wildcards(run)
     except UserError as error:
         raise RefusedError(str(error)) from None
     for sentence in without_effect(run):
@@ -91,7 +91,7 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     return source, places
 
 
-def _refuse_wildcards(run: Run) -> None:
+def refuse_wildcards(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
     labels = [run.labels.file]
     names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
