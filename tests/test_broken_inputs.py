@@ -36,7 +36,14 @@ def test_plan_ends_as_documented(case, tmp_path, capsys, request):
         folder.chmod(0o777)
     with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
         status = main(["plan", str(folder), "--config-json", json.dumps(config)])
-    said = capsys.readouterr().err
+        said = capsys.readouterr().err
+        # What plan refuses, init has refused before it, on the same ground.
+        written = ["--workload", "composition", "--output", str(folder / "my.yaml")]
+        assert main(["init", str(path), *written]) == status
+        surveyed = capsys.readouterr().err
+    if status:
+        last = surveyed.splitlines()[-1]
+        assert fragment in last or "every record is refused" in last
     if outcome == "error":
         assert status == 2
         (sentence,) = [line for line in said.splitlines() if "error:" in line]

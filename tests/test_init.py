@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from pathlib import Path
 
 import pytest
+import xxhash
 import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
 from hypothesis import given
@@ -127,6 +129,13 @@ def test_another_workload() -> None:
         (["a.fa", "--workload", "esm3"], "there is no workload 'esm3'"),
         (["a.fa", "--workload", "composition", "--model", "x"], "there is no such key"),
         (["gone.fa"], "this file does not exist"),
+        (["empty.fa"], "empty.fa: this file is empty"),
+        (["a{b}.fa"], "'a{b}.fa' has a name in braces"),
+        (["late.fa"], "late.fa: it was last changed in the future"),
+        (["a.fa", "--model", "esm2_t99"], "options.model: there is no model 'esm2_t99'; did you"),
+        (["a.fa", "--model", "nets/my.pt"], "nets/my.pt: this file does not exist; check the path"),
+        (["two.fa"], "two.fa:3 and two.fa:7: the id 'b' stands for two different sequences"),
+        (["a.fa", "two.csv"], "a.fa:1 and two.csv:2: the id 'sp|P0CG48|UBC_HUMAN' stands for two"),
         (["bad.fa"], "every record is refused"),
     ],
 )
@@ -136,10 +145,47 @@ def test_refusals(
     write("a.fa", GOOD)
     write("bad.fa", ">P1\n>P2\nMK*V\n")
     write("there.yaml", "mine")
+    write("empty.fa", "")
+    write("a{b}.fa", GOOD)
+    os.utime(write("late.fa", GOOD), (2**32, 2**32))
+    write("two.fa", ">a\nMKV\n>b\nMKV\n>a\nMKV\n>b\nMKT\n>a\nMKL\n")
+    write("two.csv", f"id,sequence\nsp|P0CG48|UBC_HUMAN,{INSULIN_A}\n")
+    before = set(folder.iterdir())
     assert main(["init", *arguments]) == 2
     assert sentence in capsys.readouterr().err
     assert Path("there.yaml").read_text() == "mine"
-    assert {path.name for path in folder.iterdir()} == {"a.fa", "bad.fa", "there.yaml"}
+    assert set(folder.iterdir()) == before
+
+
+def test_two_sequences_under_one_id_are_found_in_several_passes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a plan: with more records than are held in memory, refused ones among them."""
+    monkeypatch.setattr("featuremill.init.ids.RECORDS_A_WRITE", 7)
+    monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_PASS", 37)
+    monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_BLOCK", 5)
+    records = [f">p{number}\nMKV{'L' * number}\n>\n\n" for number in range(300)]
+    write("same.fa", "".join(records * 2))
+    assert main(["init", "same.fa"]) == 0
+    write("two.fa", "".join([*records, *records[:200], ">p11\nMK\n", ">p12\nMK\n", *records]))
+    assert main(["init", "two.fa"]) == 2
+    assert "two.fa:45 and two.fa:2001: the id 'p11' stands" in capsys.readouterr().err
+
+
+def test_ids_whose_hashes_alone_are_equal_are_left_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = {b"a": 7, b"b": 7}
+    digest = xxhash.xxh3_64_intdigest
+    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda b: hashes.get(b) or digest(b))
+    assert main(["init", write("a.fa", ">a\nMKV\n>b\nMKT\n")]) == 0
+
+
+def test_what_the_jobs_lack_here_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no more: with --sdm conda they have it from elsewhere."""
+    monkeypatch.setattr("featuremill.workload.find_spec", lambda module: None)
+    assert main(["init", write("a.fa", GOOD)]) == 0
+    assert "init │ warning: torch is not installed in this Python" in capsys.readouterr().err
 
 
 def test_force_overwrites() -> None:

@@ -65,6 +65,25 @@ def test_an_input_in_place_of_its_config_is_called_so(tmp_path, monkeypatch, cap
         assert f"{name}: this is no config but FASTA; featuremill init {name} writes one." in said
 
 
+def test_a_config_that_is_no_yaml_is_answered_with_its_line(tmp_path, monkeypatch, capsys):
+    """Which Snakemake itself would not name."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("inputs: my.fa\noptions:\n\tmodel: mill_t6_8M\n")
+    assert main(["run", "my.yaml"]) == 2
+    assert "my.yaml:3: this is not valid YAML" in capsys.readouterr().err
+
+
+def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
+    Path("my.yaml").write_text("inputs: my.fa\n")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
+    assert main(["run", "my.yaml"]) == 0
+    assert became[1:5] == ["-m", "snakemake", "--configfile", "my.yaml"]
+    assert became[-2:] == ["--cores", "all"]
+
+
 def test_a_run_takes_one_config(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("my.yaml", "other.yaml"):

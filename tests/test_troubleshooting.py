@@ -413,15 +413,24 @@ def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_p
     assert "Nothing to be done" in workflow(), "it may be put away after the run"
 
 
-@shows("The config or the input is refused", "no such key")
+@shows("The config or the input is refused", "no such key", "no model", "valid JSON", "valid YAML")
 def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(3))
     path = tmp_path / "config.yaml"
     lines = [*path.read_text().splitlines(), "optons: {}"]
     path.write_text("\n".join(lines))
     said = workflow("-n", status=1)
-    see(said)
     assert f"\nconfig.yaml:{len(lines)}: optons: " in said and "common.smk" not in said
+    path.write_text("inputs: in.fa\noptions:\n  model: esm2_t99\n")
+    unknown = workflow("-n", status=1)
+    assert "\nconfig.yaml:3: options.model: there is no model" in unknown
+    assert "UserError" not in unknown and "common.smk" not in unknown
+    path.write_text("inputs: in.fa\noptions:\n\tmodel: mill_t6_8M\n")
+    tab = workflow("-n", status=1)
+    command = [sys.executable, "-m", "featuremill", "plan", "results/my", "--config", path.name]
+    plan = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert plan.returncode == 2
+    see(said + unknown + tab + plan.stderr)
 
 
 def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):

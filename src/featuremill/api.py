@@ -15,6 +15,7 @@ from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.inputs import residues
+from featuremill.workload import refuse_without_packages
 from featuremill.workloads import esm2
 
 Progress = Callable[[int, int], object]
@@ -59,6 +60,7 @@ def embed(
         "batch_tokens": batch_tokens,
     }
     checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
+    refuse_without_packages(esm2.Options)
     payloads = _payloads(sequences)
     num_cut = sum(long == "truncate" and len(payload) > max_residues for payload in payloads)
     if num_cut:

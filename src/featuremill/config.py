@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from featuremill import config_problems, config_yaml
+from featuremill import config_problems, config_yaml, weights
 from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.formats import FORMATS, OutputName
@@ -135,11 +136,15 @@ def validate(raw: Mapping[str, Any], source: str = "config", places: Places | No
     run = _checked(Run, raw, (), _sections, source, places)
     workload = run.workload
     try:
-        model = find_workload(workload).Options
+        keys = find_workload(workload).Options
     except UserError as error:
         raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
-    options = _checked(model, run.options, ("options",), lambda: _others(workload), source, places)
-    return run.model_copy(update={"options": options.model_dump(mode="json")})
+    options = _checked(keys, run.options, ("options",), lambda: _others(workload), source, places)
+    run = run.model_copy(update={"options": options.model_dump(mode="json")})
+    if model := model_of(run):
+        with _at_the_model(source, places):
+            weights.name_of(model)
+    return run
 
 
 def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
@@ -161,12 +166,35 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> N
                 )
 
 
-def read(path: Path) -> Run:
-    """Return the validated run of the YAML file `path`."""
+def read(path: Path, has_weights: bool = False) -> Run:
+    """Return the validated run of the YAML file `path`.
+
+    A checkpoint that it names has to be there unless the run `has_weights`, made of it before.
+    """
     raw, places = load(path)
     run = validate(raw, str(path), places)
     check_outputs(run, str(path))
+    model = model_of(run)
+    if model and not has_weights and not Path(weights.json_of(model)).exists():
+        with _at_the_model(str(path), places):
+            weights.refuse_missing(model)
     return run
+
+
+def model_of(run: Run) -> str | None:
+    """Return the model whose weights the run needs: a name, or the path of a checkpoint."""
+    workload = find_workload(run.workload)
+    return workload.weights(workload.Options.model_validate(run.options))
+
+
+@contextlib.contextmanager
+def _at_the_model(source: str, places: Places) -> Iterator[None]:
+    """Put before what is wrong with a model where the config names it."""
+    try:
+        yield
+    except UserError as error:
+        place = _place(source, places, ("options", "model"))
+        raise UserError(f"{place}: options.model: {error}") from None
 
 
 def refuse_input(path: Path) -> None:

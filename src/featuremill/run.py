@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from featuremill import SNAKEFILE, typed
-from featuremill.config import refuse_input
+from featuremill.config import load
 from featuremill.errors import UserError
 
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    refuse_input(arguments.config)
+    load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
     others = itertools.takewhile(lambda word: not word.startswith("-"), arguments.options)
     if other := next((word for word in others if word.endswith((".yaml", ".yml"))), None):
         raise UserError(

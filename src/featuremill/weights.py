@@ -18,11 +18,12 @@ from typing import Any
 from featuremill import store
 from featuremill.errors import UserError
 from featuremill.locking import locked
-from featuremill.workload import Weights
+from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads.esm2 import sources
-from featuremill.workloads.esm2.sources import Source, is_path, name_of
+from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.sources import Source, is_path, name_of, refuse_missing
 
-__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "run"]
+__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "refuse_missing", "run"]
 
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
@@ -41,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", type=Path, help="folder for converted weights and its locks")
 
 
+def json_of(model: str) -> str:
+    """Return where the rules keep what they know of the weights of `model`, a name or a path."""
+    return f"weights/{name_of(model)}.json"
+
+
 def run(arguments: argparse.Namespace) -> None:
     """Convert the model if that has not been done, and write the JSON."""
     entry = convert(arguments.model, arguments.cache)
@@ -56,10 +62,22 @@ def read(path: Path) -> Weights:
     entry = store.read_sealed(path)
     if entry is None or not _is_whole(entry):
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
-    found, size = weights_of(entry), entry["bytes"]
-    if not found.path.is_file() or found.path.stat().st_size != size:
-        raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
-    return found
+    if not _are_there(entry):
+        raise UserError(f"{path}: its weights {entry['path']} are gone or not whole; {heal}.")
+    return weights_of(entry)
+
+
+def lost(path: Path) -> Weights | None:
+    """Return the weights that the JSON `path` names if they are gone, as from an emptied cache."""
+    entry = store.read_sealed(path)
+    if entry is None or not _is_whole(entry) or _are_there(entry):
+        return None
+    return weights_of(entry)
+
+
+def _are_there(entry: dict[str, Any]) -> bool:
+    path = Path(entry["path"])
+    return path.is_file() and path.stat().st_size == entry["bytes"]
 
 
 def _is_whole(entry: dict[str, Any]) -> bool:
@@ -136,6 +154,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
     """Write the weights of `source` to `path`; return the JSON object that describes them."""
     if source.kind == "published" and not source.path.is_file():
         sources.download(source)
+    refuse_without_packages(Options)
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)

@@ -27,7 +27,7 @@ from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
 from featuremill.supervisor import Job
 from featuremill.watch import Watch
-from featuremill.workload import Weights, Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 
 LOAD_SECONDS = 3600.0
 """A model that is not there after this long never will be."""
@@ -149,6 +149,7 @@ class Worker:
         return bool(left or solo)
 
     def _load(self) -> None:
+        refuse_without_packages(type(self.options))
         start = time.monotonic()
         if self.weights:
             self.weights = staging.staged(

@@ -20,6 +20,7 @@ from featuremill.config import Run
 from featuremill.config_yaml import Places
 from featuremill.errors import UserError
 from featuremill.inputs import source
+from featuremill.weights import refuse_missing
 from featuremill.workflow_import import is_imported
 from featuremill.workflow_support import checkpoint_files, sources
 
@@ -76,6 +77,6 @@ def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterato
         for path in paths:
             if path in lines:
                 try:
-                    source.check(Path(path))
+                    refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
                 except UserError as error:
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}"

@@ -4,15 +4,17 @@ puts right what Snakemake would misread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from snakemake.logging import logger
 
-from featuremill import owner, recipe, store, times, typed, workflow_import
+from featuremill import owner, recipe, store, times, typed, weights, workflow_import, workload
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -21,6 +23,7 @@ from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.report import labels
 from featuremill.workflow_support import checkpoint_files, executes, only_looks
+from featuremill.workload import Weights
 
 LOCKS = Path(".snakemake/locks")
 TARGETS = {"plan", "weights", "partial"}
@@ -31,7 +34,7 @@ _claimed: dict[Path, TextIO] = {}
 """The main process's locks on its runs, held for as long as it lives."""
 
 
-def prepare(workflow: Any, run: Run, results: str) -> None:
+def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str]) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     is_dry = workflow.output_settings.dryrun and not only_looks()
     if workflow.is_main_process and is_dry and (others := others_planned_for(run, results)):
@@ -41,11 +44,13 @@ def prepare(workflow: Any, run: Run, results: str) -> None:
         )
     if workflow.is_main_process and executes(workflow):
         refuse_default_storage(workflow)
+        refuse_without_packages(workflow, run, results, weights_files)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
         claim_run(results, workflow.modifier.modify_rulename("{}"))
         forget_plan_of_other_versions(run, results)
         forget_what_is_gone(run, results)
+        forget_lost_weights(workflow, run, results, weights_files)
         check_times(run, results)
 
 
@@ -101,24 +106,10 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
-    workflow's own, and where every shard is computed already: its receipt says so, or the results
-    (`keep: results` removes receipts).
+    workflow's own, and where every shard is computed already.
     """
-    names_target = any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
-        for word in sys.argv[1:]
-    )
     is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
-    if run.device != "cuda" or is_elsewhere or names_target:
-        return
-    folder = store.RunFolder(Path(results))
-    plan = store.read_sealed(folder.plan)
-    if plan and recipe.other_versions_here(plan):
-        plan = None  # it is going to be made anew
-    if plan and all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
-        return
-    manifest = store.read_json(folder.root / "manifest.json")
-    if plan and manifest and are_results_of(plan, manifest):
+    if run.device != "cuda" or is_elsewhere or _names_target(results) or _is_computed(results):
         return
     try:
         devices_for(run.device)
@@ -126,6 +117,49 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
         raise RefusedError(
             f"{error} To plan here and compute elsewhere: snakemake plan …"
         ) from None
+
+
+def refuse_without_packages(
+    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
+) -> None:
+    """Refuse to begin where this Python lacks what the jobs are going to compute with.
+
+    Not where the jobs have environments or containers of their own (`--sdm`), and not where all is
+    computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
+    here, are there.
+    """
+    try:
+        workload.refuse_without_packages(workload.find_workload(run.workload).Options)
+    except UserError as error:
+        is_elsewhere = workflow.nodes is not None or _names_target(results)
+        is_converted = all(Path(path).exists() for path in weights_files)
+        has_others = workflow.deployment_settings.deployment_method
+        if has_others or (is_elsewhere and is_converted) or _is_computed(results):
+            return
+        raise RefusedError(
+            f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
+        ) from None
+
+
+def _names_target(results: str) -> bool:
+    """Tell whether less than the whole run was asked for."""
+    return any(
+        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
+        for word in sys.argv[1:]
+    )
+
+
+def _is_computed(results: str) -> bool:
+    """Tell whether all of the last plan is computed: its receipts say so, or the results
+    (`keep: results` removes receipts)."""
+    folder = store.RunFolder(Path(results))
+    plan = store.read_sealed(folder.plan)
+    if plan is None or recipe.other_versions_here(plan):
+        return False
+    if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
+        return True
+    manifest = store.read_json(folder.root / "manifest.json")
+    return manifest is not None and are_results_of(plan, manifest)
 
 
 def check_labels(workflow: Any, run: Run) -> None:
@@ -177,6 +211,42 @@ def forget_what_is_gone(run: Run, results: str) -> None:
         folder.plan.unlink(missing_ok=True)
     if not folder.plan.exists():
         path.unlink(missing_ok=True)
+
+
+def forget_lost_weights(
+    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
+) -> None:
+    """Have weights converted again that are gone from the cache: their bytes are always the same,
+    so nothing is computed again.
+
+    Not where nothing is left to compute with them, as that may cost a download for nothing, and not
+    where jobs see other folders than this process does.
+    """
+    if workflow.deployment_settings.deployment_method:
+        return
+    for path in map(Path, weights_files):
+        lost = weights.lost(path)
+        if lost and not (_is_computed(results) and _is_planned(run, results, lost)):
+            with contextlib.suppress(OSError):  # plan will say which file to delete
+                path.unlink()
+
+
+def _is_planned(run: Run, results: str, model: Weights) -> bool:
+    """Tell whether the last plan is still that of this config and these inputs."""
+    from featuremill.plan import planning_device
+
+    path = store.RunFolder(Path(results)).plan
+    plan = store.read_sealed(path)
+    if plan is None or [entry["path"] for entry in plan["inputs"]] != list(run.inputs):
+        return False
+    inputs = [Path(name) for name in run.inputs if Path(name).exists()]
+    if any(each.stat().st_mtime > path.stat().st_mtime for each in inputs):
+        return False
+    found = workload.find_workload(run.workload)
+    options = found.Options.model_validate(run.options)
+    device = planning_device(run.device)
+    settings = recipe.settings_of(run.workload, found, options, device, model)
+    return recipe.recipe_of(settings) == str(plan["recipe"])
 
 
 def check_times(run: Run, results: str) -> None:

@@ -22,13 +22,12 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 
 from featuremill import clean, machine, slurm_job, store, workflow_import
 from featuremill.calm import RefusedError
-from featuremill.config import Run, check_outputs, load, validate, without_effect
+from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config_yaml import Places
 from featuremill.errors import IntegrityError, UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
-from featuremill.weights import is_path, name_of
-from featuremill.workload import find_workload
+from featuremill.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""
@@ -67,7 +66,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> Run:
         source, places = sources(config, workflow)
         run = validate(config, source, places)
         check_outputs(run, source)
-        _refuse_wildcards(run)
+        refuse_wildcards(run)
     except UserError as error:
         raise RefusedError(str(error)) from None
     for sentence in without_effect(run):
@@ -92,7 +91,7 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     return source, places
 
 
-def _refuse_wildcards(run: Run) -> None:
+def refuse_wildcards(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
     labels = [run.labels.file]
     names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
@@ -107,9 +106,8 @@ def _refuse_wildcards(run: Run) -> None:
 
 def weights_json(run: Run) -> list[str]:
     """Return the weights file that the run needs, as a list of one, or of none."""
-    workload = find_workload(run.workload)
-    model = workload.weights(workload.Options.model_validate(run.options))
-    return [f"weights/{name_of(model)}.json"] if model else []
+    model = model_of(run)
+    return [json_of(model)] if model else []
 
 
 def weights_names(files: list[str]) -> str:
@@ -120,6 +118,8 @@ def weights_names(files: list[str]) -> str:
 def checkpoint_files(run: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
+    if model.startswith("~"):  # which Snakemake does not look up
+        model = str(Path(model).expanduser())
     return [model] if is_path(model) else []
 
 

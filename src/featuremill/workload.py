@@ -8,9 +8,11 @@ knows what a record is and how to compute its values.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
@@ -60,6 +62,9 @@ class WorkloadOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     EXECUTION: ClassVar[frozenset[str]] = frozenset()
     """Fields that say how to compute and not what: the recipe does not hold them."""
+    PACKAGES: ClassVar[Mapping[str, str]] = {}
+    """Modules that computing imports and a bare featuremill does not bring, each with what pip
+    installs it by."""
 
     def delivers(self) -> set[Literal["pooled", "per_residue"]]:
         """Return what comes out: vectors of a whole record, of each of its residues, or both."""
@@ -133,6 +138,16 @@ class Workload(Protocol):
 
         Runs on a thread of its own, in the order of the batches, while the next one is computed.
         """
+
+
+def refuse_without_packages(options: type[WorkloadOptions]) -> None:
+    """Raise UserError where this Python lacks what is needed to compute; imports none of it."""
+    for module, requirement in options.PACKAGES.items():
+        if find_spec(module) is None:
+            raise UserError(
+                f"{module} is not installed in this Python ({sys.executable}), and nothing can be "
+                f"computed without it; pip install '{requirement}'"
+            )
 
 
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]

@@ -31,7 +31,7 @@ weights_there = [workflow_import.below_prefix(workflow, path) for path in weight
 support.prepare_jobs(workflow)
 support.answer_sigterm()
 workflow_import.share(workflow, there, run_folder, weights_there)
-workflow_start.prepare(workflow, there, run_folder)
+workflow_start.prepare(workflow, there, run_folder, weights_there)
 workflow_slurm.prepare(workflow)
 workflow_totals.tell(workflow, run_folder)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)

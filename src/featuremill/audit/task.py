@@ -14,7 +14,7 @@ from featuremill.audit.sample import Protein, Sample
 from featuremill.devices import Device, devices_for
 from featuremill.doctor import host, memory
 from featuremill.errors import UserError
-from featuremill.workload import Weights
+from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Options
 
@@ -79,6 +79,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
             options[name] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": "esm2", "options": options}
     checked = Options.model_validate(config.validate(settings, "audit").options)
+    refuse_without_packages(Options)
     _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
     choice = arguments.device or (run.device if run else "auto")
     (device,) = machine.with_processors(devices_for(choice)[:1])

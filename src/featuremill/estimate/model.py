@@ -33,7 +33,7 @@ def model_of(name: str, workload: Workload, options: Any) -> Model:
     asked = workload.weights(options)
     if not asked:
         return Model(None, None, True)
-    path = Path("weights") / f"{weights_verb.name_of(asked)}.json"
+    path = Path(weights_verb.json_of(asked))
     entry = store.read_sealed(path)
     if entry is not None:
         return Model(weights_verb.weights_of(entry), shape_of(str(path)), True)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from featuremill import run_log
 from featuremill import weights as weights_verb
-from featuremill.config import Run, read, validate
+from featuremill.config import Run, model_of, read, validate
 from featuremill.devices import Device, cpu, cuda_devices
 from featuremill.errors import UserError, WorkloadError
 from featuremill.journal import COLUMNS
@@ -61,13 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill plan`."""
     if arguments.config:
-        config = read(arguments.config)
+        config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
         config = validate(_parsed(arguments.config_json))
-    workload = find_workload(config.workload)
-    model = workload.weights(workload.Options.model_validate(config.options))
+    model = model_of(config)
     if model and not arguments.weights:
-        path = f"weights/{weights_verb.name_of(model)}.json"
+        path = weights_verb.json_of(model)
         raise UserError(
             f"plan: {model} needs its weights: featuremill weights {model} --output {path}, "
             f"then featuremill plan … --weights {path}."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ def repeated_rows(rows: Rows, ids_paths: Sequence[Path]) -> Ordinals:
     Raises:
         UserError: when an id stands for two different payloads; names both places.
     """
-    found = [_repeats(rows, *block) for block in _same_hash(ids_paths)]
+    found = [_repeats(rows, *block) for block in same_hash(ids_paths)]
     return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
@@ -64,12 +64,13 @@ def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table) -> Ordinals:
             continue
         if first_sha256 != sha256:
             places = rows.take(np.array([first, ordinal]), ["id", "source", "line"])
-            raise UserError(_conflict(*places.to_pylist()))
+            raise UserError(conflict(*places.to_pylist()))
         repeats.append(ordinal)
     return np.array(repeats, np.int64)
 
 
-def _conflict(first: dict[str, Any], second: dict[str, Any]) -> str:
+def conflict(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    """Return the sentence for two records with the same id and different payloads."""
     places = f"{first['source']}:{first['line']} and {second['source']}:{second['line']}"
     return (
         f"{places}: the id {first['id'][:100]!r} stands for two different sequences; "
@@ -77,7 +78,7 @@ def _conflict(first: dict[str, Any], second: dict[str, Any]) -> str:
     )
 
 
-def _same_hash(ids_paths: Sequence[Path]) -> Iterator[tuple[Ordinals, Ordinals]]:
+def same_hash(ids_paths: Sequence[Path]) -> Iterator[tuple[Ordinals, Ordinals]]:
     """Yield ordinals whose ids' hash is there more than once, and a number for each hash.
 
     Those of a hash stand together, ascending, in one block.

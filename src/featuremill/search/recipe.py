@@ -22,7 +22,7 @@ from featuremill.receipts import device_name, is_on_gpu
 from featuremill.recipe import other_versions, settings_of, versions
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
-from featuremill.workload import Weights, Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.search")
@@ -48,6 +48,7 @@ class Recipe:
         self.workload: Workload = find_workload(settings["workload"])
         devices = self._devices(plan, device)
         found = self._weights(settings, plan, weights)
+        refuse_without_packages(self.workload.Options)
         self.options = self._resolved(settings, plan, devices[0], found)
         self._budget = self.workload.batch_cost(self.options, devices[0])
         self._say(searched.manifest, devices)

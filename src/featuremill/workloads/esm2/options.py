@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,7 @@ class Options(WorkloadOptions):
     """Which features of which ESM-2 are computed, and how."""
 
     EXECUTION = frozenset({"batch_tokens"})
+    PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"
     """The network: `mill_t6_8M` (small, comes with featuremill), one of Meta's `esm2_t6_8M_UR50D`,

@@ -8,12 +8,15 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.errors import UserError
+from featuremill.inputs.source import check
 from featuremill.progress import Progress
+from featuremill.workload import refuse_without_packages
+from featuremill.workloads.esm2.options import Options
 
 _log = logging.getLogger("featuremill.weights")
 
@@ -64,23 +67,46 @@ def name_of(model: str) -> str:
         return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
     names = [*bundled_names(), *PUBLISHED_GIGABYTES]
     if model not in names:
-        near = difflib.get_close_matches(model, names, n=1)
-        hint = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"there are {', '.join(names)}, or give a path."
+        near = _nearest(model, names)
+        hint = f"did you mean {near!r}? There" if near else "there"
+        raise UserError(
+            f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
+            "the path of a checkpoint."
         )
-        raise UserError(f"options.model: there is no model {model!r}; {hint}")
     return model
+
+
+def _nearest(model: str, names: Sequence[str]) -> str:
+    """Return which of `names` is meant by `model`, such as `650M`; "" where nothing is near."""
+    written = {name.lower(): name for name in names}
+    inside = [name for lower, name in written.items() if model.lower() in lower]
+    if len(inside) == 1:
+        return inside[0]
+    near = difflib.get_close_matches(model.lower(), written, n=1, cutoff=0.5)
+    return written[near[0]] if near else ""
+
+
+def refuse_missing(model: str) -> None:
+    """Raise UserError where `model` is the path of a checkpoint that is not there."""
+    path = Path(model).expanduser()
+    if not is_path(model) or path.is_file():
+        return
+    try:
+        check(path)
+    except UserError as error:
+        if path.name not in PUBLISHED_GIGABYTES:
+            raise
+        raise UserError(
+            f"{model}: there is no such file; as the name of a model, write {path.name}."
+        ) from error
 
 
 def locate(model: str) -> Source:
     """Return where the checkpoint of `model` is or is to come from."""
     name = name_of(model)
     if is_path(model):
+        refuse_missing(model)
         path = Path(model).expanduser()
-        if not path.is_file():
-            raise UserError(f"options.model: {model}: there is no such file; check the path.")
         return Source("local", name, str(path.resolve()), path)
     if name not in PUBLISHED_GIGABYTES:
         path = BUNDLED / f"{name}.safetensors"
@@ -90,6 +116,7 @@ def locate(model: str) -> Source:
 
 def _hub_folder() -> Path:
     """Return the folder in which fair-esm, through torch.hub, keeps what it has downloaded."""
+    refuse_without_packages(Options)
     import torch
 
     return Path(torch.hub.get_dir()) / "checkpoints"

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import re
 import shlex
+import tempfile
 import textwrap
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import BaseModel
 
-from featuremill import SNAKEFILE, config, inputs, store
+from featuremill import SNAKEFILE, config, inputs, store, times, weights
 from featuremill.errors import UserError
-from featuremill.inputs import source
-from featuremill.inputs.residues import NUCLEOTIDES
-from featuremill.workload import Workload, find_workload
+from featuremill.init.survey import Survey, names, surveyed
+from featuremill.workload import find_workload, refuse_without_packages
 
 MIN_SHARDS = 8
 """Shards that a big input is cut into at least, so that several devices have work to the end."""
@@ -30,7 +29,6 @@ MAX_SHARDS = 2_000
 SMALLEST_COST = 250_000
 """Below this a shard takes less time than starting a worker."""
 COMMENT_WIDTH = 96
-RECORDS_A_MESSAGE = 1_000_000
 
 log = logging.getLogger("featuremill.init")
 
@@ -69,93 +67,47 @@ def run(arguments: argparse.Namespace) -> None:
     checked = config.validate(settings, str(output))  # before the long part, as it may be wrong
     workload = find_workload(checked.workload)
     options = workload.Options.model_validate(checked.options)
-    found = survey(arguments.inputs, workload, options)
+    _refuse_what_a_run_would(checked, output)
+    found = surveyed(arguments.inputs, workload, options)
     for line in found.describe(arguments.inputs):
         log.info("%s", line)
     if not found.lengths:
-        raise UserError(f"{_names(arguments.inputs)}: every record is refused, see above.")
+        raise UserError(f"{names(arguments.inputs)}: every record is refused, see above.")
     if found.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
     text = config_text({**settings, "shards": {"cost": shard_cost(found.cost)}}, found)
     config.validate(yaml.safe_load(text), str(output))
-    try:
-        with store.replacing(output) as temporary:
-            temporary.write_text(text, "utf-8")
-    except OSError as error:
-        raise UserError(f"{output}: {error.strerror}; choose another place.") from None
+    with _placed(output), store.replacing(output) as temporary:
+        temporary.write_text(text, "utf-8")
     log.info("wrote %s; next: %s", output, _command(output))
 
 
-@dataclass
-class Survey:
-    """What an input holds."""
+def _refuse_what_a_run_would(run: config.Run, output: Path) -> None:
+    """Refuse a model, names and times of files that a run of this config would end on.
 
-    lengths: Counter[int] = field(default_factory=Counter)
-    """How many good records have each length."""
-    longest: tuple[int, str] = (0, "")
-    """Length and id of the longest good record."""
-    cost: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    first_refused: dict[str, str] = field(default_factory=dict)
-    """Where the first record stands that was refused for each reason."""
-    notes: Counter[str] = field(default_factory=Counter)
+    Of packages that are missing it is only said: the jobs may have environments of their own.
+    """
+    if model := config.model_of(run):
+        weights.refuse_missing(model)
+    if any("{" in name for name in [*run.inputs, str(run.options.get("model", ""))]):
+        from featuremill.workflow_support import refuse_wildcards  # imports Snakemake
 
-    @property
-    def num_residues(self) -> int:
-        return sum(length * count for length, count in self.lengths.items())
-
-    @property
-    def num_records(self) -> int:
-        return self.lengths.total() + self.refused.total()
-
-    @property
-    def is_nucleotides(self) -> bool:
-        return 2 * self.notes[NUCLEOTIDES] > self.lengths.total()
-
-    @property
-    def median(self) -> int:
-        """The (lower) median length of the good records."""
-        before = 0
-        for length in sorted(self.lengths):
-            before += self.lengths[length]
-            if 2 * before >= self.lengths.total():
-                return length
-        return 0
-
-    def describe(self, paths: Sequence[Path]) -> Iterator[str]:
-        """Yield the lines that say all this to people."""
-        yield f"{_names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
-        kind = "nucleotide" if self.is_nucleotides else "protein"
-        records = "record" if self.num_records == 1 else "records"
-        yield f"{self.num_records:,} {kind} {records}, {self.num_residues:,} residues"
-        if self.lengths:
-            length, id = self.longest
-            yield f"median length {self.median:,}, longest {length:,} ({id:.60})"
-        for note, count in self.notes.most_common():
-            yield f"{count:,} of them: {note}"
-        for reason, count in self.refused.most_common():
-            yield f"{count:,} refused: {reason} (first: {self.first_refused[reason]})"
+        refuse_wildcards(run)
+    with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
+        times.refuse_future(run.inputs, Path(clock.name))
+    try:
+        refuse_without_packages(find_workload(run.workload).Options)
+    except UserError as error:
+        log.warning("%s", error)
 
 
-def survey(paths: Sequence[Path], workload: Workload, options: BaseModel) -> Survey:
-    """Read all records of `paths` and count what there is."""
-    found = Survey()
-    for number, record in enumerate(workload.records(paths, options), 1):
-        if record.reason:
-            reason = record.reason.partition(":")[0]
-            found.refused[reason] += 1
-            found.first_refused.setdefault(reason, f"{record.source}:{record.line}")
-        else:
-            length = len(record.payload)
-            found.lengths[length] += 1
-            found.cost += workload.cost(record.payload, options)
-            if length > found.longest[0]:
-                found.longest = length, record.id
-        if record.note:
-            found.notes.update(record.note.split("; "))
-        if number % RECORDS_A_MESSAGE == 0:
-            log.info("%s records so far", f"{number:,}")
-    return found
+@contextlib.contextmanager
+def _placed(output: Path) -> Iterator[None]:
+    """Say in a sentence where nothing can be written beside `output`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{output}: {error.strerror}; choose another place.") from None
 
 
 def shard_cost(total: int) -> int:
@@ -178,7 +130,7 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     """
     run = config.Run.model_validate(settings)
     lines = [
-        f"# A run of featuremill on {_names([Path(path) for path in run.inputs])}:",
+        f"# A run of featuremill on {names([Path(path) for path in run.inputs])}:",
         f"# {found.lengths.total():,} good records, {found.num_residues:,} residues.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
@@ -243,19 +195,7 @@ def _run_name(path: Path) -> str:
     stem = path
     while stem.suffix.lower() in known:
         stem = stem.with_suffix("")
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem.name).lstrip("._-") or "run"
-
-
-def _kind(path: Path) -> str:
-    """Return what kind of file `path` is, for people, as in "FASTA, gz-compressed"."""
-    compression = source.compression_of(path)
-    name = inputs.format_of(path).name
-    return f"{name}, {compression}-compressed" if compression else name
-
-
-def _names(paths: Sequence[Path]) -> str:
-    shown = ", ".join(str(path) for path in paths[:3])
-    return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem.name).lstrip("._-")[: config.MAX_NAME] or "run"
 
 
 def _command(output: Path) -> str:

@@ -1,0 +1,191 @@
+"""What is said and put right before a run begins: missing packages, weights that are lost."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from conftest import NOT_IMPORTED, ROOT
+
+from featuremill import config, weights, workflow_start
+from featuremill.__main__ import main
+from featuremill.calm import RefusedError
+from featuremill.store import RunFolder
+
+INSTALL = "torch is not installed in this Python ({}), and nothing can be computed without it; "
+INSTALL += "pip install 'featuremill[esm2]'"
+EXTRA = ("torch", "functorch", "triton", "safetensors", "esm", "fair_esm", "nvidia")
+RECORDS = "".join(f">p{n}\n{'MKVLAAGIVGL' * n}\n" for n in range(1, 5))
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """Return a Python that has all packages of this one but those of the extra esm2."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    (there,) = folder.glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if not path.name.startswith((*EXTRA, "__pycache__")):
+            (there / path.name).symlink_to(path)
+    return folder / "bin" / "python"
+
+
+class Folder:
+    """A folder with an input and a config for esm2, and processes in it."""
+
+    def __init__(self, path, environment):
+        self.path = path
+        self.environment = {**environment, "FEATUREMILL_CACHE": "cache"}
+        self.results = RunFolder(path / "results" / "my")
+        (path / "my.fa").write_text(RECORDS)
+        self.config = {"run": "my", "inputs": "my.fa", "device": "cpu", "shards": {"cost": 60}}
+        (path / "my.yaml").write_text(yaml.safe_dump(self.config))
+
+    def __call__(self, *words, python=sys.executable, status=0):
+        done = subprocess.run(
+            [str(python), "-m", *map(str, words)],
+            cwd=self.path,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == status, done.stdout + done.stderr
+        return done.stderr
+
+    def snakemake(self, *words, **more):
+        return self(
+            *("snakemake", "--snakefile", ROOT / "Snakefile", "--configfile", "my.yaml"),
+            *("--workflow-profile", ROOT / "profiles" / "default", "--cores", "2", *words),
+            **more,
+        )
+
+
+@pytest.fixture
+def folder(tmp_path, environment):
+    return Folder(tmp_path, environment)
+
+
+def test_without_the_extra_a_run_is_refused_before_it_plans(folder, bare):
+    sentence = INSTALL.format(bare)
+    said = folder.snakemake(python=bare, status=1)
+    assert (
+        f"\n{sentence} (or have Snakemake make environments for the jobs: --sdm conda).\n" in said
+    )
+    assert "Error" not in said and not folder.results.root.exists()
+    # With environments of their own, jobs may have what Snakemake's has not.
+    assert "is not installed" not in folder.snakemake("--sdm", "conda", python=bare, status=1)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["weights", "mill_t6_8M", "--output", "weights/mill_t6_8M.json"],
+        ["weights", "esm2_t6_8M_UR50D", "--output", "weights/esm2_t6_8M_UR50D.json"],
+        ["audit", "my.fa"],
+    ],
+    ids=lambda words: " ".join(words[:2]),
+)
+def test_without_the_extra_a_verb_says_what_to_install(folder, bare, words):
+    said = folder("featuremill", *words, python=bare, status=2)
+    assert f"error: {INSTALL.format(bare)}\n" in said and "Traceback" not in said
+    assert {path.name for path in folder.path.iterdir()} <= {"my.fa", "my.yaml", "cache"}
+
+
+def test_without_the_extra_embed_says_what_to_install(folder, bare):
+    code = "import featuremill; featuremill.embed(['MKV'])"
+    done = subprocess.run(
+        [bare, "-c", code], env=folder.environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr.endswith(f"featuremill.errors.UserError: {INSTALL.format(bare)}\n")
+
+
+def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch):
+    """A plan for nodes elsewhere, or to look at what is finished."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("featuremill.workload.find_spec", lambda module: None)
+    monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "my.yaml"])
+    run = config.validate({"inputs": "my.fa"})
+
+    def check(nodes=None, methods=()):
+        workflow = SimpleNamespace(
+            nodes=nodes, deployment_settings=SimpleNamespace(deployment_method=methods)
+        )
+        workflow_start.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+
+    for refused in ({}, {"nodes": 4}):
+        with pytest.raises(RefusedError, match="torch is not installed"):
+            check(**refused)
+    check(methods={"conda"})
+    Path("weights").mkdir()
+    Path("weights/w.json").touch()
+    with pytest.raises(RefusedError, match="torch is not installed"):
+        check()
+    check(nodes=4)
+    monkeypatch.setattr("sys.argv", ["snakemake", "plan"])
+    check()
+    monkeypatch.setattr("sys.argv", ["snakemake"])
+    Path("results/my").mkdir(parents=True)
+    plan = {"recipe": "r", "shards": [{"shard": "s"}]}
+    Path("results/my/plan.json").write_text(json.dumps(plan))
+    with pytest.raises(RefusedError, match="torch is not installed"):
+        check()
+    Path("results/my/receipts/r").mkdir(parents=True)
+    Path("results/my/receipts/r/s.json").touch()
+    check()
+
+
+def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again(
+    folder, monkeypatch
+):
+    monkeypatch.chdir(folder.path)
+    monkeypatch.setenv("FEATUREMILL_CACHE", "cache")
+    json_path = Path("weights/mill_t6_8M.json")
+    assert main(["weights", "mill_t6_8M", "--output", str(json_path)]) == 0
+    options = ["--config", "my.yaml", "--weights", str(json_path)]
+    assert main(["plan", str(folder.results.root), *options]) == 0
+    planned = folder.results.plan.read_bytes()
+    plan = json.loads(planned)
+    first, _ = (shard["shard"] for shard in plan["shards"])
+    folder("featuremill", "extract", folder.results.root, first)
+    part, receipt = (
+        get(plan["recipe"], first) for get in (folder.results.part, folder.results.receipt)
+    )
+    before = part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()
+    (file,) = Path("cache").rglob("*.safetensors")
+    content = file.read_bytes()
+    file.unlink()
+    said = folder.snakemake("results/my/manifest.json")
+    assert file.read_bytes() == content and f"converting {weights.sources.BUNDLED}" in said
+    assert folder.results.plan.read_bytes() == planned
+    assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == before
+    assert "the part is there already" in said and len(list(receipt.parent.iterdir())) == 2
+
+    # Where all is computed they are left alone until there is something to compute with them.
+    monkeypatch.setattr("sys.argv", ["snakemake"])
+    file.write_bytes(content[:-1])
+    (run, results) = (config.read(Path("my.yaml")), "results/my")
+
+    def is_kept(run=run, methods=()):
+        said = json_path.read_bytes()
+        settings = SimpleNamespace(deployment_method=methods)
+        workflow = SimpleNamespace(deployment_settings=settings, modifier=NOT_IMPORTED)
+        workflow_start.forget_lost_weights(workflow, run, results, ["weights/mill_t6_8M.json"])
+        if json_path.exists():
+            return True
+        json_path.write_bytes(said)
+        return False
+
+    assert is_kept()
+    other = config.validate({**folder.config, "options": {"layers": [1]}})
+    assert not is_kept(other) and is_kept(other, {"conda"})
+    os.utime("my.fa")
+    assert not is_kept()
+    file.write_bytes(content)
+    assert is_kept(), "they are there"
