@@ -6,7 +6,6 @@ import argparse
 import json
 import logging
 import re
-import shlex
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,10 +16,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from featuremill import SNAKEFILE, config, inputs, store
+from featuremill import config, inputs, store, typed
 from featuremill.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.residues import NUCLEOTIDES
+from featuremill.sizes import counted
 from featuremill.workload import Workload, find_workload
 
 MIN_SHARDS = 8
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
             temporary.write_text(text, "utf-8")
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}; choose another place.") from None
-    log.info("wrote %s; next: %s", output, _command(output))
+    log.info("wrote %s; next: %s", output, typed.first(output))
 
 
 @dataclass
@@ -126,8 +126,8 @@ class Survey:
         """Yield the lines that say all this to people."""
         yield f"{_names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
         kind = "nucleotide" if self.is_nucleotides else "protein"
-        records = "record" if self.num_records == 1 else "records"
-        yield f"{self.num_records:,} {kind} {records}, {self.num_residues:,} residues"
+        records = counted(self.num_records, f"{kind} record")
+        yield f"{records}, {counted(self.num_residues, 'residue')}"
         if self.lengths:
             length, id = self.longest
             yield f"median length {self.median:,}, longest {length:,} ({id:.60})"
@@ -179,7 +179,8 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     run = config.Run.model_validate(settings)
     lines = [
         f"# A run of featuremill on {_names([Path(path) for path in run.inputs])}:",
-        f"# {found.lengths.total():,} good records, {found.num_residues:,} residues.",
+        f"# {counted(found.lengths.total(), 'good record')}, "
+        f"{counted(found.num_residues, 'residue')}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
     for name, about in config.Run.model_fields.items():
@@ -256,10 +257,3 @@ def _kind(path: Path) -> str:
 def _names(paths: Sequence[Path]) -> str:
     shown = ", ".join(str(path) for path in paths[:3])
     return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
-
-
-def _command(output: Path) -> str:
-    config = shlex.quote(str(output))
-    if Path("Snakefile").resolve() == Path(SNAKEFILE).resolve():
-        return f"snakemake --cores all --configfile {config}"
-    return f"featuremill run {config}"

@@ -7,8 +7,10 @@ decides, and only its words are replaced.
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +33,16 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
     if workflow.output_settings.verbose:
         return
     named, places = sources(config, workflow)  # now, while the workflow is at this config
-    if workflow.is_main_process and not is_imported(workflow):
-        _refuse_unplanned(run, named, places)
+    is_ours = not is_imported(workflow)
+    configs = [Path(path) for path in workflow.configfiles] if is_ours else []
+    if workflow.is_main_process and is_ours:
+        _refuse_unplanned(run, named, places, configs)
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) != EXCEPTION:
             return True
         lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(run, lines, named, places))
+        said = list(_sentences(run, lines, named, places, configs))
         for sentence in said:
             print(sentence, file=sys.stderr)
         return not said
@@ -48,7 +52,7 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
             handler.addFilter(matters)
 
 
-def _refuse_unplanned(run: Run, named: str, places: Places) -> None:
+def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Path]) -> None:
     """Refuse inputs that are not there and were never planned.
 
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
@@ -62,10 +66,27 @@ def _refuse_unplanned(run: Run, named: str, places: Places) -> None:
                 source.check(Path(path))
             except UserError as error:
                 place = places.get(("inputs",), named)
-                raise RefusedError(f"{place}: inputs: {error}") from None
+                hint = _where_paths_begin(Path(path), run, configs)
+                raise RefusedError(f"{place}: inputs: {error}{hint}") from None
 
 
-def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterator[str]:
+def _where_paths_begin(path: Path, run: Run, configs: Sequence[Path]) -> str:
+    """Return what helps where a relative `path` of a config is not there: where it was looked for,
+    and the command that finds the inputs where a config beside them was named from elsewhere."""
+    if path.is_absolute() or path.exists():
+        return ""
+    said = f" Paths are seen from the folder where the command is started: {Path.cwd()}."
+    for config in configs:
+        folder = Path(os.path.relpath(config.parent))
+        if folder != Path() and all((folder / one).exists() for one in run.inputs):
+            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(config.name)}"
+            return f"{said} From there they are found: {start}"
+    return said
+
+
+def _sentences(
+    run: Run, lines: set[str], named: str, places: Places, configs: Sequence[Path]
+) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
     files = {
         ("inputs",): run.inputs,
@@ -78,4 +99,5 @@ def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterato
                 try:
                     source.check(Path(path))
                 except UserError as error:
-                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}"
+                    hint = _where_paths_begin(Path(path), run, configs)
+                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from snakemake.logging import logger
+
 from featuremill import owner, store, times, typed, workflow_import
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
@@ -18,7 +20,9 @@ from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
 from featuremill.report import labels
-from featuremill.workflow_support import checkpoint_files, executes
+from featuremill.status import visit
+from featuremill.workflow_support import checkpoint_files, executes, weights_json
+from featuremill.workload import find_workload
 
 LOCKS = Path(".snakemake/locks")
 TARGETS = {"plan", "weights", "partial"}
@@ -31,23 +35,79 @@ _claimed: dict[Path, TextIO] = {}
 
 def prepare(workflow: Any, run: Run, results: str) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
-    if workflow.is_main_process and executes(workflow):
+    is_done = owner.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
+    if workflow.is_main_process and executes(workflow) and not is_done:
         refuse_default_storage(workflow)
         refuse_without_gpu(workflow, run, results)
         check_labels(workflow, run)
-        claim_run(results, workflow.modifier.modify_rulename("{}"))
+        config = config_file(workflow, results)
+        refuse_another_config(run, results, config)
+        claim_run(
+            results,
+            rules=workflow.modifier.modify_rulename("{}"),
+            config=config,
+            asked=asked_by(run, results),
+            weights=next(iter(weights_json(run)), ""),
+            is_imported=workflow_import.is_imported(workflow),
+        )
         forget_what_is_gone(run, results)
+        if not asks_for_less(results):
+            forget_what_is_not_whole(results)
+        tell_what_goes(run, results)
         check_times(run, results)
 
 
-def claim_run(results: str, rules: str = "{}") -> None:
+def config_file(workflow: Any, results: str) -> str:
+    """Return the config's file, seen from the folder of results/<run>: where a project moves, it
+    stays the same. Empty where there is none, or where it is another workflow's."""
+    if workflow_import.is_imported(workflow) or not workflow.configfiles:
+        return ""
+    working = owner.whole_path(Path(results)).parent.parent
+    return ", ".join(os.path.relpath(path, working) for path in workflow.configfiles)
+
+
+def refuse_another_config(run: Run, results: str, config: str) -> None:
+    """Refuse to replace the results of another config whose run has the same name.
+
+    Another config is another file that asks for something else: other inputs, another workload, or
+    options that give other values. So an edit goes on, as does a config of a new name, and one in a
+    project that was moved; without plan.json there is nothing to replace.
+    """
+    last = owner.read(Path(results))
+    is_planned = store.RunFolder(Path(results)).plan.exists()
+    if not (config and last and last.config) or last.config == config or not is_planned:
+        return
+    asks = asked_by(run, results)
+    for key, value in last.asked.items():
+        if asks.get(key) != value:
+            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+            raise RefusedError(
+                f"{config}: run: {run.run} is the name of another config's run: {last.config} made "
+                f"{results} with {key}: {said}. Give one of them another `run:`, or, to have this "
+                f"one take its place, delete {results}/plan.json: what is computed stays."
+            )
+
+
+def asked_by(run: Run, results: str) -> dict[str, Any]:
+    """Return what determines the results of a `run`: its inputs, seen from the folder of
+    results/<run>, its workload, and the options that are in the recipe."""
+    working = owner.whole_path(Path(results)).parent.parent
+    options = find_workload(run.workload).Options.model_validate(run.options)
+    return {
+        "inputs": [os.path.relpath(path, working) for path in run.inputs],
+        "workload": run.workload,
+        **options.model_dump(mode="json", exclude=options.EXECUTION),
+    }
+
+
+def claim_run(results: str, **about: Any) -> None:
     """Make this main process the run's owner, or refuse; mend what a killed owner left.
 
     The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
     owner died; if that was on this machine since it was started, the Snakemake locks that the owner
     left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
-    file system may not share locks between machines: then Snakemake's own lock decides. `rules` is
-    what a rule `{}` is called here.
+    file system may not share locks between machines: then Snakemake's own lock decides. `about` are
+    fields of Owner.
     """
     path = owner.path_of(Path(results))
     if path in _claimed:  # for an earlier `use rule` of the same module
@@ -73,7 +133,7 @@ def claim_run(results: str, rules: str = "{}") -> None:
             lock.unlink()
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
-        owner.sign(file, typed.command(), folder, rules)
+        owner.sign(file, typed.command(), folder=folder, **about)
 
 
 def refuse_default_storage(workflow: Any) -> None:
@@ -95,12 +155,8 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     workflow's own, and where every shard is computed already: its receipt says so, or the results
     (`keep: results` removes receipts).
     """
-    names_target = any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
-        for word in sys.argv[1:]
-    )
     is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
-    if run.device != "cuda" or is_elsewhere or names_target:
+    if run.device != "cuda" or is_elsewhere or asks_for_less(results):
         return
     folder = store.RunFolder(Path(results))
     plan = store.read_sealed(folder.plan)
@@ -115,6 +171,14 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
         raise RefusedError(
             f"{error} To plan here and compute elsewhere: snakemake plan …"
         ) from None
+
+
+def asks_for_less(results: str) -> bool:
+    """Tell whether a target is named, or other words ask for less than the whole run."""
+    return any(
+        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
+        for word in sys.argv[1:]
+    )
 
 
 def check_labels(workflow: Any, run: Run) -> None:
@@ -149,6 +213,38 @@ def forget_what_is_gone(run: Run, results: str) -> None:
         folder.plan.unlink(missing_ok=True)
     if not folder.plan.exists():
         path.unlink(missing_ok=True)
+
+
+def forget_what_is_not_whole(results: str) -> None:
+    """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
+    command is enough to mend it."""
+    folder = store.RunFolder(Path(results))
+    if not folder.plan.exists():
+        return
+    try:
+        found = visit.unseen_by_snakemake(folder.root)
+    except UserError:  # which the verbs say in their turn
+        found = []
+    recipe = (store.read_sealed(folder.plan) or {}).get("recipe", "")
+    for problem in found:
+        logger.warning(f"{results}: {problem.what} This is made again.")
+        if problem.mend.again == "plan":
+            folder.plan.unlink(missing_ok=True)
+        for shard in problem.mend.shards:
+            folder.receipt(recipe, shard).unlink(missing_ok=True)
+        (folder.root / "manifest.json").unlink(missing_ok=True)
+
+
+def tell_what_goes(run: Run, results: str) -> None:
+    """Say which results merge is going to remove, as `outputs` no longer names them."""
+    root = Path(results)
+    written = (store.read_json(root / "manifest.json") or {}).get("outputs", {})
+    wanted = {FILES[name] for name in run.outputs}
+    for name in written:
+        if name not in wanted and (root / name).exists():
+            logger.warning(
+                f"{root / name}: this result is not among `outputs` any more, so merge removes it."
+            )
 
 
 def check_times(run: Run, results: str) -> None:
