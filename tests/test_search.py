@@ -432,7 +432,10 @@ def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
         assert "manifest.json: it cannot be read" in refusal(capfd, run.root, *asked)
     manifest.unlink()
     said = refusal(capfd, run.root, *asked)
-    assert "there are no results yet; let the run come to its end, or take what" in said
+    assert (
+        "there are no results yet; let the run come to its end (featuremill run YOUR.yaml), or"
+        in said
+    )
 
 
 @pytest.mark.parametrize("name", ["embeddings.parquet", "embeddings.npy"])

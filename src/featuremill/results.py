@@ -138,8 +138,8 @@ def _file(run: str | Path, output: str) -> Path:
     partial = path.with_name(file_name(path.name, is_partial=True))
     if partial.exists():
         raise UserError(
-            f"{path.parent}: these results are partial, as the run is not finished; this reads what "
-            f"was computed by then: featuremill.load({str(partial)!r})"
+            f"{path.parent}: these results are partial, as the run is not finished; this reads "
+            f"what was computed by then: featuremill.load({str(partial)!r})"
         )
     raise UserError(f"{path}: no such result; is the run finished, and is {output} in outputs?")
 

@@ -216,7 +216,10 @@ def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDAr
         here = places >> 32 == number
         path = folder.shard(names[number])
         if not path.exists():
-            raise UserError(f"{path}: this shard is gone; {typed.again(folder.root)} plans anew.")
+            raise UserError(
+                f"{path}: this shard is gone; delete {folder.plan}, then type: "
+                f"{typed.again(folder.root)}"
+            )
         column = digests(read_shard(path)["sha256"])
         found[here] = column[places[here] & 0xFFFFFFFF]
     return found

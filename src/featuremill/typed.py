@@ -16,7 +16,7 @@ from featuremill import SNAKEFILE, owner
 
 VARIABLE = "FEATUREMILL_TYPED"
 """Written by `featuremill run` before it becomes Snakemake: the process, and what was typed."""
-UNKNOWN = Path("YOUR.yaml")
+UNKNOWN = "YOUR.yaml"
 """The config of a run of which nobody knows who computed it."""
 RERUN = "--rerun-incomplete"
 RULES = ("weights", "plan", "extract", "merge", "partial", "report")
@@ -61,7 +61,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     Rules of the names `forced` run although Snakemake sees no reason.
     """
     last = owner.read(run_folder)
-    said = first(UNKNOWN)
+    said = f"featuremill run {UNKNOWN}"
     if last:
         said = whole(last.command, last.rules, last.is_imported)
     words = shlex.split(said)

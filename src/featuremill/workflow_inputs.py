@@ -66,22 +66,20 @@ def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Pa
                 source.check(Path(path))
             except UserError as error:
                 place = places.get(("inputs",), named)
-                hint = _where_paths_begin(Path(path), run, configs)
+                hint = _elsewhere(Path(path), run, configs)
                 raise RefusedError(f"{place}: inputs: {error}{hint}") from None
 
 
-def _where_paths_begin(path: Path, run: Run, configs: Sequence[Path]) -> str:
-    """Return what helps where a relative `path` of a config is not there: where it was looked for,
-    and the command that finds the inputs where a config beside them was named from elsewhere."""
-    if path.is_absolute() or path.exists():
-        return ""
-    said = f" Paths are seen from the folder where the command is started: {Path.cwd()}."
+def _elsewhere(path: Path, run: Run, configs: Sequence[Path]) -> str:
+    """Return the command that finds the inputs, where a config was named from another folder than
+    its paths are seen from; empty where `path` is there, or they are not beside it either."""
     for config in configs:
         folder = Path(os.path.relpath(config.parent))
-        if folder != Path() and all((folder / one).exists() for one in run.inputs):
+        is_elsewhere = folder != Path() and not path.exists()
+        if is_elsewhere and all((folder / one).exists() for one in run.inputs):
             start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(config.name)}"
-            return f"{said} From there they are found: {start}"
-    return said
+            return f" It is there seen from {folder}; so type: {start}"
+    return ""
 
 
 def _sentences(
@@ -99,5 +97,5 @@ def _sentences(
                 try:
                     source.check(Path(path))
                 except UserError as error:
-                    hint = _where_paths_begin(Path(path), run, configs)
+                    hint = _elsewhere(Path(path), run, configs)
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"

@@ -20,8 +20,8 @@ class Mend(NamedTuple):
     by_hand: str = ""
     """What no command can do."""
     seen_by: Literal["snakemake", "start", "nobody"] = "start"
-    """Who notices, when the run's command is given again, that the verb has to run: Snakemake by
-    itself, `workflow_start`, or nobody, as only hashing finds it. Then the command has to say so."""
+    """Who notices, when the run's command is given again, that the verb has to run: Snakemake
+    itself, `workflow_start`, or nobody, as only hashing tells: then the command has to say it."""
 
 
 class Problem(NamedTuple):

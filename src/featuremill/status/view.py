@@ -60,7 +60,7 @@ def verdict(facts: Facts) -> str:
     if facts.is_planning or facts.is_merging:
         return "planning now." if facts.is_planning else "merging now."
     if done == total and facts.results and facts.results.merged == "yes":
-        return "the results are whole, and something they were made of is gone or another now."
+        return "the results are whole, but something they were made of has changed or is gone."
     if done == total:
         return "all parts are computed, and the results are not delivered."
     text = f"not done: {done:,} of {counted(total, 'part')} finished"
