@@ -142,16 +142,24 @@ def journal_with(lines: str) -> Harm:
 
 
 PLAN = "its content is not what was written; delete it and run the same command again"
-NO_RECEIPT = "this part is not computed yet; run snakemake to the end"
+NO_RECEIPT = (
+    "this part is not computed yet; let the run come to its end (featuremill run YOUR.yaml)"
+)
 RECEIPT = "this receipt is not whole, or for another part; run the same command again"
 PART = "run the same command again to compute it anew"
 SHARD = "delete the run's plan.json and run the same command again to have it written anew"
-MANIFEST = "does not belong to plan.json; delete both and run snakemake again"
-NO_MANIFEST = "it is gone; delete plan.json and run snakemake again"
+MANIFEST = "does not belong to plan.json; delete both, then type: featuremill run YOUR.yaml"
+NO_MANIFEST = "it is gone; delete plan.json, then type: featuremill run YOUR.yaml"
 RESULTS = "delete manifest.json and run the same command again"
 
 DAMAGES: list[Damage] = [
-    Damage("no plan", gone(plan_of), "merge", 2, "there is no plan yet; run snakemake"),
+    Damage(
+        "no plan",
+        gone(plan_of),
+        "merge",
+        2,
+        "there is no plan yet; type: featuremill run YOUR.yaml",
+    ),
     Damage("empty plan", written(plan_of, b""), "merge", 4, PLAN),
     Damage("plan of zeros", written(plan_of, bytes(900)), "merge", 4, PLAN),
     Damage("plan is a pickle", written(plan_of, GARBAGE), "merge", 4, PLAN),
@@ -212,7 +220,13 @@ DAMAGES: list[Damage] = [
     Damage("log of rows that are not", journal_with("9\nbegin 98,99\nstrike 97\n"), "extract", 0),
     Damage("log that condemns", journal_with("9\nstrike 99\nstrike 99\n"), "extract", 0),
     Damage("log of bytes that are not", journal_with("9\ncommit 999 00\n"), "extract", 0),
-    Damage("no results to report", gone(results_of), "report", 2, "run snakemake first"),
+    Damage(
+        "no results to report",
+        gone(results_of),
+        "report",
+        2,
+        "type first: featuremill run YOUR.yaml",
+    ),
     Damage("empty results", written(results_of, b""), "report", 4, RESULTS),
     Damage("results cut", cut(results_of), "report", 4, RESULTS),
     Damage("results are a list", written(results_of, b"[]"), "report", 4, RESULTS),

@@ -22,7 +22,7 @@ from featuremill import __main__
 from featuremill.config import validate
 from featuremill.errors import IntegrityError, UserError
 from featuremill.journal import Journal, digest_of_file, part_schema
-from featuremill.merge import accounts, gather, merge, shuffle
+from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
 from featuremill.outputs import parquet, parquet_dataset
 from featuremill.outputs.hdf5 import dataset_name
 from featuremill.parts import Part, order_of
@@ -102,6 +102,34 @@ def test_the_failed_table_has_every_record_without_values(run):
         ("refused", "9", "refused")
     ]
     assert "stop codon" in rows[0]["reason"]
+
+
+def test_a_table_is_loaded_by_its_own_path_and_partial_results_only_so(run):
+    plan = json.loads(run.plan.read_text())
+    part = run.part(plan["recipe"], plan["shards"][0]["shard"])
+    kept = part.read_bytes()
+    part.unlink()
+    merge_partial(run, ["parquet"])
+    with pytest.raises(UserError, match="these results are partial") as refused:
+        featuremill.load(run.root)
+    (call,) = re.findall(r"featuremill\.load\('(.*)'\)$", str(refused.value))
+    some = featuremill.load(call)
+    part.write_bytes(kept)
+    merge(run, ["parquet", "parquet_dataset", "npy"], 0)
+    whole = featuremill.load(run.root)
+    assert 0 < len(some) < len(whole)
+    for table in (run.root / "embeddings.parquet", str(run.root / "embeddings")):
+        pd.testing.assert_frame_equal(featuremill.load(table), whole)
+        ids, vectors = featuremill.load_matrix(table, "composition")
+        assert ids == list(whole.index) and vectors.shape == (len(ids), 20)
+    (run.root / "cut.parquet").write_bytes(kept)
+    for name, problem in (
+        ("embeddings.npy", "this is no table of results;"),
+        ("gone.parquet", "there is no such table;"),
+        ("cut.parquet", "this is no table of results that is whole;"),
+    ):
+        with pytest.raises(UserError, match=problem):
+            featuremill.load(run.root / name)
 
 
 def test_results_load_in_python(run):

@@ -249,6 +249,11 @@ def test_labels_that_cannot_be_had_are_said(
     path = table(tmp_path / "labels.tsv", [("id", "family"), ("other", "kinase")])
     page = make(root, "--label-file", str(path), "--label", "family")
     assert "labels.tsv has no row with the id of one of them" in page.text
+    (warned,) = (line for line in capsys.readouterr().err.splitlines() if "no record" in line)
+    assert (
+        f"{path}: no record on the map has a family there, by its id: its first is 'other', the "
+        "run's first is 'sp|P00000|FAKE_0'; the map is coloured by length." in warned
+    )
     assert "length" in rows_of(page, "embeddings")[0]
     file = ("--label-file", str(path))
     said = refusal(root, capsys, *file, "--label", "famly")

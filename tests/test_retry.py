@@ -104,7 +104,7 @@ def test_only_the_failed_records_run_again_and_all_else_keeps_its_bytes(failed):
 
     said = failed.retry()
     assert "4 failed records will run again, in 1 new shard: 2 error" in said
-    assert "now run: snakemake" in said
+    assert "now run: featuremill run YOUR.yaml\n" in said
     after = failed.planned()
     old, new = after["shards"][:-1], after["shards"][-1]
     assert (new["records"], new["wanted"], new["cost"]) == (3, 3, 3)

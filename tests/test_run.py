@@ -11,6 +11,7 @@ import pytest
 from featuremill import owner, typed
 from featuremill.__main__ import main
 from featuremill.status.commands import Commands
+from featuremill.status.problems import Mend
 from featuremill.workflow_failures import FailedJob, Failures, closing
 
 
@@ -30,14 +31,21 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     last = owner.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
     monkeypatch.chdir(tmp_path)
-    (again,) = Commands(results, results, None, last).mending([])
-    assert again == "featuremill run 'my run.yaml' --cores 1 --rerun-incomplete -- plan"
+    whole = "featuremill run 'my run.yaml' --cores 1"
+    assert typed.again(results) == whole, "the target was for that time"
+    assert Commands(results, results, None).mending([]) == [whole]
+    forced = Mend("plan", seen_by="nobody")
+    assert Commands(results, results, None).mending([forced]) == [f"{whole} --forcerun plan"]
+    (tmp_path / "else where").mkdir()
+    monkeypatch.chdir(tmp_path / "else where")
+    assert typed.again(results) == f"cd {tmp_path} && {whole}"
+    monkeypatch.chdir(tmp_path)
 
     failures = Failures()
     failures._jobs[None] = FailedJob("extract", None, (Path("never"),), "")
     monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
     typed.remember(["featuremill", *words])
-    assert f"\n    {last.command}\n" in closing(failures, "results/my")
+    assert f"\n    {whole}\n" in closing(failures, "results/my")
     monkeypatch.setenv(typed.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
@@ -53,6 +61,31 @@ def test_a_config_is_all_that_a_run_needs(tmp_path, environment):
         )
         assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "results" / "my" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "whole"),
+    [
+        ("snakemake plan -c all --configfile my.yaml", "snakemake -c all --configfile my.yaml"),
+        ("snakemake --cores all partial -s x", "snakemake --cores all -s x"),
+        ("snakemake -c2 --until plan --rerun-incomplete", "snakemake -c2"),
+        ("snakemake -c2 all --until=merge -F --touch", "snakemake -c2 all"),
+        ("featuremill run my.yaml weights/m.json results/my/plan.json", "featuremill run my.yaml"),
+        ("featuremill run results/a.yaml -R extract merge -k", "featuremill run results/a.yaml -k"),
+        ("featuremill run plan --config a=3 -- report", "featuremill run plan --config a=3"),
+        ("snakemake -d results/there plan -s Snakefile", "snakemake -d results/there -s Snakefile"),
+    ],
+)
+def test_what_was_wanted_once_is_not_typed_again(words, whole):
+    assert typed.whole(words) == whole == typed.whole(whole)
+
+
+def test_targets_of_a_workflow_that_imports_this_one_stay():
+    """It has no profile of ours, so what a killed Snakemake left needs a word."""
+    words = "snakemake -c2 results/final.tsv --forcerun my_extract my_merge -- my_plan theirs"
+    whole = "snakemake -c2 results/final.tsv --rerun-incomplete -- theirs"
+    assert typed.whole(words, "my_{}", is_imported=True) == whole
+    assert typed.whole(whole, "my_{}", is_imported=True) == whole
 
 
 @pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])

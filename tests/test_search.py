@@ -7,6 +7,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -377,6 +378,27 @@ def test_an_id_without_a_vector_gets_its_reason_or_its_likes(run, capfd):
             assert sentence in said, word
 
 
+@pytest.mark.parametrize("letters", ["MKTAYIAKQRQISFVKSHFSRQ", "mktayiakqrqisfvk*", "W" * 5000])
+def test_who_gives_a_sequence_itself_is_told_how(run, capfd, environment, letters):
+    said = refusal(capfd, run.root, "--query", letters, *COMPOSITION)
+    assert f"there is no record '{letters[:10]}" in said and len(said) < 1100
+    assert (
+        "if that is a sequence, give it in a FASTA file (in Python, as {name: sequence}): " in said
+    )
+    command = said.partition("sequence}): ")[2] + f" {' '.join(COMPOSITION)}"
+    environment = environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    found = subprocess.run(
+        command.replace("SEQUENCE", letters),
+        shell=True,
+        cwd=run.root.parents[1],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert {row["query"] for row in rows_of(found.stdout)} == {"query"}
+
+
 def test_an_accession_that_one_record_has_is_as_good_as_its_id(run, capfd):
     out, _ = say(capfd, run.root, "--query", "P10001,r1", *COMPOSITION, "-k", 2, "--exclude-self")
     found = rows_of(out)
@@ -432,7 +454,10 @@ def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
         assert "manifest.json: it cannot be read" in refusal(capfd, run.root, *asked)
     manifest.unlink()
     said = refusal(capfd, run.root, *asked)
-    assert "there are no results yet; let the run come to its end, or take what" in said
+    assert (
+        "there are no results yet; let the run come to its end (featuremill run YOUR.yaml), or"
+        in said
+    )
 
 
 @pytest.mark.parametrize("name", ["embeddings.parquet", "embeddings.npy"])
@@ -526,6 +551,7 @@ def test_partial_results_say_so_and_failed_records_why(tmp_path, environment, ca
     out, err = say(capfd, root, "--query", there[0], "-k", 100, "--metric", "l2")
     assert {row["id"] for row in rows_of(out)} == set(there)
     assert f"partial results: {counts['pending']} of 31 records are not computed yet" in err
+    assert "earlier plan" not in err, "there never was one"
     assert "has no vector: it is not computed yet;" in refusal(capfd, root, "--query", pending)
     verbs.extract(plan)
     merge(verbs.run_folder, ["parquet"], 1)

@@ -117,7 +117,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
         workflow = SimpleNamespace(
             nodes=nodes, deployment_settings=SimpleNamespace(deployment_method=methods)
         )
-        workflow_start.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        workflow_refusals.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):

@@ -26,6 +26,7 @@ from featuremill.status.rows import count_rows
 from featuremill.status.visit import look
 from featuremill.status.visit import run as run_visit
 from featuremill.store import RunFolder, read_sealed, sealed, write_sealed
+from featuremill.workflow_start import forget_what_is_not_whole
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
@@ -251,23 +252,58 @@ VERBS_AGAIN = {
     "manifest_missing": "plan",
     "input_changed": "plan",
 }
+COMMAND = "featuremill run YOUR.yaml"
+"""Of a run of which nobody knows who computed it."""
 
 
-def check_that_it_is_said(answer, code):
+def check_that_it_is_said(answer, code, command):
     assert (answer["exit_status"], codes(answer)) == (1, {code})
     (problem,) = answer["problems"]
     assert problem["what"].endswith(".")
-    assert answer["next"] == problem["commands"]
-    assert f" --forcerun {VERBS_AGAIN[code]}" in answer["next"][-1]
+    assert answer["next"] == problem["commands"] == [command]
     assert f"`{code}`" in DOCUMENT
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_what_is_not_whole_any_more_is_not_done(run, damage):
+    """And the start of the run leaves nothing that Snakemake would take for done: the plain command
+    mends it. What is newer than the plan Snakemake sees by itself."""
     assert found(run.root)["exit_status"] == 0
     do, code = DAMAGES[damage]
     do(run)
-    check_that_it_is_said(found(run.root), code)
+    check_that_it_is_said(found(run.root), code, COMMAND)
+    num_receipts = len(list(run.root.glob("receipts/*/*.json")))
+    is_newer = (run.root.parents[1] / "in.fa").stat().st_mtime > run.plan.stat().st_mtime
+    assert is_newer == (code == "input_changed")
+    forget_what_is_not_whole(str(run.root))
+    assert (run.root / "manifest.json").exists() == is_newer
+    assert run.plan.exists() == (code != "manifest_missing")
+    left = len(list(run.root.glob("receipts/*/*.json")))
+    assert num_receipts - left == (VERBS_AGAIN[code] == "extract")
+
+
+def test_a_start_changes_nothing_of_a_run_that_is_whole_or_cannot_be_read(run, tmp_path):
+    def state():
+        files = [path for path in run.root.rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in files}
+
+    before = state()
+    forget_what_is_not_whole(str(run.root))
+    assert state() == before
+    run.plan.write_text('{"run": ')
+    before = state()
+    forget_what_is_not_whole(str(run.root))
+    assert state() == before
+
+
+def test_an_input_that_was_replaced_by_an_older_one_is_planned_again(run):
+    """Snakemake goes by times of files, and a copy may keep an old one."""
+    source = run.root.parents[1] / "in.fa"
+    append(source)
+    os.utime(source, (1e9, 1e9))
+    check_that_it_is_said(found(run.root), "input_changed", COMMAND)
+    forget_what_is_not_whole(str(run.root))
+    assert not run.plan.exists()
 
 
 @pytest.mark.parametrize("damage", HIDDEN_DAMAGES)
@@ -275,7 +311,9 @@ def test_what_a_quick_look_misses_verify_finds(run, damage):
     do, code = HIDDEN_DAMAGES[damage]
     do(run)
     assert found(run.root)["exit_status"] == 0
-    check_that_it_is_said(found(run.root, verifies=True), code)
+    check_that_it_is_said(
+        found(run.root, verifies=True), code, f"{COMMAND} --forcerun {VERBS_AGAIN[code]}"
+    )
 
 
 def test_a_folder_of_results_is_verified_file_by_file(run):
@@ -305,7 +343,9 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     assert (answer["exit_status"], answer["merged"]) == (1, "older")
     verbs.extract(plan)
     check = found(run.root)
-    assert codes(check) == {"results_older"} and "--forcerun merge" in check["next"][-1]
+    assert codes(check) == {"results_older"} and check["next"] == [COMMAND]
+    forget_what_is_not_whole(str(run.root))
+    assert not (run.root / "manifest.json").exists() and run.plan.exists()
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
@@ -384,7 +424,7 @@ def test_what_is_no_run_is_one_sentence(verbs):
         assert stderr.startswith(f"  status │ error: {name}") or "plan.json" in stderr
     code, stdout, _ = status(verbs, folder="results/planless")
     assert code == 1 and "there is no plan yet" in stdout
-    assert "  featuremill run YOUR.yaml --rerun-incomplete\n" in stdout
+    assert f"  {COMMAND}\n" in stdout
     with (planless / "store" / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         page = list(view.lines(look(planless)))
@@ -598,12 +638,12 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     flip(run.root / "embeddings.parquet")
     code, said, _ = status(verbs, "--verify", "--json")
     (command,) = json.loads(said)["next"]
-    assert command == f"{typed} --rerun-incomplete --forcerun extract merge"
+    assert command == f"{typed} --forcerun merge"
     subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
     assert status(verbs, "--verify")[0] == 0
     flip(tmp_path / "in.fa")
     code, said, _ = status(verbs, "--verify", "--json")
     (command,) = json.loads(said)["next"]
-    assert command == f"{typed} --rerun-incomplete --forcerun plan"
+    assert command == f"{typed} --forcerun plan"
     subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
     assert status(verbs, "--verify")[0] == 0

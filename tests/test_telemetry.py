@@ -69,7 +69,7 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     plan = verbs.plan(GOOD, "esm2", options, cost=10**6, more=more)
     verbs.extract(plan)
     (shard,) = plan["shards"]
-    (attempt,) = telemetry.read(file_of(verbs, plan))
+    (attempt,) = telemetry.read(str(file_of(verbs, plan)))
     assert attempt.start["rows"] == 20 and attempt.start["rows_done"] == 0
     assert attempt.start["shard"] == shard["shard"] and attempt.start["cost_unit"] == "tokens"
     (event,) = attempt.devices

@@ -16,8 +16,13 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from featuremill import owner
+from featuremill.calm import RefusedError
+from featuremill.config import validate
+from featuremill.status.visit import look
 from featuremill.store import RunFolder
 from featuremill.workflow_failures import Failures
+from featuremill.workflow_start import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
 
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
@@ -128,7 +133,12 @@ def test_only_what_is_new_is_computed(workflow):
 
 
 def test_what_is_gone_is_made_again(workflow):
-    """Snakemake itself sees nothing to do while the results stand."""
+    """Snakemake itself sees nothing to do while the results stand; the run's plain command, which
+    status says, is enough."""
+    root = workflow.run_folder.root
+    workflow("plan")
+    (typed,) = look(root).next
+    assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
     workflow()
     assert len(workflow.news()) == 200
     before = workflow.data()
@@ -136,8 +146,18 @@ def test_what_is_gone_is_made_again(workflow):
     assert "200 of 200 records ok" in workflow()
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
+    assert look(root).next == [typed]
     workflow()
     assert len(workflow.news()) == 200 and workflow.data() == before
+
+    part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
+    part.unlink()
+    (root / "per-protein.h5").write_bytes(b"cut")
+    assert look(root).next == [typed]
+    said = workflow()
+    assert "a part is gone, although there is a receipt" in said
+    assert 0 < len(workflow.news()) < 200 and workflow.data() == before
+    assert look(root).next == []
 
 
 def test_an_input_that_is_mended_before_a_retry_is_read(tmp_path, environment):
@@ -275,6 +295,121 @@ def test_a_failed_shard_stops_no_other_and_the_rest_is_kept(tmp_path, environmen
     assert workflow.news() == []
 
 
+def configured(name, **config):
+    config = {"run": "my", "inputs": "in.fa", "workload": "composition", "device": "cpu"} | config
+    Path(name).write_text(yaml.safe_dump(config))
+    return validate(config, name)
+
+
+def typed_in_a_shell(folder, environment, command, status=0):
+    environment = environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_another_configs_results_are_not_replaced(tmp_path, environment, monkeypatch):
+    """Nor are those that a changed `outputs` removes, without a word."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("in.fa", "other.fa"):
+        Path(name).write_text(f">{name}\nMKVLAAGIVGL\n")
+    configured("my.yaml")
+    configured("other.yaml", inputs="other.fa")
+    typed_in_a_shell(tmp_path, environment, "featuremill run my.yaml -c 2")
+    before = Path("results/my/manifest.json").read_bytes()
+    said = typed_in_a_shell(tmp_path, environment, "featuremill run other.yaml -c 2", status=1)
+    assert said.splitlines()[-1] == (
+        "other.yaml: run: my is the name of another config's run: my.yaml made results/my with "
+        "inputs: in.fa. Give one of them another `run:`, or, to have this one take its place, "
+        "delete results/my/plan.json: what is computed stays."
+    )
+    assert Path("results/my/manifest.json").read_bytes() == before
+    Path("my.yaml").unlink()
+    configured("renamed.yaml", outputs=["npy", "parquet"])
+    said = typed_in_a_shell(tmp_path, environment, "featuremill run renamed.yaml -c 2")
+    beforehand = "results/my/per-protein.h5: this result is not among `outputs` any more"
+    done = "removed results/my/per-protein.h5"
+    assert said.index(beforehand) < said.index(done)
+    assert "embeddings.parquet: this result" not in said and "removed results/my/emb" not in said
+    assert not Path("results/my/per-protein.h5").exists()
+
+
+def test_what_another_config_is(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = configured("my.yaml")
+    root = Path("results/my")
+    root.mkdir(parents=True)
+
+    def refuse(config, **changes):
+        refuse_another_config(configured(config, **changes), "results/my", config)
+
+    with owner.claim(root) as file:
+        asked = asked_by(first, "results/my")
+        owner.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+    refuse("other.yaml", inputs="other.fa")  # nothing is planned, so nothing would be lost
+    (root / "plan.json").write_text("{}")
+    refuse("my.yaml", inputs="other.fa", workload="esm2")
+    refuse("other.yaml", max_failed=3, outputs=["npy"], shards={"cost": 7})
+    refuse("other.yaml", inputs=str(tmp_path / "in.fa"))
+    for change, named in (
+        ({"inputs": ["in.fa", "more.fa"]}, "inputs: in.fa"),
+        ({"workload": "esm2"}, "workload: composition"),
+    ):
+        with pytest.raises(RefusedError, match=f"my.yaml made results/my with {named}\\. Give"):
+            refuse("other.yaml", **change)
+    options = {"layers": [-1, 3], "batch_tokens": 500}
+    mine = {"workload": "esm2", "options": options}
+    with owner.claim(root) as file:
+        asked = asked_by(configured("my.yaml", **mine), "results/my")
+        owner.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+    refuse("other.yaml", **mine | {"options": options | {"batch_tokens": 900}})
+    with pytest.raises(RefusedError, match=r"made results/my with layers: -1, 3\. Give"):
+        refuse("other.yaml", **mine | {"options": {"layers": [3]}})
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("results", ".snakemake"):
+        (tmp_path / name).rename(moved / name)
+    monkeypatch.chdir(moved)
+    refuse("my.yaml", inputs="elsewhere.fa")
+    with owner.claim(root) as file:  # by a version that did not say it
+        owner.sign(file, "featuremill run my.yaml")
+    refuse("other.yaml", inputs="other.fa")
+
+
+def test_inputs_beside_a_config_that_was_named_from_elsewhere(tmp_path, environment):
+    folder = tmp_path / "other place"
+    folder.mkdir()
+    (folder / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    (folder / "my.yaml").write_text("inputs: in.fa\nworkload: composition\ndevice: cpu\nrun: my\n")
+    command = "featuremill run 'other place/my.yaml' -c 1"
+    said = typed_in_a_shell(tmp_path, environment, command, status=1)
+    again = "cd 'other place' && featuremill run my.yaml"
+    assert said.splitlines()[-1] == (
+        "other place/my.yaml:1: inputs: in.fa: this file does not exist; check the path (seen from "
+        f"where the command is started: {tmp_path}). It is there seen from other place; so type: "
+        f"{again}"
+    )
+    assert not (tmp_path / "results").exists()
+    typed_in_a_shell(tmp_path, environment, f"{again} -c 1 plan")
+    assert (folder / "results" / "my" / "plan.json").exists()
+
+
+def test_weights_that_failed_are_what_status_tells(tmp_path, environment):
+    (tmp_path / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    (tmp_path / "my.yaml").write_text(
+        "inputs: in.fa\nrun: my\ndevice: cpu\noptions: {model: ./broken.pt}\n"
+    )
+    typed_in_a_shell(tmp_path, environment, "featuremill run my.yaml -c 1", status=1)
+    said = typed_in_a_shell(tmp_path, environment, "featuremill status results/my", status=1)
+    assert "there is no plan: the model's weights could not be made." in said
+    assert "making the weights failed: broken.pt: " in " ".join(said.split())
+    assert "The log: logs/weights/broken.log" in " ".join(said.split())
+    assert said.splitlines()[-1] == "  featuremill run my.yaml -c 1"
+
+
 def test_labels_draw_the_report_anew_and_nothing_else(workflow):
     config = {"inputs": "in.fa", "run": "test", "workload": "composition", "device": "cpu"}
     (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config))
@@ -300,14 +435,18 @@ def test_the_closing_words_name_what_has_no_features(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(manifest))
     said = closing_words(str(tmp_path))
-    assert "\nThe others: 5 duplicate\n" in said and "1,067 of 1,072 records" in said
+    twice = "\n5 duplicates: the same id and sequence as a record before\n"
+    assert twice in said and "1,067 of 1,072 records have their features" in said
+    assert "failed.tsv" not in said, "it does not list them"
     counts |= {"ok": 67, "failed": 1000, "refused": 0}
     path.write_text(json.dumps(manifest))
-    others = f"\nThe others: 1,000 failed, 5 duplicate: see {tmp_path}/failed.tsv\n"
-    assert others in closing_words(str(tmp_path))
-    counts |= {"ok": 1072, "failed": 0, "duplicate": 0}
+    without = f"\nWithout features: 1,000 failed: see {tmp_path}/failed.tsv"
+    assert without + twice in closing_words(str(tmp_path))
+    counts |= {"input": 1, "ok": 1, "failed": 0, "duplicate": 0}
     path.write_text(json.dumps(manifest))
-    assert "others" not in closing_words(str(tmp_path))
+    said = closing_words(str(tmp_path))
+    assert said.startswith("\n1 of 1 record has its features:\n")
+    assert "Without" not in said and "duplicate" not in said
 
 
 def test_snakemakes_tidying_behind_our_own_failures_is_not_told():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from featuremill import typed
 from featuremill.errors import IntegrityError, UserError
 from featuremill.store import RunFolder, read_json, read_plan, sha256_of
 
@@ -26,17 +27,21 @@ def read_plan_of_manifest(folder: RunFolder) -> dict[str, Any]:
         problem = f"it does not belong to {folder.plan.name}; delete both"
     else:
         return plan
-    raise IntegrityError(f"{folder.manifest}: {problem} and run snakemake again.")
+    raise IntegrityError(f"{folder.manifest}: {problem}, then type: {typed.again(folder.root)}")
 
 
-def are_results_of(plan: dict[str, Any], manifest: dict[str, Any]) -> bool:
-    """Tell whether the results that manifest.json tells of are those of `plan`."""
+def are_results_of(
+    plan: dict[str, Any], manifest: dict[str, Any], is_partial: bool = False
+) -> bool:
+    """Tell whether the results that manifest.json tells of are those of `plan`; `is_partial` ones,
+    of manifest.partial.json, are of some of its parts."""
     # Results of an earlier version do not say which manifest.parquet they were made of.
     made_of = manifest.get("manifest_sha256", plan.get("manifest_sha256"))
+    parts, shards = set(manifest.get("parts", {})), {s["shard"] for s in plan.get("shards", [])}
     return (
         made_of == plan.get("manifest_sha256")
         and manifest.get("plan") == plan.get("counts")
-        and set(manifest.get("parts", {})) == {shard["shard"] for shard in plan.get("shards", [])}
+        and (parts <= shards if is_partial else parts == shards)
         and all(manifest.get(key) == plan.get(key) for key in SAME)
     )
 

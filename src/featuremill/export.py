@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from featuremill import typed
 from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.errors import IntegrityError, UserError
 from featuremill.formats import FORMATS, sidecar_of
@@ -72,8 +74,9 @@ def export(
     manifest = read_json(folder.root / "manifest.json") or {}
     if not are_results_of(plan, manifest):
         raise UserError(
-            f"{folder.root}: there are no finished results of {folder.plan.name} yet; run "
-            "snakemake first, or take what there is with featuremill merge --partial."
+            f"{folder.root}: there are no finished results of {folder.plan.name} yet; let the run "
+            f"come to its end ({typed.again(folder.root)}), or take what is computed by now: "
+            f"featuremill merge {shlex.quote(str(folder.root))} --partial"
         )
     paths = _targets(folder, manifest, formats, output)
     if not paths:
@@ -146,8 +149,8 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
     if not names:
         raise UserError(
             f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
-            "nothing left to make other formats of; add them to outputs and run snakemake, which "
-            "computes the features again."
+            "nothing left to make other formats of; add them to outputs in the config, then type: "
+            f"{typed.again(folder.root)} (it computes the features again)"
         )
     path = folder.root / FILES[names[0]]
     told = manifest["outputs"][path.name]
@@ -155,5 +158,8 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
         told["bytes"],
         told["sha256"],
     ):
-        raise IntegrityError(f"{path}: this is not the file that merge wrote; run snakemake first.")
+        raise IntegrityError(
+            f"{path}: this is not the file that merge wrote; move it away, then type: "
+            f"{typed.again(folder.root)}"
+        )
     return path

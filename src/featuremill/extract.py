@@ -23,6 +23,7 @@ from featuremill.lease import Request
 from featuremill.locking import locked
 from featuremill.machine import num_cores
 from featuremill.reasons import kind_of
+from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
 from featuremill.telemetry.recorder import Recorder
@@ -222,11 +223,12 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
 
 def _outcome(receipt: dict[str, Any]) -> str:
     seconds = receipt["seconds"]
-    parts = [f"{receipt['ok']:,} records in {seconds['total']:.1f} s"]
+    parts = [f"{counted(receipt['ok'], 'record')} in {seconds['total']:.1f} s"]
     if receipt["failed"]:
         parts.append(f"{receipt['failed']:,} failed")
     if receipt["resumed_batches"]:
-        resumed = f"{receipt['resumed_batches']} of {receipt['batches']} batches resumed"
+        batches = counted(receipt["batches"], "batch", "batches")
+        resumed = f"{receipt['resumed_batches']} of {batches} resumed"
         parts.append(f"{resumed} from before a stop or a crash")
     return ", ".join(parts)
 

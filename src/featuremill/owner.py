@@ -11,9 +11,10 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from types import MappingProxyType
+from typing import Any, NamedTuple, TextIO
 
 from featuremill import working
 from featuremill.errors import UserError
@@ -36,6 +37,15 @@ class Owner(NamedTuple):
     """Where, seen from the folder of results/<run>: elsewhere where a module has a prefix."""
     rules: str = "{}"
     """What a rule is called there: another name where another workflow imports this one."""
+    config: str = ""
+    """The config's file, seen from the folder of results/<run>; empty where there is none."""
+    asked: Mapping[str, Any] = MappingProxyType({})
+    """What the config asked for, as far as it determines the results: `asked_by` in workflow_start
+    says it."""
+    weights: str = ""
+    """The weights file that the run needs, such as weights/<name>.json; empty for none."""
+    is_imported: bool = False
+    """Whether another workflow imports this one there."""
 
     def is_of_this_machine(self) -> bool:
         """Tell whether the owner was on this machine."""
@@ -92,12 +102,12 @@ def claim(run_folder: Path) -> TextIO | None:
         file.close()
 
 
-def sign(file: TextIO, command: str, folder: str = ".", rules: str = "{}") -> None:
-    """Write into a claimed file who has it; the rest is as in Owner."""
+def sign(file: TextIO, command: str, **about: Any) -> None:
+    """Write into a claimed file who has it; `about` are the fields of Owner that have defaults."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    me = Owner(platform.node(), _boot_id(), os.getpid(), started, command, folder, rules)
+    me = Owner(platform.node(), _boot_id(), os.getpid(), started, command)._replace(**about)
     file.truncate(0)
-    file.write(json.dumps(me._asdict()))
+    file.write(json.dumps(me._asdict() | {"asked": dict(me.asked)}))
     file.flush()
 
 

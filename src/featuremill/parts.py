@@ -15,11 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill import typed
 from featuremill.errors import IntegrityError
 from featuremill.journal import COLUMNS, digest_of_file
 from featuremill.receipts import has_counts
 from featuremill.recipe import other_versions
 from featuremill.shardfile import Digests, digests
+from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_sealed
 
 NUM_CORE_COLUMNS = len(COLUMNS)
@@ -69,8 +71,8 @@ def open_part(
     if not (receipts or only_look):
         if not receipt_path.exists():
             raise IntegrityError(
-                f"{path}: this part is not computed yet; run snakemake to the end, or take what "
-                "there is with --partial."
+                f"{path}: this part is not computed yet; let the run come to its end "
+                f"({typed.again(folder.root)}), or take what there is with --partial."
             )
         receipt_path.unlink()  # the part may be good, and has its own beside it
         raise IntegrityError(
@@ -104,7 +106,9 @@ def _checked(path: Path, receipts: Sequence[dict[str, Any] | None], num_records:
         raise _damaged(path, "its bytes are not those that were written")
     sha256, reasons = _columns(path)
     if len(sha256) != num_records or len(np.unique(sha256)) != num_records:
-        raise _damaged(path, f"it holds {len(sha256)} rows for {num_records} records")
+        raise _damaged(
+            path, f"it holds {counted(len(sha256), 'row')} for {counted(num_records, 'record')}"
+        )
     num_failed = len(reasons) - reasons.null_count
     if not has_counts(receipt, len(sha256), num_failed):
         raise _damaged(path, "its receipt counts other records")

@@ -12,6 +12,7 @@ import time
 from typing import Any
 
 from featuremill.machine import DIE_WITH_PARENT
+from featuremill.sizes import counted
 
 EVERY_SECONDS = 10.0
 
@@ -37,7 +38,7 @@ class Progress:
             return
         speed = event["cost_run"] / event["seconds"]
         self._say(
-            f"{event['rows']:,} of {event['of']:,} records",
+            f"{event['rows']:,} of {counted(event['of'], 'record')}",
             f"{speed:,.0f} {self._unit}/s",
             f"{clock(event['cost_left'] / speed)} left",
         )

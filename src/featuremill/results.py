@@ -14,18 +14,20 @@ import pyarrow.parquet as pq
 
 from featuremill import store
 from featuremill.errors import UserError
-from featuremill.outputs import ABOUT, EXPORTS, FILES, files_of
+from featuremill.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
 from featuremill.outputs.vectors import matrix
 
 
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
+    Its table may be named in its place: embeddings.parquet, embeddings/, or one of partial results.
+
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
     vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
 
     Raises:
-        UserError: when the run has neither embeddings.parquet nor embeddings/.
+        UserError: when there is neither embeddings.parquet nor embeddings/.
     """
     table = pq.read_table(_table(run))
     about = [name for name in ABOUT if name in table.column_names]  # early tables had fewer
@@ -43,8 +45,8 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """Return (ids, vectors) of `run`, vectors of shape (records, width) in the order of the ids.
 
     The vectors are memory-mapped from embeddings.npy where the run wrote it, and otherwise read
-    from embeddings.parquet or embeddings/. `column` says which one where there are several pooled
-    values.
+    from embeddings.parquet or embeddings/, which may be named in place of the run. `column` says
+    which one where there are several pooled values.
 
     Raises:
         UserError: when the run has no such file or column.
@@ -52,7 +54,7 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     path = _table(run)
     chosen = pooled_column(pq.read_schema(files_of(path)[0]), column, path)
     ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
-    if FILES["npy"] in _outputs(run):
+    if path != Path(run) and FILES["npy"] in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, chosen.start : chosen.start + chosen.width]
     return ids, matrix(pq.read_table(path, columns=[chosen.name])[chosen.name])
@@ -95,15 +97,51 @@ def pooled_column(schema: pa.Schema, column: str | None, path: Path) -> Pooled:
 
 def _table(run: str | Path) -> Path:
     """Return the run's table: one file, or a folder of files to be read in the order of names."""
+    if _is_table(Path(run)):
+        return Path(run)
     has_dataset = FILES["parquet_dataset"] in _outputs(run)
     return _file(run, "parquet_dataset" if has_dataset else "parquet")
 
 
+def _is_table(path: Path) -> bool:
+    """Tell whether `path` is no run but a table: embeddings.parquet, embeddings/, or partial ones.
+
+    Raises:
+        UserError: when it is another file, or a table that is not there.
+    """
+    if path.is_dir():
+        folders = {file_name(FILES["parquet_dataset"], is_it) for is_it in (False, True)}
+        return path.name in folders and any(path.glob("*.parquet"))
+    is_named = path.suffix == ".parquet"
+    problem = ""
+    if path.exists() != is_named:
+        problem = "there is no such table" if is_named else "this is no table of results"
+    elif is_named and "id" not in _columns(path):
+        problem = "this is no table of results that is whole"
+    if problem:
+        raise UserError(f"{path}: {problem}; name the run's folder, as in results/demo.")
+    return is_named
+
+
+def _columns(path: Path) -> list[str]:
+    try:
+        names: list[str] = pq.read_schema(path).names
+    except pa.ArrowInvalid:
+        return []
+    return names
+
+
 def _file(run: str | Path, output: str) -> Path:
     path = Path(run) / FILES[output]
-    if path.name not in _outputs(run) or not path.exists():
-        raise UserError(f"{path}: no such result; is the run finished, and is {output} in outputs?")
-    return path
+    if path.name in _outputs(run) and path.exists():
+        return path
+    partial = path.with_name(file_name(path.name, is_partial=True))
+    if partial.exists():
+        raise UserError(
+            f"{path.parent}: these results are partial, as the run is not finished; this reads "
+            f"what was computed by then: featuremill.load({str(partial)!r})"
+        )
+    raise UserError(f"{path}: no such result; is the run finished, and is {output} in outputs?")
 
 
 def _outputs(run: str | Path) -> list[str]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import owner, store
+from featuremill import owner, store, typed
 from featuremill.agreement import read_plan_of_manifest, refuse_what_was_cleaned
 from featuremill.errors import IntegrityError, UserError
 from featuremill.locking import locked
@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill retry`."""
     folder = RunFolder(arguments.run_folder)
     if not (folder.plan.exists() and folder.store.is_dir()):
-        raise UserError(f"{folder.plan}: there is no planned run here; run snakemake first.")
+        raise UserError(
+            f"{folder.plan}: there is no planned run here; type first: {typed.again(folder.root)}"
+        )
     say = partial(log.info, "another job is at this run; waiting")
     with owner.alone(folder.root), locked(folder.store / "plan.lock", say):
         owner.refuse_jobs(folder)
@@ -111,9 +113,7 @@ def retry(folder: RunFolder, kinds: Sequence[str], is_dry_run: bool = False) -> 
     moved, shards = _write_shards(folder, plan, chosen)
     _replace_plan(folder, plan, chosen, moved, shards)
     log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
-    last = owner.read(folder.root)
-    command = last.command if last else "snakemake, with the same config and options as before"
-    log.info("now run: %s", command)
+    log.info("now run: %s", typed.again(folder.root))
 
 
 def _listed(failed: Failed) -> str:
@@ -217,8 +217,8 @@ def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDAr
         path = folder.shard(names[number])
         if not path.exists():
             raise UserError(
-                f"{path}: this shard is gone; delete {folder.plan} and run snakemake again to "
-                "plan anew."
+                f"{path}: this shard is gone; delete {folder.plan}, then type: "
+                f"{typed.again(folder.root)}"
             )
         column = digests(read_shard(path)["sha256"])
         found[here] = column[places[here] & 0xFFFFFFFF]

@@ -20,9 +20,9 @@ def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:
     return 0
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `number` with its noun: 1 shard, 2,000 shards."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """Return `number` with its noun: 1 shard, 2,000 shards; `nouns` where an s is not enough."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 
 def human_bytes(size: float) -> str:

@@ -170,7 +170,9 @@ def read_plan(folder: RunFolder) -> dict[str, Any]:
         IntegrityError: when it is not what was written.
     """
     if not folder.plan.exists():
-        raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
+        from featuremill import typed  # which reads owners from here
+
+        raise UserError(f"{folder.plan}: there is no plan yet; type: {typed.again(folder.root)}")
     plan = read_sealed(folder.plan)
     if plan is None:
         raise IntegrityError(

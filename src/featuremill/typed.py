@@ -1,4 +1,8 @@
-"""What was typed to start this Snakemake, for those who tell people to type it again."""
+"""What is typed to have a run computed: what was typed, and what to type so that it goes on.
+
+Every message that names that command has it from here, so all of them name the same one: the run's
+last command without what was wanted that one time, such as a target or `--forcerun`.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,25 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+
+from featuremill import SNAKEFILE, owner
 
 VARIABLE = "FEATUREMILL_TYPED"
 """Written by `featuremill run` before it becomes Snakemake: the process, and what was typed."""
+UNKNOWN = "YOUR.yaml"
+"""The config of a run of which nobody knows who computed it."""
+RERUN = "--rerun-incomplete"
+RULES = ("weights", "plan", "extract", "merge", "partial", "report")
+"""What may be asked for alone; `all` is the whole run anyway."""
+ONCE = {"--forcerun", "-R", "--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
+"""Snakemake's options for one time, with the words behind them."""
+ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
+RERUNNING = {RERUN, "--ri"}
+NAMING = {"--configfile", "--configfiles", "--config", "-C"}
+"""Options of which the words behind them may look like a target and are none."""
+NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"}
+"""The same of one word."""
 
 
 def remember(words: Sequence[str]) -> None:
@@ -20,3 +40,72 @@ def command() -> str:
     """Return what was typed; a Snakemake that a job of that one starts was started otherwise."""
     process, _, words = os.environ.get(VARIABLE, "").partition(" ")
     return words if process == str(os.getpid()) else shlex.join(["snakemake", *sys.argv[1:]])
+
+
+def this() -> str:
+    """Return what goes on with the run of this Snakemake, which no other workflow imports."""
+    return whole(command())
+
+
+def first(config: Path) -> str:
+    """Return what computes the run of `config` from here, where nothing was typed yet."""
+    name = shlex.quote(str(config))
+    if Path("Snakefile").resolve() == Path(SNAKEFILE).resolve():
+        return f"snakemake --cores all --configfile {name}"
+    return f"featuremill run {name}"
+
+
+def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
+    """Return what goes on with the run in `run_folder`, to be typed here.
+
+    Rules of the names `forced` run although Snakemake sees no reason.
+    """
+    last = owner.read(run_folder)
+    said = f"featuremill run {UNKNOWN}"
+    if last:
+        said = whole(last.command, last.rules, last.is_imported)
+    words = shlex.split(said)
+    if forced:
+        names = [last.rules.format(rule) if last else rule for rule in forced]
+        end = _end_of_options(words)
+        words[end:end] = ["--forcerun", *names]
+    said = shlex.join(words)
+    if last is None or {"--directory", "-d"} & set(words):
+        return said
+    folder = os.path.normpath(owner.whole_path(run_folder).parent.parent / last.folder)
+    is_here = Path(folder).is_dir() and Path(folder).samefile(".")
+    return said if is_here else f"cd {shlex.quote(folder)} && {said}"
+
+
+def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
+    """Return the command of what was `typed` for the whole run.
+
+    Where another workflow imports this one, its targets are its own and stay, and what a killed
+    Snakemake left needs `--rerun-incomplete`, which is in the profiles of ours. `rules` is as in
+    Owner.
+    """
+    dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
+    targets = {rules.format(rule) for rule in RULES}
+    words = shlex.split(typed)
+    start = 3 if words[:2] == ["featuremill", "run"] else 1
+    kept, option = words[:start], ""
+    for word in words[start:]:
+        if word.startswith("-"):
+            option = word.partition("=")[0]
+            is_kept = option not in dropped
+        elif option in NAMING or option in NAMING_ONE:
+            is_kept, option = True, option if option in NAMING else ""
+        else:
+            is_file = not is_imported and word.startswith(("results/", "weights/"))
+            is_kept = option not in ONCE and word not in targets and not is_file
+        if is_kept:
+            kept.append(word)
+    if kept[-1] == "--":
+        kept.pop()
+    if is_imported and not RERUNNING & set(kept):
+        kept.insert(_end_of_options(kept), RERUN)
+    return shlex.join(kept)
+
+
+def _end_of_options(words: Sequence[str]) -> int:
+    return words.index("--") if "--" in words else len(words)

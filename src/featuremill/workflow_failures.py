@@ -128,7 +128,7 @@ def closing(failures: Failures, results: str) -> str:
         "",
         f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
         "goes on:",
-        f"    {typed.command()}",
+        f"    {typed.this()}",
         "What is done, what failed and what helps:",
         f"    featuremill status {shlex.quote(results)}",
     ]

@@ -7,8 +7,10 @@ decides, and only its words are replaced.
 from __future__ import annotations
 
 import logging
+import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,16 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
     if workflow.output_settings.verbose:
         return
     named, places = sources(config, workflow)  # now, while the workflow is at this config
-    if workflow.is_main_process and not is_imported(workflow):
-        _refuse_unplanned(run, named, places)
+    is_ours = not is_imported(workflow)
+    configs = [Path(path) for path in workflow.configfiles] if is_ours else []
+    if workflow.is_main_process and is_ours:
+        _refuse_unplanned(run, named, places, configs)
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) != EXCEPTION:
             return True
         lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(run, lines, named, places))
+        said = list(_sentences(run, lines, named, places, configs))
         for sentence in said:
             print(sentence, file=sys.stderr)
         return not said
@@ -49,7 +53,7 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
             handler.addFilter(matters)
 
 
-def _refuse_unplanned(run: Run, named: str, places: Places) -> None:
+def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Path]) -> None:
     """Refuse inputs that are not there and were never planned.
 
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
@@ -63,10 +67,25 @@ def _refuse_unplanned(run: Run, named: str, places: Places) -> None:
                 source.check(Path(path))
             except UserError as error:
                 place = places.get(("inputs",), named)
-                raise RefusedError(f"{place}: inputs: {error}") from None
+                hint = _elsewhere(Path(path), run, configs)
+                raise RefusedError(f"{place}: inputs: {error}{hint}") from None
 
 
-def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterator[str]:
+def _elsewhere(path: Path, run: Run, configs: Sequence[Path]) -> str:
+    """Return the command that finds the inputs, where a config was named from another folder than
+    its paths are seen from; empty where `path` is there, or they are not beside it either."""
+    for config in configs:
+        folder = Path(os.path.relpath(config.parent))
+        is_elsewhere = folder != Path() and not path.exists()
+        if is_elsewhere and all((folder / one).exists() for one in run.inputs):
+            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(config.name)}"
+            return f" It is there seen from {folder}; so type: {start}"
+    return ""
+
+
+def _sentences(
+    run: Run, lines: set[str], named: str, places: Places, configs: Sequence[Path]
+) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
     files = {
         ("inputs",): run.inputs,
@@ -79,4 +98,5 @@ def _sentences(run: Run, lines: set[str], named: str, places: Places) -> Iterato
                 try:
                     refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
                 except UserError as error:
-                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}"
+                    hint = _elsewhere(Path(path), run, configs)
+                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -15,21 +14,26 @@ from typing import Any, TextIO
 from snakemake.logging import logger
 
 from featuremill import owner, recipe, store, times, typed, weights, workflow_import, workload
-from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
-from featuremill.devices import devices_for
 from featuremill.errors import UserError
 from featuremill.outputs import FILES
-from featuremill.report import labels
-from featuremill.workflow_support import checkpoint_files, executes, only_looks
+from featuremill.status import visit
+from featuremill.workflow_refusals import (
+    asked_by,
+    asks_for_less,
+    config_file,
+    is_computed,
+    refuse_another_config,
+    refuse_default_storage,
+    refuse_without_gpu,
+    refuse_without_packages,
+    refuse_wrong_labels,
+)
+from featuremill.workflow_support import checkpoint_files, executes, only_looks, weights_json
 from featuremill.workload import Weights
 
 LOCKS = Path(".snakemake/locks")
-TARGETS = {"plan", "weights", "partial"}
-LESS = ("--until", "-U", "--touch")
-"""Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
-tells them too late."""
 _claimed: dict[Path, TextIO] = {}
 """The main process's locks on its runs, held for as long as it lives."""
 
@@ -42,26 +46,39 @@ def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str])
             f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
             "not show."
         )
-    if workflow.is_main_process and executes(workflow):
+    is_done = owner.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
+    if workflow.is_main_process and executes(workflow) and not is_done:
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, run, results, weights_files)
         refuse_without_gpu(workflow, run, results)
-        check_labels(workflow, run)
-        claim_run(results, workflow.modifier.modify_rulename("{}"))
+        refuse_wrong_labels(workflow, run)
+        config = config_file(workflow, results)
+        refuse_another_config(run, results, config)
+        claim_run(
+            results,
+            rules=workflow.modifier.modify_rulename("{}"),
+            config=config,
+            asked=asked_by(run, results),
+            weights=next(iter(weights_json(run)), ""),
+            is_imported=workflow_import.is_imported(workflow),
+        )
         forget_plan_of_other_versions(run, results)
         forget_what_is_gone(run, results)
         forget_lost_weights(workflow, run, results, weights_files)
+        if not asks_for_less(results):
+            forget_what_is_not_whole(results)
+        tell_what_goes(run, results)
         check_times(run, results)
 
 
-def claim_run(results: str, rules: str = "{}") -> None:
+def claim_run(results: str, **about: Any) -> None:
     """Make this main process the run's owner, or refuse; mend what a killed owner left.
 
     The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
     owner died; if that was on this machine since it was started, the Snakemake locks that the owner
     left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
-    file system may not share locks between machines: then Snakemake's own lock decides. `rules` is
-    what a rule `{}` is called here.
+    file system may not share locks between machines: then Snakemake's own lock decides. `about` are
+    fields of Owner.
     """
     path = owner.path_of(Path(results))
     if path in _claimed:  # for an earlier `use rule` of the same module
@@ -87,93 +104,7 @@ def claim_run(results: str, rules: str = "{}") -> None:
             lock.unlink()
     if was_here or not stale:
         folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
-        owner.sign(file, typed.command(), folder, rules)
-
-
-def refuse_default_storage(workflow: Any) -> None:
-    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
-    and would stay behind, with a plan elsewhere.
-    """
-    if workflow.storage_settings.default_storage_provider is not None:
-        raise RefusedError(
-            "--default-storage-provider takes a run's files away from its store, which has to "
-            "stand beside them; leave it out and name remote files one by one, as "
-            "docs/clusters.md shows."
-        )
-
-
-def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
-    """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
-
-    Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
-    workflow's own, and where every shard is computed already.
-    """
-    is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
-    if run.device != "cuda" or is_elsewhere or _names_target(results) or _is_computed(results):
-        return
-    try:
-        devices_for(run.device)
-    except UserError as error:
-        raise RefusedError(
-            f"{error} To plan here and compute elsewhere: snakemake plan …"
-        ) from None
-
-
-def refuse_without_packages(
-    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
-) -> None:
-    """Refuse to begin where this Python lacks what the jobs are going to compute with.
-
-    Not where the jobs have environments or containers of their own (`--sdm`), and not where all is
-    computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
-    here, are there.
-    """
-    try:
-        workload.refuse_without_packages(workload.find_workload(run.workload).Options)
-    except UserError as error:
-        is_elsewhere = workflow.nodes is not None or _names_target(results)
-        is_converted = all(Path(path).exists() for path in weights_files)
-        has_others = workflow.deployment_settings.deployment_method
-        if has_others or (is_elsewhere and is_converted) or _is_computed(results):
-            return
-        raise RefusedError(
-            f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
-        ) from None
-
-
-def _names_target(results: str) -> bool:
-    """Tell whether less than the whole run was asked for."""
-    return any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
-        for word in sys.argv[1:]
-    )
-
-
-def _is_computed(results: str) -> bool:
-    """Tell whether all of the last plan is computed: its receipts say so, or the results
-    (`keep: results` removes receipts)."""
-    folder = store.RunFolder(Path(results))
-    plan = store.read_sealed(folder.plan)
-    if plan is None or recipe.other_versions_here(plan):
-        return False
-    if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
-        return True
-    manifest = store.read_json(folder.root / "manifest.json")
-    return manifest is not None and are_results_of(plan, manifest)
-
-
-def check_labels(workflow: Any, run: Run) -> None:
-    """Refuse a table of labels without the column that is asked for, before all is computed.
-
-    Where another workflow imports this one, a rule of it may still make the table.
-    """
-    path = run.labels.file and Path(run.labels.file)
-    if not path or not path.exists() or workflow_import.is_imported(workflow):
-        return
-    try:
-        labels.check(path, run.labels.column)
-    except UserError as error:
-        raise RefusedError(f"config: labels: {error}") from None
+        owner.sign(file, typed.command(), folder=folder, **about)
 
 
 def forget_plan_of_other_versions(run: Run, results: str) -> None:
@@ -226,7 +157,7 @@ def forget_lost_weights(
         return
     for path in map(Path, weights_files):
         lost = weights.lost(path)
-        if lost and not (_is_computed(results) and _is_planned(run, results, lost)):
+        if lost and not (is_computed(results) and _is_planned(run, results, lost)):
             with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
 
@@ -247,6 +178,38 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
     device = planning_device(run.device)
     settings = recipe.settings_of(run.workload, found, options, device, model)
     return recipe.recipe_of(settings) == str(plan["recipe"])
+
+
+def forget_what_is_not_whole(results: str) -> None:
+    """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
+    command is enough to mend it."""
+    folder = store.RunFolder(Path(results))
+    if not folder.plan.exists():
+        return
+    try:
+        found = visit.unseen_by_snakemake(folder.root)
+    except UserError:  # which the verbs say in their turn
+        found = []
+    recipe = (store.read_sealed(folder.plan) or {}).get("recipe", "")
+    for problem in found:
+        logger.warning(f"{results}: {problem.what} This is made again.")
+        if problem.mend.again == "plan":
+            folder.plan.unlink(missing_ok=True)
+        for shard in problem.mend.shards:
+            folder.receipt(recipe, shard).unlink(missing_ok=True)
+        (folder.root / "manifest.json").unlink(missing_ok=True)
+
+
+def tell_what_goes(run: Run, results: str) -> None:
+    """Say which results merge is going to remove, as `outputs` no longer names them."""
+    root = Path(results)
+    written = (store.read_json(root / "manifest.json") or {}).get("outputs", {})
+    wanted = {FILES[name] for name in run.outputs}
+    for name in written:
+        if name not in wanted and (root / name).exists():
+            logger.warning(
+                f"{root / name}: this result is not among `outputs` any more, so merge removes it."
+            )
 
 
 def check_times(run: Run, results: str) -> None:

@@ -27,6 +27,7 @@ from featuremill.config_yaml import Places
 from featuremill.errors import IntegrityError, UserError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
+from featuremill.sizes import counted
 from featuremill.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
@@ -245,20 +246,25 @@ def closing_words(results: str) -> str:
     files = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
     load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
-        f"\n{counts['ok']:,} of {counts['input']:,} records have their features:\n{files}\n"
+        f"\n{_have_features(counts)}:\n{files}\n"
         f"{_without_features(results, counts)}"
         f"Look at them:  {_command('python')} {load}"
         + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
 
 
+def _have_features(counts: Mapping[str, int]) -> str:
+    have = "has its" if counts["input"] == 1 else "have their"
+    return f"{counts['ok']:,} of {counted(counts['input'], 'record')} {have} features"
+
+
 def _without_features(results: str, counts: Mapping[str, int]) -> str:
     """Return a line about the records that have none, where there are any."""
-    rest = [f"{counts[key]:,} {key}" for key in ("failed", "refused", "duplicate") if counts[key]]
-    if not rest:
-        return ""
-    where = f": see {results}/failed.tsv" if counts["failed"] or counts["refused"] else ""
-    return f"The others: {', '.join(rest)}{where}\n"
+    rest = [f"{counts[key]:,} {key}" for key in ("failed", "refused") if counts[key]]
+    said = f"Without features: {', '.join(rest)}: see {results}/failed.tsv\n" if rest else ""
+    if repeated := counts["duplicate"]:
+        said += f"{counted(repeated, 'duplicate')}: the same id and sequence as a record before\n"
+    return said
 
 
 def tidied(workflow: Any, results: str, keep: str) -> str:

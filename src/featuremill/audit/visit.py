@@ -47,8 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:
     (reason, count), *_ = sample.refused.most_common()
+    number = sample.num_records
+    all_of_them = "the only record was" if number == 1 else f"all {number:,} records were"
     return (
-        f"{', '.join(map(str, inputs))}: all {sample.num_records:,} records were refused, "
+        f"{', '.join(map(str, inputs))}: {all_of_them} refused, "
         f"{count:,} because: {reason} (first: {sample.first_refused[reason]}); "
         "give a file of proteins."
     )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import owner
+from featuremill import owner, typed
 from featuremill.errors import UserError
 from featuremill.outputs import FILES, partial_results
 from featuremill.store import RunFolder, read_sealed
@@ -144,8 +144,8 @@ def _beside_the_plan(folder: RunFolder) -> list[Category]:
     shards = {shard["shard"] for plan in plans if plan for shard in plan["shards"]}
     if not recipes:
         raise UserError(
-            f"{folder.plan}: there is no plan that says what is needed; run snakemake first, or "
-            "give --keep nothing to start over."
+            f"{folder.plan}: there is no plan that says what is needed; type first: "
+            f"{typed.again(folder.root)} (or give --keep nothing to start over)"
         )
     computed: list[Path] = []
     for place in _computed(folder):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from featuremill import typed
 from featuremill.agreement import are_results_of
 from featuremill.errors import UserError
 from featuremill.outputs import bytes_of, digest_of_result
@@ -19,8 +20,8 @@ def check_whole(folder: RunFolder) -> None:
     problem = _problem(folder)
     if problem:
         raise UserError(
-            f"{problem}, so what they are made of has to stay; run snakemake first, or give "
-            "--keep nothing to start over."
+            f"{problem}, so what they are made of has to stay; type first: "
+            f"{typed.again(folder.root)} (or give --keep nothing to start over)"
         )
 
 

@@ -24,6 +24,7 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.shards import cuts
 from featuremill.plan.spool import ids_path
 from featuremill.progress import Progress
+from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_json, read_sealed
 from featuremill.workload import find_workload
 
@@ -117,9 +118,11 @@ def _planned(folder: RunFolder, plan: dict[str, Any], settings: dict[str, Any]) 
     ]
     recipe = plan["recipe"] if is_same else "other"
     num_shards = len(plan["shards"])
-    source = f"{folder.plan}: {len(costs):,} of its {num_shards:,} shards are to be computed"
+    source = (
+        f"{folder.plan}: {len(costs):,} of its {counted(num_shards, 'shard')} are to be computed"
+    )
     if not costs:
-        source = f"{folder.plan}: computed are all its {num_shards:,} shards"
+        source = f"{folder.plan}: computed are all its {counted(num_shards, 'shard')}"
     if not is_same:
         was, is_now = plan["settings"]["options"], settings["options"]
         other = [f"{k} {was.get(k)}" for k in sorted(OF_VALUES_ONLY) if was.get(k) != is_now.get(k)]

@@ -7,7 +7,6 @@ import contextlib
 import json
 import logging
 import re
-import shlex
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,10 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from featuremill import SNAKEFILE, config, inputs, store, times, weights
+from featuremill import config, inputs, store, times, typed, weights
 from featuremill.errors import UserError
 from featuremill.init.survey import Survey, names, surveyed
+from featuremill.sizes import counted
 from featuremill.workload import find_workload, refuse_without_packages
 
 MIN_SHARDS = 8
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> None:
     config.validate(yaml.safe_load(text), str(output))
     with _placed(output), store.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
-    log.info("wrote %s; next: %s", output, _command(output))
+    log.info("wrote %s; next: %s", output, typed.first(output))
 
 
 def _refuse_what_a_run_would(run: config.Run, output: Path) -> None:
@@ -131,7 +131,8 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     run = config.Run.model_validate(settings)
     lines = [
         f"# A run of featuremill on {names([Path(path) for path in run.inputs])}:",
-        f"# {found.lengths.total():,} good records, {found.num_residues:,} residues.",
+        f"# {counted(found.lengths.total(), 'good record')}, "
+        f"{counted(found.num_residues, 'residue')}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
     for name, about in config.Run.model_fields.items():
@@ -196,10 +197,3 @@ def _run_name(path: Path) -> str:
     while stem.suffix.lower() in known:
         stem = stem.with_suffix("")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", stem.name).lstrip("._-")[: config.MAX_NAME] or "run"
-
-
-def _command(output: Path) -> str:
-    config = shlex.quote(str(output))
-    if Path("Snakefile").resolve() == Path(SNAKEFILE).resolve():
-        return f"snakemake --cores all --configfile {config}"
-    return f"featuremill run {config}"

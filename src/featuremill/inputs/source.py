@@ -109,9 +109,9 @@ def check(path: Path) -> None:
         status = path.stat()
     except FileNotFoundError:
         kind = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
-        raise UserError(
-            f"{path}: this file {kind}; check the path (seen from {Path.cwd()})."
-        ) from None
+        where = f" (seen from where the command is started: {Path.cwd()})"
+        seen = "" if path.is_absolute() else where
+        raise UserError(f"{path}: this file {kind}; check the path{seen}.") from None
     except PermissionError:
         raise _unreadable(path) from None
     except OSError as error:

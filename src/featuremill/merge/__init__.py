@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import run_log
+from featuremill import run_log, typed
 from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.errors import IntegrityError, UserError
 from featuremill.locking import locked
@@ -33,6 +33,7 @@ from featuremill.merge.provenance import manifest_of, provenance_of
 from featuremill.outputs import FAILED, FILES, file_name
 from featuremill.parts import Part, open_part
 from featuremill.progress import Progress
+from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_json, write_json
 
 Parts = list[Part | None]
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> None:
     outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
-        raise UserError(f"{folder.plan}: there is no plan yet; run snakemake, or featuremill plan.")
+        raise UserError(f"{folder.plan}: there is no plan yet; type: {typed.again(folder.root)}")
     with run_log.line(folder.root, "merge") as line, undisturbed(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads)
@@ -219,7 +220,7 @@ def count(
 def _too_many(folder: RunFolder, counts: dict[str, int], max_failed: int) -> str:
     table, fasta = (folder.store / name for name in FAILED)
     return (
-        f"{counts['failed']:,} of {counts['input']:,} records failed and max_failed is "
+        f"{counts['failed']:,} of {counted(counts['input'], 'record')} failed and max_failed is "
         f"{max_failed:,}: {table} has each one's reason and {fasta} their sequences; "
         f"featuremill retry {folder.root} lets them be tried again, and a higher max_failed "
         "delivers the results of the others, which are computed and kept."
@@ -236,4 +237,4 @@ def _say(folder: RunFolder, result: dict[str, Any], lists: tuple[str, ...]) -> N
 def _accounted(counts: dict[str, int]) -> str:
     kinds = ("failed", "refused", "duplicate", "pending")
     rest = [f", {counts[kind]:,} {kind}" for kind in kinds if counts.get(kind)]
-    return f"{counts['ok']:,} of {counts['input']:,} records ok{''.join(rest)}"
+    return f"{counts['ok']:,} of {counted(counts['input'], 'record')} ok{''.join(rest)}"

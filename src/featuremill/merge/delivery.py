@@ -69,8 +69,10 @@ def clear(folder: RunFolder, outputs: Sequence[str], is_partial: bool) -> None:
     for name, file in FILES.items():
         path = folder.root / file_name(file, is_partial)
         _remove(path.with_name(sidecar_of(path.name)))
-        if name not in outputs:
+        if name not in outputs and path.exists():
             _remove(path)
+            if not is_partial:
+                log.info("removed %s: the run's outputs do not name it", path)
         for half in folder.root.glob(f".{path.name}.*"):
             _remove(half)
 

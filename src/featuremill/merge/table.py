@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill import typed
 from featuremill.errors import UserError
 from featuremill.outputs import ABOUT, IDENTITY, files_of
 
@@ -31,7 +32,7 @@ class TableSource:
         if missing := set(ABOUT) - set(schema.names):
             raise UserError(
                 f"{path}: it has no column {sorted(missing)[0]!r}, so it is of an earlier version; "
-                "run snakemake to have it written anew."
+                f"move it away, then type: {typed.again(path.parent)}"
             )
         # As they were: reading adds numbers of columns as metadata, which a writer would keep.
         values = [field for field in schema if field.name not in ABOUT]

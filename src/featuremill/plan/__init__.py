@@ -248,8 +248,11 @@ def nothing_left(config: Run, tally: Tally) -> str:
     if not tally.records:
         return f"{inputs}: there is no record in the input; check the path in `inputs`."
     count, reason = min((-count, reason) for reason, count in tally.refusals.items())
+    all_of_them = (
+        "the only record was" if tally.records == 1 else f"all {tally.records:,} records were"
+    )
     return (
-        f"{inputs}: all {tally.records:,} records were refused, {-count:,} because: {reason}; "
+        f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; "
         "check that the input is what the workload expects."
     )
 

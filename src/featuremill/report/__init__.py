@@ -65,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError("--label-file and --label belong together: a table, and its column.")
     wishes = facts.Wishes(arguments.label_file, arguments.label or "", tuple(arguments.roof))
     found = facts.read(arguments.run_folder, arguments.partial, wishes)
+    if found.labels and found.labels.mismatch:
+        log.warning("%s; the map is coloured by length.", found.labels.mismatch)
     drawn = figures.draw(found)
     output = arguments.output or arguments.run_folder / file_name("report.html", arguments.partial)
     page.write_report(output, found, drawn)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill import typed
 from featuremill.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
 from featuremill.receipts import device_name
@@ -108,8 +110,10 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
     manifest_path = root / file_name("manifest.json", is_partial)
     if not manifest_path.exists():
-        first = f"featuremill merge {root} --partial" if is_partial else "snakemake"
-        raise UserError(f"{manifest_path}: there are no merged results here; run {first} first.")
+        first = typed.again(root)
+        if is_partial:
+            first = f"featuremill merge {shlex.quote(str(root))} --partial"
+        raise UserError(f"{manifest_path}: there are no merged results here; type first: {first}")
     try:
         manifest = json.loads(manifest_path.read_text("utf-8"))
         facts = _read(root, manifest, is_partial)

@@ -21,6 +21,7 @@ from featuremill.report.chart import (
 from featuremill.report.facts import Facts
 from featuremill.report.shards import Piece
 from featuremill.report.timeline import Bar, Layout
+from featuremill.sizes import counted
 
 TITLE = "Which device did what, and when"
 COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
@@ -138,7 +139,7 @@ def _pauses(layout: Layout, divisor: float) -> list[Any]:
 def _sentence(facts: Facts, layout: Layout) -> str:
     shards, lanes = facts.shards, facts.lanes
     hosts = {shard.host for shard in shards}
-    text = f"{words.plural(len(shards), 'shard')} on {words.plural(len(lanes), 'device')}"
+    text = f"{counted(len(shards), 'shard')} on {counted(len(lanes), 'device')}"
     text += f" of {len(hosts)} hosts." if len(hosts) > 1 else "."
     subject = "the device was" if len(lanes) == 1 else "the devices were"
     busy = sum(facts.busy_seconds(lane) for lane in lanes)
@@ -147,7 +148,7 @@ def _sentence(facts: Facts, layout: Layout) -> str:
         f"{words.share(busy, facts.wall_seconds * len(lanes))} of the time; gaps are idle time."
     )
     if stopped := len(facts.pieces) - len(shards):
-        text += f" {words.plural(stopped, 'earlier attempt')} ended before the shard was done."
+        text += f" {counted(stopped, 'earlier attempt')} ended before the shard was done."
     if len(layout.bars) < len(facts.pieces):
         text += " Neighbouring shards share a bar."
     return text

@@ -32,6 +32,8 @@ class Labels(NamedTuple):
     path: Path
     texts: list[str | None]
     """One a record, in their order; None where the table has none."""
+    mismatch: str = ""
+    """Where no record has a label, what ids are there and here."""
 
     @property
     def file(self) -> str:
@@ -77,8 +79,10 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
     texts: list[str | None] = [None] * len(ids)
     source.check(path)
     rows = _parquet if format_of(path).module == "parquet" else _delimited
+    example = ""
     try:
         for id, text in rows(path, column):
+            example = example or id
             for place in wanted.get(id, ()):
                 if text and texts[place] is None:
                     texts[place] = text
@@ -86,7 +90,14 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
         raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
     except (csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
-    return Labels(column, path, texts)
+    if not ids or any(text is not None for text in texts):
+        return Labels(column, path, texts)
+    there = f"its first is {clipped(example)!r}" if example else "it has no row with one"
+    mismatch = (
+        f"{path}: no record on the map has a {column} there, by its id: {there}, the run's first "
+        f"is {clipped(ids[0])!r}"
+    )
+    return Labels(column, path, texts, mismatch)
 
 
 def check(path: Path, column: str) -> None:

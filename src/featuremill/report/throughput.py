@@ -23,6 +23,7 @@ from featuremill.report.chart import (
 from featuremill.report.facts import Facts
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Shard
+from featuremill.sizes import counted
 
 RUNNING, WHOLE = "while computing", "from its start to its end"
 KINDS = (RUNNING, WHOLE)
@@ -157,7 +158,7 @@ def _sentence(facts: Facts, shards: list[Shard], num_shown: int, known: list[Roo
     if not all(roof.is_measured for roof in known):
         text += "What the device could do at most was not measured: only what it did. "
     if resumed := len(facts.shards) - len(shards):
-        text += f"{words.plural(resumed, 'resumed shard')} left out: the clock saw only a part. "
+        text += f"{counted(resumed, 'resumed shard')} left out: the clock saw only a part. "
     if num_shown < len(shards):
         text += f"{num_shown:,} of {len(shards):,} shards are drawn, evenly chosen."
     return text.strip()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from featuremill.report import words
 from featuremill.report.shards import Shard
+from featuremill.sizes import counted
 
 MAX_EXAMPLES = 3
 
@@ -68,6 +68,6 @@ def sentence(shards: Sequence[Shard]) -> str:
     if len(shards) == 1:
         return "The one shard did not run out of memory, lose its worker or have to be resumed."
     return (
-        f"None of the {words.plural(len(shards), 'shard')} ran out of memory, lost its worker or "
+        f"None of the {counted(len(shards), 'shard')} ran out of memory, lost its worker or "
         "had to be resumed."
     )

@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from featuremill.sizes import counted
+
 if TYPE_CHECKING:  # top says numbers without it
     import numpy as np
 
@@ -20,12 +22,7 @@ def count(number: float) -> str:
 
 def records(number: int) -> str:
     """Return "1 record" or "12,345 records"."""
-    return plural(number, "record")
-
-
-def plural(number: int, noun: str) -> str:
-    """Return `number` and `noun`, with an s where there is more or less than one."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+    return counted(number, "record")
 
 
 def short(number: float) -> str:

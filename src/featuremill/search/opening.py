@@ -7,17 +7,20 @@ read; what is open stays as it was, although a merge may replace the files meanw
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill import typed
 from featuremill.agreement import are_results_of
 from featuremill.errors import UserError
 from featuremill.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.results import pooled_column, written
 from featuremill.search.vectors import Mapped, Table, Vectors
+from featuremill.sizes import counted
 from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import RunFolder, read_sealed
 
@@ -86,7 +89,8 @@ def _manifest(folder: RunFolder, wants_partial: bool) -> tuple[dict[str, Any], b
         raise UserError(f"{root}: this is no run's folder; name one, such as results/demo.")
     raise UserError(
         f"{root}: there are no {'partial ' if wants_partial else ''}results yet; let the run come "
-        f"to its end, or take what is computed by now: featuremill merge {root} --partial."
+        f"to its end ({typed.again(root)}), or take what is computed by now: featuremill merge "
+        f"{shlex.quote(str(root))} --partial"
     )
 
 
@@ -152,13 +156,13 @@ def _say(root: Path, manifest: dict[str, Any], plan: dict[str, Any], is_partial:
     counts = manifest["counts"]
     if is_partial:
         log.warning(
-            "partial results: %s of %s records are not computed yet and are not searched.",
+            "partial results: %s of %s are not computed yet and are not searched.",
             f"{counts.get('pending', 0):,}",
-            f"{counts.get('input', 0):,}",
+            counted(counts.get("input", 0), "record"),
         )
-    if plan and not are_results_of(plan, manifest):
+    if plan and not are_results_of(plan, manifest, is_partial):
         log.warning(
-            "%s: these results are of an earlier plan than plan.json; the run's command makes "
-            "them new.",
+            "%s: these results are of an earlier plan than plan.json; this makes them new: %s",
             root,
+            typed.again(root),
         )

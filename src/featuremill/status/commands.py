@@ -1,22 +1,16 @@
-"""What to type: the command that was typed last, or one like it, with what mends the problems."""
+"""What to type so that a run goes on and what is wrong with it is mended."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from featuremill.owner import Owner
+from featuremill import typed
 from featuremill.status.problems import Mend
 from featuremill.store import read_json
 
-GENERIC = "featuremill run YOUR.yaml"
-RERUN = "--rerun-incomplete"
-NAMING = ("--forcerun", "-R", "--until", "-U", "--omit-from", "-O")
-"""Options of Snakemake that are followed by what they mean."""
-FORCING = ("--forceall", "-F", "--force", "-f")
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
 ORDER = ("plan", "extract", "merge")
@@ -27,20 +21,12 @@ MOST_NAMED = 10
 class Commands:
     """Makes commands for the run in `root`, which the user calls `given`."""
 
-    def __init__(
-        self,
-        root: Path,
-        given: Path,
-        plan: dict[str, Any] | None,
-        owner: Owner | None,
-    ) -> None:
+    def __init__(self, root: Path, given: Path, plan: dict[str, Any] | None) -> None:
+        self._root = root
         self._given = shlex.quote(str(given))
         self._working = root.parent.parent
         self._plan = plan
         self._written = (read_json(root / "manifest.json") or {}).get("outputs", {})
-        self._typed = owner.command if owner else GENERIC
-        self._typed_in = self._working / (owner.folder if owner else ".")
-        self._rules = owner.rules if owner else "{}"
         self.is_snakemakes = root.parent.name == "results" and (
             plan is None or plan["run"] == root.name
         )
@@ -52,11 +38,13 @@ class Commands:
         mends = list(mends)
         paths = list(dict.fromkeys(path for mend in mends for path in mend.remove))
         remove = [f"rm {shlex.join(map(str, paths))}"] if paths else []
-        again = {mend.again for mend in mends} - {""}
         if self.is_snakemakes:
-            return [*remove, self._snakemake(again)]
+            hidden = {mend.again for mend in mends if mend.seen_by == "nobody"}
+            forced = [verb for verb in ORDER if verb in hidden]
+            return [*remove, typed.again(self._root, forced)]
         remove += [mend.verb for mend in mends if mend.verb]
         shards = [*pending, *(shard for mend in mends for shard in mend.shards)]
+        again = {mend.again for mend in mends}
         return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
 
     def retry(self, kind: str | None = None) -> str:
@@ -79,41 +67,14 @@ class Commands:
             return self.mending([])
         return [f"featuremill report {self._given}"]
 
-    def _snakemake(self, again: Collection[str]) -> str:
-        words = _of_the_whole_run(shlex.split(self._typed))
-        end = words.index("--") if "--" in words else len(words)
-        words, targets = words[:end], words[end:]
-        if RERUN not in words and "--ri" not in words:
-            words.append(RERUN)
-        if again:
-            rules = (self._rules.format(verb) for verb in ORDER if verb in again)
-            words += ["--forcerun", *rules]
-        command = shlex.join([*words, *targets])
-        folder = os.path.normpath(self._typed_in)
-        is_here = Path(folder).is_dir() and Path(folder).samefile(".")
-        if not is_here and "--directory" not in words and "-d" not in words:
-            command = f"cd {shlex.quote(folder)} && {command}"
-        return command
-
     def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:
         if "plan" in again or self._plan is None:
             weights = (self._plan or {}).get("weights")
             more = f" --weights {shlex.quote(weights)}" if weights else ""
-            return [f"featuremill plan {self._given} --config YOUR.yaml{more}"]
+            return [f"featuremill plan {self._given} --config {typed.UNKNOWN}{more}"]
         from featuremill.outputs import FILES  # brings pyarrow, which few calls need
 
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         names = [name for name, file in FILES.items() if file in self._written] or ["parquet"]
         merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"
         return [*extract, merge] if len(shards) <= MOST_NAMED else extract
-
-
-def _of_the_whole_run(words: list[str]) -> list[str]:
-    """Return the words of a command without what it was told to do again, or to stop after."""
-    kept: list[str] = []
-    is_named = False
-    for word in words:
-        is_named = word in NAMING or (is_named and not word.startswith("-"))
-        if not is_named and word not in FORCING and word != "partial":
-            kept.append(word)
-    return kept

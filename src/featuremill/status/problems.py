@@ -19,6 +19,9 @@ class Mend(NamedTuple):
     """What does it where Snakemake is not used, if it is none of these."""
     by_hand: str = ""
     """What no command can do."""
+    seen_by: Literal["snakemake", "start", "nobody"] = "start"
+    """Who notices, when the run's command is given again, that the verb has to run: Snakemake
+    itself, `workflow_start`, or nobody, as only hashing tells: then the command has to say it."""
 
 
 class Problem(NamedTuple):

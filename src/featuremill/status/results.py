@@ -104,7 +104,10 @@ def _older(
 def _outputs(root: Path, outputs: dict[str, Any], verifies: bool) -> list[Problem]:
     """Return which results are not what manifest.json says."""
     found = _not_as_told(root, outputs, verifies)
-    problems = [Problem(f"output_{code}", what, Mend("merge")) for _, code, what in found]
+    problems = [
+        Problem(f"output_{code}", what, Mend("merge", seen_by="nobody" if is_hidden else "start"))
+        for _, code, what, is_hidden in found
+    ]
     if not (root / FAILED).exists():
         problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
     return problems
@@ -114,7 +117,7 @@ def _exports(root: Path, exported: dict[str, Any], verifies: bool) -> list[Probl
     """Return which exported files are not what was written: the results are whole without them."""
     names = {file: name for name, file in FILES.items()}
     problems = []
-    for file, code, what in _not_as_told(root, exported, verifies):
+    for file, code, what, _ in _not_as_told(root, exported, verifies):
         by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."
         problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
     return problems
@@ -122,17 +125,18 @@ def _exports(root: Path, exported: dict[str, Any], verifies: bool) -> list[Probl
 
 def _not_as_told(
     root: Path, files: dict[str, Any], verifies: bool
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each file that is not what was written, in a word what it is, and how."""
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the name of each file that is not what was written, in a word what it is, how, and
+    whether only hashing tells."""
     for name, about in files.items():
         path = root / name
         if not path.exists():
-            yield name, "missing", f"{path.name}: it is gone."
+            yield name, "missing", f"{path.name}: it is gone.", False
         elif (size := bytes_of(path)) != about["bytes"]:
             what = f"{path.name}: it has {size:,} bytes, and {about['bytes']:,} were written."
-            yield name, "damaged", what
+            yield name, "damaged", what, False
         elif verifies and digest_of_result(path) != about["sha256"]:
-            yield name, "damaged", f"{path.name}: its bytes are not those that were written."
+            yield name, "damaged", f"{path.name}: its bytes are not those that were written.", True
 
 
 def _reported(root: Path, manifest: Path) -> Reported:

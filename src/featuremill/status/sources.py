@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ def check_inputs(
     """Return which inputs are not what was planned."""
     problems = []
     for entry in plan["inputs"]:
-        path, mend = placed(folder.root, entry["path"]), Mend("plan")
+        path = placed(folder.root, entry["path"])
+        mend = Mend("plan", seen_by="snakemake" if is_newer(path, folder.plan) else "start")
         if not path.exists():
             code, what = "input_missing", "is gone, so nobody can tell whether it changed"
             mend = Mend(by_hand="Put it back before anything is planned again.")
-        elif _has_changed(path, entry, folder.plan, verifies):
+        elif not has_size(path, entry["bytes"]):
             code, what = "input_changed", "has changed since it was planned"
+        elif _has_other_bytes(path, entry, folder.plan, verifies):
+            code, what = "input_changed", "has changed since it was planned"
+            if not is_newer(path, folder.plan):
+                mend = Mend("plan", seen_by="nobody")
         elif not verifies and is_newer(path, folder.plan) and entry["bytes"] > MOST_HASHED:
             code, what = (
                 "input_newer",
@@ -40,9 +46,7 @@ def check_inputs(
     return problems
 
 
-def _has_changed(path: Path, entry: dict[str, Any], planned: Path, verifies: bool) -> bool:
-    if not has_size(path, entry["bytes"]):
-        return True
+def _has_other_bytes(path: Path, entry: dict[str, Any], planned: Path, verifies: bool) -> bool:
     is_small = entry["bytes"] <= MOST_HASHED
     if verifies or (is_small and is_newer(path, planned)):
         return sha256_of(path) != str(entry["sha256"])
@@ -87,16 +91,32 @@ def check_manifest(
     folder: RunFolder, plan: dict[str, Any], is_readable: bool, verifies: bool
 ) -> list[Problem]:
     """Return what is wrong with manifest.parquet."""
-    path = folder.manifest
+    path, mend = folder.manifest, Mend("plan")
     if not path.exists():
         what = f"{path.name}: it is gone; it says which record is where."
+    elif not _is_parquet(path):
+        what = f"{path.name}: it cannot be read."
     elif verifies and sha256_of(path) != plan["manifest_sha256"]:
         what = f"{path.name}: it does not belong to plan.json."
+        mend = Mend("plan", seen_by="nobody")
     elif not is_readable:
         what = f"{path.name}: it cannot be read."
+        mend = Mend("plan", seen_by="nobody")
     else:
         return []
-    return [Problem("manifest_missing", what, Mend("plan"))]
+    return [Problem("manifest_missing", what, mend)]
+
+
+def _is_parquet(path: Path) -> bool:
+    """Tell whether the file begins and ends as a Parquet file that is whole."""
+    size = path.stat().st_size
+    if size < 12:
+        return False
+    with path.open("rb") as file:
+        head = file.read(4)
+        file.seek(-8, os.SEEK_END)
+        tail = file.read(8)
+    return head == tail[4:] == b"PAR1" and int.from_bytes(tail[:4], "little") + 12 <= size
 
 
 def check_parts(
@@ -115,7 +135,8 @@ def check_parts(
         problems.append(Problem("shard_missing", what, Mend("plan")))
     if verifies and (damaged := [s.name for s in shards if _is_damaged(folder, plan, s)]):
         what = f"{_named(damaged)}: the bytes of a part are not those that were written."
-        problems.append(Problem("part_damaged", what, Mend("extract", tuple(damaged))))
+        mend = Mend("extract", tuple(damaged), seen_by="nobody")
+        problems.append(Problem("part_damaged", what, mend))
     return problems
 
 

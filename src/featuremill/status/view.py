@@ -22,6 +22,10 @@ MERGED = {
     "older": "of an earlier plan, or older than a part",
     "damaged": "not whole",
 }
+NO_PLAN = {
+    "plan_failed": "there is no plan: the last one failed.",
+    "weights_failed": "there is no plan: the model's weights could not be made.",
+}
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "of earlier results"}
 _wrapped = partial(wrapped, width=WIDTH)
 
@@ -47,9 +51,7 @@ def verdict(facts: Facts) -> str:
     if facts.plan is None:
         if facts.is_planning:
             return "planning now."
-        return (
-            "there is no plan: the last one failed." if facts.problems else "there is no plan yet."
-        )
+        return NO_PLAN.get(next((one.code for one in facts.problems), ""), "there is no plan yet.")
     if facts.exit_status == DONE:
         return "done."
     if facts.exit_status == DONE_WITH_FAILURES:
@@ -57,6 +59,8 @@ def verdict(facts: Facts) -> str:
     done, total = facts.count(*ENDED), len(facts.shards)
     if facts.is_planning or facts.is_merging:
         return "planning now." if facts.is_planning else "merging now."
+    if done == total and facts.results and facts.results.merged == "yes":
+        return "the results are whole, but something they were made of has changed or is gone."
     if done == total:
         return "all parts are computed, and the results are not delivered."
     text = f"not done: {done:,} of {counted(total, 'part')} finished"

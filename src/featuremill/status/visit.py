@@ -14,6 +14,7 @@ from typing import Any
 
 from featuremill import owner, working
 from featuremill.errors import UserError
+from featuremill.sizes import counted
 from featuremill.status import report, sources, view
 from featuremill.status.commands import Commands
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts, Snakemake
@@ -92,11 +93,38 @@ def look(given: Path, verifies: bool = False) -> Facts:
     facts = Facts(given, *at_work(folder, last), verifies)
     if not folder.plan.exists():
         _refuse_what_is_no_run(folder, given, last)
-        problems = [] if facts.is_planning else check_log(root, "plan")
-        typed = Commands(root, given, None, last).mending([])
-        return replace(facts, problems=problems, next=typed)
+        problems = [] if facts.is_planning else _why_no_plan(root, last)
+        return replace(facts, problems=problems, next=Commands(root, given, None).mending([]))
     facts = _with_plan(facts, folder, read_plan(folder, given))
-    return _with_commands(facts, Commands(root, given, facts.plan, last))
+    return _with_commands(facts, Commands(root, given, facts.plan))
+
+
+def unseen_by_snakemake(root: Path) -> list[Problem]:
+    """Return what is in the way of the planned run in `root`, is found without reading values or
+    hashing results, and that Snakemake would not see by itself.
+
+    Raises:
+        UserError: when the run's files cannot be read.
+    """
+    folder = RunFolder(root)
+    nobody = Facts(root, Snakemake(None, None), False, False, False)
+    with said_of_damage(root):
+        facts = _with_plan(nobody, folder, read_plan(folder, root), reads_reasons=False)
+    return [
+        one
+        for one in facts.problems
+        if one.is_in_the_way and one.mend.again and one.mend.seen_by == "start"
+    ]
+
+
+def _why_no_plan(root: Path, last: owner.Owner | None) -> list[Problem]:
+    """Return what failed on the way to a plan: the weights, which come first, or the plan."""
+    weights = Path(last.weights) if last and last.weights else None
+    if weights and not (root.parent.parent / weights).exists():
+        log = root.parent.parent / "logs" / "weights" / f"{weights.stem}.log"
+        if problems := check_log(root, "weights", log=log):
+            return problems
+    return check_log(root, "plan")
 
 
 def at_work(folder: RunFolder, last: owner.Owner | None) -> tuple[Snakemake, bool, bool]:
@@ -148,8 +176,11 @@ def read_plan(folder: RunFolder, given: Path) -> dict[str, Any]:
     return plan
 
 
-def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
-    """Return `facts` with all that there is of the plan's shards and results."""
+def _with_plan(
+    facts: Facts, folder: RunFolder, plan: dict[str, Any], reads_reasons: bool = True
+) -> Facts:
+    """Return `facts` with all that there is of the plan's shards and results; why records failed
+    stands in parts, which need not be read."""
     verifies = facts.verified
     manifest = read_manifest(folder)
     # A receipt that is not newer than the results is what merge took over into their manifest.
@@ -159,7 +190,8 @@ def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
     if is_merged:
         shards = [_removed(shard) for shard in shards]
     facts = replace(facts, plan=plan, shards=shards, results=results, rest=estimate(shards))
-    facts = _with_failures(facts, folder, plan)
+    if reads_reasons:
+        facts = _with_failures(facts, folder, plan)
     has_work = facts.count(*ENDED) < len(shards)
     has_no_report = is_merged and results.reported != "yes"
     problems = [
@@ -176,8 +208,8 @@ def _with_plan(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
     ]
     if facts.num_failed and not is_merged:
         what = (
-            f"{facts.num_failed:,} records failed: the results of the others come only when "
-            "max_failed is at least that."
+            f"{counted(facts.num_failed, 'record')} failed: the results of the others come only "
+            "when max_failed is at least that."
         )
         by_hand = "Try them again (see above), or raise max_failed in the config."
         problems.append(Problem("failed", what, Mend(by_hand=by_hand), not has_work))

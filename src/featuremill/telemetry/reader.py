@@ -56,10 +56,10 @@ class State(NamedTuple):
     """Of the last line, in seconds since 1970."""
 
 
-def read(path: Path) -> list[Attempt]:
+def read(path: str | Path) -> list[Attempt]:
     """Return the attempts in the file at `path`; none where it cannot be read."""
     found: list[Attempt] = []
-    for event in _events(path, MOST_BYTES):
+    for event in _events(Path(path), MOST_BYTES):
         kind = event.pop("event")
         if kind == "start":
             found.append(Attempt(event, [], [], None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from featuremill.report import words
+from featuremill.sizes import counted
 from featuremill.status.view import verdict
 from featuremill.text import one_line, plain
 from featuremill.top.scene import Scene
@@ -42,7 +43,7 @@ def records(scene: Scene) -> str:
 
 def at_work(scene: Scene) -> str:
     """Return how many jobs there are, and how many of them wait."""
-    text = words.plural(len(scene.at_work), "job")
+    text = counted(len(scene.at_work), "job")
     return f"{text} + {len(scene.waiting):,} waiting" if scene.waiting else text
 
 
@@ -61,7 +62,7 @@ def left(scene: Scene) -> str:
     shown = "%H:%M" if rest.seconds < DAY_SECONDS else "%A %H:%M"
     until = time.strftime(shown, time.localtime(scene.time + rest.seconds))
     at = f", until {until}" if rest.seconds >= LONG_SECONDS else ""
-    return f"about {duration(rest.seconds)} left with {words.plural(rest.devices, 'device')}{at}"
+    return f"about {duration(rest.seconds)} left with {counted(rest.devices, 'device')}{at}"
 
 
 def failed(scene: Scene) -> list[str]:
@@ -102,7 +103,7 @@ def accounting(scene: Scene) -> str:
     results = facts.results if facts else None
     if results and results.manifest and results.merged == "yes":
         counts = results.manifest["counts"]
-        whole = words.plural(counts["input"], "input record")
+        whole = counted(counts["input"], "input record")
         kinds = ("ok", "failed", "refused", "duplicate")
         return f"{whole} = {' + '.join(f'{counts[kind]:,} {kind}' for kind in kinds)}"
     return SEPARATOR.join([share(scene), records(scene), *failed(scene)])

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.report import words
+from featuremill.sizes import counted
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES
 from featuremill.text import one_line, plain
 from featuremill.top import lines
@@ -104,7 +104,7 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
     if scene.facts:
         parts.append(Text(lines.accounting(scene)))
         return parts
-    shards = f"{totals.shards_done:,} of {words.plural(totals.shards, 'shard')}"
+    shards = f"{totals.shards_done:,} of {counted(totals.shards, 'shard')}"
     done = lines.SEPARATOR.join([lines.share(scene), lines.records(scene), shards])
     failed = "".join(f"{lines.SEPARATOR}{said}" for said in lines.failed(scene))
     parts.append(Text.assemble(done, (failed, BAD)))
@@ -120,7 +120,7 @@ def _waiting(scene: Scene) -> list[RenderableType]:
     found: list[RenderableType] = []
     if waiting:
         names = ", ".join(job.shard[:8] for job in waiting)
-        text = f"{words.plural(len(waiting), 'job')} waiting for a device: shard {names}"
+        text = f"{counted(len(waiting), 'job')} waiting for a device: shard {names}"
         found.append(Text(text, QUIET, overflow="ellipsis", no_wrap=True))
     for job in lost:
         ago = lines.duration(job.silent_seconds)

@@ -1,0 +1,153 @@
+"""What the main process refuses before Snakemake begins, each in one sentence: what would end late,
+or replace what somebody else's config made.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from featuremill import owner, recipe, store, workflow_import, workload
+from featuremill.agreement import are_results_of
+from featuremill.calm import RefusedError
+from featuremill.config import Run
+from featuremill.devices import devices_for
+from featuremill.errors import UserError
+from featuremill.report import labels
+
+TARGETS = {"plan", "weights", "partial"}
+LESS = ("--until", "-U", "--touch")
+"""Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
+tells them too late."""
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
+    and would stay behind, with a plan elsewhere.
+    """
+    if workflow.storage_settings.default_storage_provider is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
+        )
+
+
+def refuse_without_packages(
+    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
+) -> None:
+    """Refuse to begin where this Python lacks what the jobs are going to compute with.
+
+    Not where the jobs have environments or containers of their own (`--sdm`), and not where all is
+    computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
+    here, are there.
+    """
+    try:
+        workload.refuse_without_packages(workload.find_workload(run.workload).Options)
+    except UserError as error:
+        is_elsewhere = workflow.nodes is not None or asks_for_less(results)
+        is_converted = all(Path(path).exists() for path in weights_files)
+        has_others = workflow.deployment_settings.deployment_method
+        if has_others or (is_elsewhere and is_converted) or is_computed(results):
+            return
+        raise RefusedError(
+            f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
+        ) from None
+
+
+def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
+    """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
+
+    Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
+    workflow's own, and where every shard is computed already.
+    """
+    is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
+    if run.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
+        return
+    try:
+        devices_for(run.device)
+    except UserError as error:
+        raise RefusedError(
+            f"{error} To plan here and compute elsewhere: snakemake plan …"
+        ) from None
+
+
+def refuse_wrong_labels(workflow: Any, run: Run) -> None:
+    """Refuse a table of labels without the column that is asked for, before all is computed.
+
+    Where another workflow imports this one, a rule of it may still make the table.
+    """
+    path = run.labels.file and Path(run.labels.file)
+    if not path or not path.exists() or workflow_import.is_imported(workflow):
+        return
+    try:
+        labels.check(path, run.labels.column)
+    except UserError as error:
+        raise RefusedError(f"config: labels: {error}") from None
+
+
+def refuse_another_config(run: Run, results: str, config: str) -> None:
+    """Refuse to replace the results of another config whose run has the same name.
+
+    Another config is another file that asks for something else: other inputs, another workload, or
+    options that give other values. So an edit goes on, as does a config of a new name, and one in a
+    project that was moved; without plan.json there is nothing to replace.
+    """
+    last = owner.read(Path(results))
+    is_planned = store.RunFolder(Path(results)).plan.exists()
+    if not (config and last and last.config) or last.config == config or not is_planned:
+        return
+    asks = asked_by(run, results)
+    for key, value in last.asked.items():
+        if asks.get(key) != value:
+            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+            raise RefusedError(
+                f"{config}: run: {run.run} is the name of another config's run: {last.config} made "
+                f"{results} with {key}: {said}. Give one of them another `run:`, or, to have this "
+                f"one take its place, delete {results}/plan.json: what is computed stays."
+            )
+
+
+def asked_by(run: Run, results: str) -> dict[str, Any]:
+    """Return what determines the results of a `run`: its inputs, seen from the folder of
+    results/<run>, its workload, and the options that are in the recipe."""
+    working = owner.whole_path(Path(results)).parent.parent
+    options = workload.find_workload(run.workload).Options.model_validate(run.options)
+    return {
+        "inputs": [os.path.relpath(path, working) for path in run.inputs],
+        "workload": run.workload,
+        **options.model_dump(mode="json", exclude=options.EXECUTION),
+    }
+
+
+def config_file(workflow: Any, results: str) -> str:
+    """Return the config's file, seen from the folder of results/<run>: where a project moves, it
+    stays the same. Empty where there is none, or where it is another workflow's."""
+    if workflow_import.is_imported(workflow) or not workflow.configfiles:
+        return ""
+    working = owner.whole_path(Path(results)).parent.parent
+    return ", ".join(os.path.relpath(path, working) for path in workflow.configfiles)
+
+
+def asks_for_less(results: str) -> bool:
+    """Tell whether a target is named, or other words ask for less than the whole run."""
+    return any(
+        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
+        for word in sys.argv[1:]
+    )
+
+
+def is_computed(results: str) -> bool:
+    """Tell whether all of the last plan is computed: its receipts say so, or the results
+    (`keep: results` removes receipts)."""
+    folder = store.RunFolder(Path(results))
+    plan = store.read_sealed(folder.plan)
+    if plan is None or recipe.other_versions_here(plan):
+        return False
+    if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
+        return True
+    manifest = store.read_json(folder.root / "manifest.json")
+    return manifest is not None and are_results_of(plan, manifest)
