@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
@@ -49,6 +50,18 @@ LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "tes
 def pytest_collection_modifyitems(items):
     rank = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONGEST)))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Say how much of the documents was typed, and what kept the rest from it."""
+    counts = Counter()
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            counts.update(value if name == "documents as typed" else {})
+    if counts:
+        lacks = ", ".join(f"{n} for {lack}" for lack, n in sorted(counts.items()) if lack)
+        line = f"documents as typed: {counts['']} commands; not typed, each for a lack: {lacks}"
+        terminalreporter.write_line(line)
 
 
 NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)

@@ -194,7 +194,7 @@ def test_a_default_storage_is_refused(tmp_path, environment):
 def test_the_workflow_of_the_docs_fetches_and_delivers(tmp_path, environment):
     """With the plugin for folders in place of the one for S3."""
     text = (ROOT / "docs/clusters.md").read_text("utf-8")
-    (snakefile,) = re.findall("```python\n(storage archive.*?)```", text, re.DOTALL)
+    (snakefile,) = re.findall("```snakemake\n(storage archive.*?)```", text, re.DOTALL)
     for old, new in (('"s3"', '"fs"'), ("s3://lab/", "lab/"), ("path/to/featuremill", str(ROOT))):
         assert old in snakefile
         snakefile = snakefile.replace(old, new)

@@ -81,9 +81,12 @@ def files():
         paths = (ROOT / name for name in listed.stdout.decode().split("\0")[:-1])
         yield from (path for path in paths if path.is_file())
         return
-    ignored = {line.strip("/") for line in (ROOT / ".gitignore").read_text().split()} | {".git"}
+    lines = (ROOT / ".gitignore").read_text().split()
+    ignored = {line.strip("/") for line in lines if not line.startswith("/")} | {".git"}
+    ignored_at_the_root = {line.strip("/") for line in lines} | ignored
     for folder, folders, names in os.walk(ROOT):
-        folders[:] = [n for n in folders if n not in ignored and not n.endswith(".egg-info")]
+        here = ignored_at_the_root if Path(folder) == ROOT else ignored
+        folders[:] = [n for n in folders if n not in here and not n.endswith(".egg-info")]
         yield from (Path(folder, name) for name in names)
 
 

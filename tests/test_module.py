@@ -180,7 +180,7 @@ def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path
     """With what docs/module.md adds to the example, whose other snippets stand in the examples."""
     shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
     page = (ROOT / "docs" / "module.md").read_text("utf-8")
-    blocks = re.findall(r"^ *```python\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^ *```snakemake\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
     core, changed, handler, leasing = map(textwrap.dedent, blocks)
     snakefile = tmp_path / "Snakefile"
     assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))

@@ -598,7 +598,7 @@ def test_the_pages_protein_is_in_the_demo():
 
 def test_the_pages_command_runs(my_run):
     merge(my_run, ["parquet"], 0)
-    for line in "".join(snippets("sh")).splitlines():
+    for line in "".join(snippets("bash")).splitlines():
         program, *words = line.split()
         assert program == "featuremill" and __main__.main(words) == 0
     assert (my_run.root / "embeddings.h5ad").exists()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from conftest import NOT_IMPORTED, ROOT
 
-from featuremill import config, weights, workflow_start
+from featuremill import config, weights, workflow_refusals, workflow_start
 from featuremill.__main__ import main
 from featuremill.calm import RefusedError
 from featuremill.store import RunFolder

@@ -23,15 +23,15 @@ INTRODUCTION = """\
 
 One YAML file is one run. `featuremill init my.fa` writes one for your input; then
 
-    snakemake --configfile my.yaml --cores all
+<!-- given: my.fa my.yaml -->
+```bash
+snakemake --configfile my.yaml --cores all
+```
 
 Machines (cores, GPUs, clusters) are no part of it; they stand in `profiles/`. A key that does not
 exist is an error that names the nearest one that does. `config.yaml` is the demo, `examples/` has a
 run of each workload, and `schema.json` makes an editor complete and check the keys: put
-
-    # yaml-language-server: $schema=config/schema.json
-
-into the first line.
+`# yaml-language-server: $schema=config/schema.json` into the first line.
 """
 
 

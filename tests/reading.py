@@ -1,0 +1,167 @@
+"""Where documents are typed: checkouts, folders with nothing but the wheel, and what a reader has."""
+
+import contextlib
+import gzip
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import ROOT
+from documents import type_page
+from hatchling.build import build_wheel
+from test_house import files
+
+LINES_OF_MY_FA = 190
+"""Of the demo: whole records, as README's `head` has them."""
+FOLD = """\
+#!/bin/sh
+echo "$CUDA_VISIBLE_DEVICES" > "$2"
+"""
+PACKAGE = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "my-package"
+version = "1"
+
+"""
+
+
+class House:
+    """What stands around the pages: checkouts, the wheel, and what a reader has already."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        home, wheels, self.site = folder / "home", folder / "wheels", folder / "site"
+        home.mkdir()
+        path = os.pathsep.join([f"{sys.prefix}/bin", os.defpath])
+        self.environment = {"PATH": path, "HOME": str(home), "LANG": "C.UTF-8"}
+        self.environment["OMP_WAIT_POLICY"] = os.environ["OMP_WAIT_POLICY"]  # conftest says why
+        with contextlib.chdir(ROOT):
+            name = build_wheel(str(wheels))
+        zipfile.ZipFile(wheels / name).extractall(self.site)
+
+    def type(self, page, gpu_node=None):
+        """Type `page`, beginning in a fresh checkout."""
+        folder = self.folder / "pages" / re.sub(r"\W", "-", page.name)
+        record, empty = folder / "record", folder / "empty"
+        record.mkdir(parents=True)
+        checkout = self.checkout(folder / "checkout")
+        places = {
+            "a checkout": f"cd {checkout}; export PYTHONPATH={checkout / 'src'}",
+            "an empty folder": f"mkdir -p {empty}; cd {empty}; export PYTHONPATH={self.site}",
+        }
+        givens = {thing: self.give(thing, gpu_node) for thing in page.given()}
+        type_page(page, places, givens, record, self.environment, timeout=280)
+
+    def checkout(self, folder):
+        """Make a checkout as `make run` leaves it, but for what that computes."""
+        for path in files():
+            copy = folder / path.relative_to(ROOT)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, copy)
+        (folder / ".venv").symlink_to(sys.prefix)
+        return folder
+
+    def give(self, thing, gpu_node):
+        """Return the bash that gives a thing: it copies what is made here once."""
+        if thing == "gpus":
+            variables = gpu_node(4).environment.items()
+            return "; ".join(
+                f"export {name}={shlex.quote(value)}"
+                for name, value in variables
+                if os.environ.get(name) != value
+            )
+        folder = self.folder / "given" / re.sub(r"\W", "_", thing)
+        if not folder.exists():
+            folder.mkdir(parents=True)
+            getattr(self, f"make_{folder.name}")(folder)
+        site = "prefix/lib/python{}.{}/site-packages".format(*sys.version_info)
+        more = {
+            "fold": "PATH=$PWD:$PATH",
+            "my_package": "export PIP_NO_BUILD_ISOLATION=0 PIP_NO_DEPS=1 PIP_PREFIX=$PWD/prefix "
+            f"PYTHONPATH=$PWD:$PWD/{site}:$PYTHONPATH",
+        }
+        return f"cp -a {folder}/. .; {more.get(thing, '')}"
+
+    def run(self, folder, *words):
+        """Let a program of .venv work in `folder`."""
+        done = subprocess.run(
+            words,
+            cwd=folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout
+
+    def make_my_fa(self, folder):
+        (folder / "my.fa").write_text(demo(0, LINES_OF_MY_FA))
+
+    def make_new_fasta(self, folder):
+        (folder / "new.fasta").write_text(demo(LINES_OF_MY_FA, LINES_OF_MY_FA + 17))
+
+    def make_my_yaml(self, folder):
+        self.make_my_fa(folder)
+        self.run(folder, "featuremill", "init", "my.fa")
+
+    def make_results_my(self, folder):
+        self.make_my_yaml(folder)
+        self.run(folder, "featuremill", "run", "my.yaml")
+
+    def make_results_demo(self, folder):
+        """The demo's run of a few of its proteins, which stand in place of all of them."""
+        checkout = self.checkout(self.folder / "demo")
+        (checkout / "config" / "demo.fasta").write_text(demo(0, LINES_OF_MY_FA))
+        self.run(checkout, "snakemake", "--cores", "all")
+        for name in ("config", "results", "weights", "logs", ".snakemake"):
+            (checkout / name).rename(folder / name)
+
+    def make_families_tsv(self, folder):
+        heads = re.findall(r"^>(\S+) (\S+)", demo(0, LINES_OF_MY_FA), re.MULTILINE)
+        lines = ["id\tfamily", *("\t".join(head) for head in heads)]
+        (folder / "families.tsv").write_text("\n".join(lines) + "\n")
+
+    def make_parts(self, folder):
+        (folder / "parts").mkdir()
+        for number, (begin, end) in enumerate([(0, 190), (190, 207)]):
+            name = folder / "parts" / f"uniparc.part_{number:03}.fasta.gz"
+            name.write_bytes(gzip.compress(demo(begin, end).encode()))
+
+    def make_sequences(self, folder):
+        shutil.copytree(ROOT / "examples" / "lease" / "sequences", folder / "sequences")
+
+    def make_fold(self, folder):
+        (folder / "fold").write_text(FOLD)
+        (folder / "fold").chmod(0o755)
+
+    def make_train_py(self, folder):
+        (folder / "train.py").write_text("import os\nprint(os.environ.get('RANK'))\n")
+
+    def make_my_package(self, folder):
+        (folder / "my_package").mkdir()
+        workload = ROOT / "src" / "featuremill" / "workloads" / "composition.py"
+        (folder / "my_package" / "__init__.py").touch()
+        shutil.copy2(workload, folder / "my_package" / "my_module.py")
+        (folder / "pyproject.toml").write_text(PACKAGE)
+
+
+def demo(begin, end):
+    """Return lines of the demo's proteins."""
+    lines = (ROOT / "config" / "demo.fasta").read_text().splitlines(keepends=True)
+    assert lines[begin].startswith(">") and lines[end].startswith(">")
+    return "".join(lines[begin:end])
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    return House(tmp_path_factory.mktemp("documents"))

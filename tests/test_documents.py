@@ -1,0 +1,178 @@
+"""README and docs as typed: whoever types a page, word for word and in its order, gets what it says."""
+
+import fcntl
+import os
+import re
+from collections import Counter
+
+import pytest
+from conftest import ROOT
+from documents import LACKS, Fault, check, pages, read, type_page
+from reading import house  # noqa: F401  (a fixture)
+
+PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
+FAST = ["README.md"]
+def page_of(name):
+    return read(PAGES[name].read_text("utf-8"), name)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_of_each_box_what_it_is_and_what_keeps_it_from_being_typed(name):
+    check(page_of(name), ROOT)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
+)
+def test_a_page_works_as_typed(house,  # noqa: F811
+ name, request, record_property):
+    page = page_of(name)
+    needs_gpus = "gpus" in page.given()
+    house.type(page, request.getfixturevalue("gpu_node") if needs_gpus else None)
+    record_property("documents as typed", dict(page.counts()))
+
+
+def test_ci_types_what_readme_says_first_and_in_its_order():
+    readme = page_of("README.md")
+    left = [
+        text.partition("#")[0].strip()
+        for box in readme.boxes
+        if box.kind == "bash"
+        for _, text in box.commands()
+        if box.lack(text) == "what .ci/run types"
+    ]
+    typed = re.findall(r"^(?:exec )?(make \w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+    assert left == ["make run", "make test"]
+    assert typed == left
+
+
+def type_text(folder, text, **environment):
+    """Type a made-up page in `folder`."""
+    page = read(text, "made-up.md")
+    check(page, folder)
+    record = folder / "record"
+    record.mkdir(exist_ok=True)
+    places = {"a checkout": f"cd {folder}", "an empty folder": "mkdir -p empty; cd empty"}
+    givens = {"my.fa": "echo '>p' > my.fa"}
+    environment = {"PATH": os.environ["PATH"], **environment}
+    type_page(page, places, givens, record, environment, timeout=60)
+    return page
+
+
+GOOD = """\
+<!-- given: my.fa -->
+```bash
+for name in a b; do
+  echo $name \\
+    and more                # a remark
+done
+export KEPT=1; cd ..; cd -
+```
+
+Words, and the output that they are about:
+
+```output
+a and more
+…
+```
+
+<!-- not run: a cluster: sbatch -->
+```bash
+sbatch no.sh
+test "$KEPT" = 1 && cat my.fa
+```
+
+<!-- typed in: an empty folder -->
+<!-- saved as my.yaml -->
+```yaml
+inputs: my.fa
+```
+
+<!-- added to my.yaml -->
+```yaml
+workload: composition
+```
+
+<!-- set in my.yaml -->
+```yaml
+device: cpu
+```
+
+<!-- ends with 3 -->
+```python
+import os
+print("took 12 s, 3.5 MB", 7, sorted(os.listdir()))
+raise SystemExit(3)
+```
+
+```output
+took 4 s, 99 MB 7 ['my.yaml']
+```
+
+```files
+./
+  my.yaml    the config
+```
+
+<!-- not run: a GPU -->
+```python
+import never
+```
+"""
+
+
+def test_a_page_is_typed_as_it_stands(tmp_path):
+    page = type_text(tmp_path, GOOD)
+    assert page.counts() == Counter({"": 7, "a cluster": 1, "a GPU": 1})
+    written = (tmp_path / "empty" / "my.yaml").read_text()
+    assert "inputs: my.fa" in written and "workload: composition" in written
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "sentence"),
+    [
+        ("```bash\ntrue\nls gone.fa\n```\n", 3, "ls gone.fa\nended with 2:"),
+        ("```bash\nls gone.fa && true\ntrue\n```\n", 2, "No such file"),
+        ("```bash\necho one\n```\n\n```output\ntwo\n```\n", 5, "-two\n+one"),
+        ("```bash\necho 3 shards\n```\n```output\n4 shards\n```\n", 4, "-4 shards\n+3 shards"),
+        ("```bash\ntrue\n```\n```output\nmore\n```\n", 4, "-more"),
+        ("<!-- ends with 2 -->\n```bash\ntrue\n```\n", 3, "true\nended with 0"),
+        ("```python\n1 / 0\n```\n", 1, "ZeroDivisionError"),
+        ("<!-- set in a.yaml -->\n```yaml\nouputs: npy\n```\n", 2, "ended with 1"),
+        ("```bash\ntrue\n```\n```files\n./\ngone.h5\n```\n", 4, "gone.h5"),
+        ("```bash\nkill -9 $$\n```\n", 2, "ended with -9"),
+        ("Words.\n\n```\nls\n```\n", 3, "a box of kind ''"),
+        ("Words.\n\n    ls\n", 3, "a box without a fence"),
+        ("<!-- not run: no time -->\n```bash\nls\n```\n", 1, "'no time' is no lack that is known"),
+        ("<!-- not run: a GPU: cd -->\n```bash\nls\n```\n", 2, "no command begins with 'cd'"),
+        ("<!-- not run: a GPU -->\nWords.\n", 1, "there is no fence below"),
+        ("<!-- not runn: a GPU -->\n```bash\nls\n```\n", 1, "nobody knows what 'not runn"),
+        ("<!-- typed in: a cellar -->\n", 1, "'a cellar' is none of"),
+        ("```yaml\na: 1\n```\n", 1, "nothing says to which file"),
+        ("```output\none\n```\n", 1, "no box before this one"),
+        ("```bash\nls … now\n```\n", 2, "nobody can type '…'"),
+        ("```bash\nls 'half\n```\n", 2, "this is no whole command"),
+        ("```bash\nls\n", 1, "this fence is never closed"),
+        ("<!-- part of a.smk -->\n```snakemake\nrule b:\n```\n", 2, "this is not in a.smk"),
+    ],
+)  # fmt: skip
+def test_a_page_that_is_wrong_is_told_with_its_line(tmp_path, text, line, sentence):
+    (tmp_path / "a.yaml").write_text("inputs: a.fa\n")
+    (tmp_path / "a.smk").write_text("rule a:\n")
+    with pytest.raises(Fault) as fault:
+        type_text(tmp_path, text)
+    said = str(fault.value)
+    assert said.startswith(f"made-up.md:{line}: ")
+    assert sentence in said
+
+
+@pytest.mark.timeout(60)
+def test_what_a_page_starts_ends_with_it(tmp_path):
+    type_text(tmp_path, "```bash\nexec 9>lock\nflock 9\nsleep 600 &\n```\n")
+    with (tmp_path / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # nobody holds it any more, or this never ends
+
+
+def test_every_lack_is_some_pages():
+    assert set(LACKS) == {lack for name in PAGES for lack in page_of(name).counts() if lack}
