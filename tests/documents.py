@@ -179,7 +179,9 @@ def heed(comments, box, page):
         if found := re.fullmatch(r"not run: ([^:]*)(?:: (.+))?", comment):
             if found[1] not in LACKS:
                 known = ", ".join(LACKS)
-                raise box.fault(f"'{found[1]}' is no lack that is known; these are: {known}", number)
+                raise box.fault(
+                    f"'{found[1]}' is no lack that is known; these are: {known}", number
+                )
             box.lacks[found[2] or ""] = found[1]
         elif found := WAY.fullmatch(comment):
             box.way, box.file = found.groups()

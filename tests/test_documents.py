@@ -12,6 +12,8 @@ from reading import house  # noqa: F401  (a fixture)
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
 FAST = ["README.md"]
+
+
 def page_of(name):
     return read(PAGES[name].read_text("utf-8"), name)
 
@@ -25,8 +27,12 @@ def test_a_page_says_of_each_box_what_it_is_and_what_keeps_it_from_being_typed(n
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
 )
-def test_a_page_works_as_typed(house,  # noqa: F811
- name, request, record_property):
+def test_a_page_works_as_typed(
+    house,  # noqa: F811
+    name,
+    request,
+    record_property,
+):
     page = page_of(name)
     needs_gpus = "gpus" in page.given()
     house.type(page, request.getfixturevalue("gpu_node") if needs_gpus else None)

@@ -326,7 +326,7 @@ def one_part(run):
     return run.part(plan["recipe"], shard), run.receipt(plan["recipe"], shard)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "lie", "other"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "lie", "other", "counts"])
 def test_nothing_damaged_is_delivered(run, damage):
     part, receipt = one_part(run)
     content = bytearray(part.read_bytes())
@@ -339,8 +339,9 @@ def test_nothing_damaged_is_delivered(run, damage):
         part.unlink()
     else:
         told = read_sealed(receipt)
-        told["part" if damage == "lie" else "shard"] = "0" * 32
-        write_sealed(receipt, told)
+        changes = {"lie": {"part": "0" * 32}, "other": {"shard": "0" * 32}}
+        changes["counts"] = {"ok": told["ok"] - 1, "failed": told["failed"] + 1}
+        write_sealed(receipt, told | changes[damage])
     with pytest.raises(IntegrityError, match="run the same command again"):
         merge(run, ALL, 0)
     assert not (run.root / "manifest.json").exists()

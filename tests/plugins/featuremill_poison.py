@@ -1,19 +1,20 @@
 """A workload whose records really do harm: the first letters of a sequence say what happens.
 
-CRASH aborts the process, QUIT leaves it with status 1, SEGV writes to address 0, RAISE raises (what
-it says is in TEXTS), TELL and the name of a kind say that the record fails for it, NAN delivers a
-value that is not a number, EAT needs more memory than there is (in any batch of more than one
-record), GREED even alone, HANG never ends, GIL hangs in C with the interpreter's lock held, STICKY
-breaks the pretend device. LATE before such a word means: when the batch is collected, not when it
-runs; EARLY: when it is prepared. REFVSE is refused as too long. Every batch
-takes `batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file
-`spans`, with the devices that the process sees.
+CRASH aborts the process, KILL kills it, QUIT leaves it with status 1, SEGV writes to address 0,
+RAISE raises (what it says is in TEXTS), TELL and the name of a kind say that the record fails for
+it, NAN delivers a value that is not a number, EAT needs more memory than there is (in any batch of
+more than one record), GREED even alone, HANG never ends, GIL hangs in C with the interpreter's lock
+held, STICKY breaks the pretend device. LATE before such a word means: when the batch is collected,
+not when it runs; EARLY: when it is prepared. REFVSE is refused as too long. Every batch takes
+`batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file `spans`,
+with the devices that the process sees.
 """
 
 import atexit
 import ctypes
 import os
 import resource
+import signal
 import time
 from pathlib import Path
 
@@ -174,6 +175,8 @@ def _harm(sequence, batch_size, options):
         os.abort()
     if sequence.startswith("QUIT"):
         os._exit(1)
+    if sequence.startswith("KILL"):
+        os.kill(os.getpid(), signal.SIGKILL)
     if sequence.startswith("SEGV"):
         ctypes.memset(0, 0, 1)
     if sequence.startswith("RAISE"):
