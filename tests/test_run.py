@@ -43,6 +43,19 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
 
 
+def test_a_config_alone_is_enough(tmp_path, monkeypatch):
+    """As the first page, init and doctor have it: `featuremill run YOUR.yaml`, and no option."""
+    monkeypatch.chdir(tmp_path)
+    Path("my.yaml").write_text("inputs: my.fa\n")
+    monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
+    became = []
+    monkeypatch.setattr(os, "execv", lambda program, words: became.append(words))
+    assert main(["run", "my.yaml"]) == 0
+    (words,) = became
+    assert words[1:5] == ["-m", "snakemake", "--configfile", "my.yaml"]
+    assert words[-2:] == ["--cores", "all"]
+
+
 @pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])
 def test_an_input_in_place_of_its_config_is_called_so(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)

@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _profiles(options: Sequence[str]) -> Iterator[str]:
     """Yield the workflow profiles that `options` name."""
-    for word, following in zip(options, [*options[1:], ""], strict=True):
+    for word, following in itertools.zip_longest(options, options[1:], fillvalue=""):
         option, is_one_word, value = word.partition("=")
         if option == PROFILE:
             yield value if is_one_word else following
