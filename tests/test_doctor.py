@@ -234,6 +234,18 @@ def test_cards_too_small_too_old_or_with_a_display_are_not_counted_and_it_says_w
     assert answer["recommended"]["resources"] == "gpu=1"
 
 
+def test_what_was_left_out_is_left_out_of_the_command_too(doctor):
+    """--devices is the doctor's own: a run that is typed as it says must not take the others."""
+    check = doctor(*MIXED)
+    assert check("--json", "--devices", "1")["recommended"]["command"] == (
+        "FEATUREMILL_DEVICES=1 featuremill run YOUR.yaml --resources gpu=1"
+    )
+    named_all = check("--json", "--devices", "GPU-0,1,2,3", "--memory-mb", 100)
+    assert named_all["recommended"]["command"].startswith("FEATUREMILL_DEVICES=0,1 ")
+    two = doctor(*MIXED[:2])("--json", "--devices", "0,1")["recommended"]["command"]
+    assert two == "featuremill run YOUR.yaml --resources gpu=2", "nothing was left out"
+
+
 def test_a_display_card_counts_where_there_is_no_other(doctor):
     check = doctor(MIXED[3])
     answer = check("--json")

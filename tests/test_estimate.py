@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -296,7 +298,19 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
         assert told in said
         assert round(found["cost_left"] / cost) >= slots
     assert "With 400, 396 of 400 GPUs would have no shard at all; the run is too small" in said
+    folder = estimates.verbs.run_folder
+    estimates.verbs("plan", folder.root, "--config", "c.yaml")
+    assert "keep their size" not in said
+    for here in ((*given, "--gpus", 64), (*given, "--gpus", 8, "--tokens-per-second", 1000)):
+        told = " ".join(estimates(*here).split())
+        assert "would have no shard at all; shards of" in told, "however little that saves"
+        (kept,) = re.findall(r"keep their size: (\S+) has to go", told)
     estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
+    estimates.verbs("plan", folder.root, "--config", "c.yaml")
+    assert len(json.loads(folder.plan.read_text())["shards"]) == 4, "of the plan before"
+    (estimates.folder / kept).unlink()
+    estimates.verbs("plan", folder.root, "--config", "c.yaml")
+    assert len(json.loads(folder.plan.read_text())["shards"]) >= 64
     again = estimates.json(*given, "--gpus", "64")
     assert again["shards_left"] >= 64
     assert again["rows"][0]["hours"]["middle"] < found["rows"][1]["hours"]["middle"] / 10
@@ -388,6 +402,11 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
     said = " ".join(estimates("--device", "t4").split())
     assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
+    estimates.configure(workload="cramped", options={"model": "my model.pt"})
+    said = estimates("--cpu-slots", "1", status=2)
+    (command,) = re.findall("`(.*?)`", said)
+    made = ["featuremill", "weights", "my model.pt", "--output", "weights/my_model.json"]
+    assert shlex.split(command) == made
     estimates.configure(inputs="missing.fa")
     said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
     assert "missing.fa: there is no such file" in said

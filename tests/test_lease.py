@@ -398,6 +398,14 @@ def test_no_driver_is_a_lease_of_the_cpu(node_of):
     assert "this machine has no GPU" in leases("--devices", "0", status=2)[1]
 
 
+def test_a_lease_without_a_command_says_one_that_works(node_of):
+    leases = node_of(1)
+    said = leases("--gpus", 1, run=[], status=2)[1]
+    example = said.strip().partition("as in: ")[2].split()
+    assert example[:2] == ["featuremill", "lease"] and example[-2] == "--"
+    assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0") == 1
+
+
 def test_a_device_that_does_not_exist(node_of):
     leases = node_of(4)
     assert "GPU 7 does not exist; this machine has 0–3." in leases("--devices", "7", status=2)[1]

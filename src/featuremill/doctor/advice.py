@@ -30,6 +30,8 @@ class Advice(NamedTuple):
     not_counted: list[NotCounted]
     fitting: list[Gpu]
     """Those with memory enough for what was asked for, in use or not."""
+    is_narrowed: bool
+    """The doctor was asked about some of the GPUs only."""
 
     @property
     def resources(self) -> str | None:
@@ -42,7 +44,7 @@ class Advice(NamedTuple):
         if not self.resources:
             return command
         command += f" --resources {self.resources}"
-        if any(left.is_takeable for left in self.not_counted):
+        if self.is_narrowed or any(left.is_takeable for left in self.not_counted):
             tokens = [str(gpu.id) if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
             command = f"{VARIABLES['devices']}={','.join(tokens)} {command}"
         return command
@@ -66,7 +68,8 @@ def advise(findings: Findings) -> Advice:
         else:
             counted.append(gpu)
     fitting = [gpu for gpu in findings.accessible if not _too_small(findings, gpu)]
-    return Advice(*_without_displays(counted, left), fitting)
+    is_narrowed = len(findings.gpus) < len(findings.node.gpus)
+    return Advice(*_without_displays(counted, left), fitting, is_narrowed)
 
 
 def _unusable(findings: Findings, gpu: Gpu) -> str:

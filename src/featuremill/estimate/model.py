@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,9 +39,10 @@ def model_of(name: str, workload: Workload, options: Any) -> Model:
     if entry is not None:
         return Model(weights_verb.weights_of(entry), shape_of(str(path)), True)
     if name != "esm2":
+        command = shlex.join(["featuremill", "weights", asked, "--output", str(path)])
         raise UserError(
-            f"{path}: this run's model is not there yet, and nothing is known of it; "
-            f"featuremill weights {asked} --output {path}, then again."
+            f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
+            f"`{command}`, then again."
         )
     known = memory.model_of(asked)
     metadata = {

@@ -163,6 +163,7 @@ def _notes(answer: Answer) -> Iterator[str]:
         _disk(answer),
         *_crash(answer),
         *warnings.of(answer),
+        *_kept(answer),
     ]:
         yield from _wrapped(note)
 
@@ -184,7 +185,13 @@ def _best(answer: Answer) -> Iterator[str]:
             f"{answer['shard_cost']:_}) is what loses fewest {what} hours to start-ups and to "
             f"waiting at the end with {worth[-1]['slots']:,}."
         )
-    if worth and answer["is_planned"]:
+
+
+def _kept(answer: Answer) -> Iterator[str]:
+    """Yield what another shard cost takes, where one was advised."""
+    rows = answer["rows"]
+    is_advised = any(_is_worth_it(row) or warnings.wants_smaller(answer, row) for row in rows)
+    if is_advised and answer["is_planned"]:
         yield (
             f"Shards that are cut already keep their size: results/{answer['run']}/store/plan.json "
             "has to go before the next plan, which then computes everything anew."

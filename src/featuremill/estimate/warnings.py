@@ -33,7 +33,7 @@ def of(answer: Answer) -> Iterator[str]:
     if not answer["is_finished"]:
         yield from answer["large_outputs"]
     for row in answer["rows"]:
-        if answer["shards_left"] < row["jobs"] and row["best_cost"]:
+        if _is_idle(answer, row):
             yield f"With {row['slots']:,}, {_idle(answer, row)}."
     if answer["shards"] > MOST_SHARDS:
         yield (
@@ -42,11 +42,27 @@ def of(answer: Answer) -> Iterator[str]:
         )
 
 
+def wants_smaller(answer: Answer, row: Answer) -> bool:
+    """Tell whether smaller shards are advised, as devices would have none."""
+    left = answer["shards_left"]
+    return _is_idle(answer, row) and left == answer["shards"] and _num_best(answer, row) > left
+
+
+def _is_idle(answer: Answer, row: Answer) -> bool:
+    return bool(answer["shards_left"] < row["jobs"] and row["best_cost"])
+
+
+def _num_best(answer: Answer, row: Answer) -> int:
+    """Return how many shards of the best cost are left."""
+    number: int = round(answer["cost_left"] / row["best_cost"])
+    return number
+
+
 def _idle(answer: Answer, row: Answer) -> str:
     what = ("GPU" if answer["device"] == "gpu" else "slot") + "s"
     if answer["memory"]["devices_a_job"] > 1:
         what = f"groups of {answer['memory']['devices_a_job']} GPUs"
-    left, best = answer["shards_left"], round(answer["cost_left"] / row["best_cost"])
+    left, best = answer["shards_left"], _num_best(answer, row)
     told = f"{row['jobs'] - left:,} of {row['jobs']:,} {what} would have no shard at all"
     if left < answer["shards"]:  # to cut anew what is computed for the most part helps nobody
         return f"{told}: no more are left to compute"

@@ -59,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     command: list[str] | None = arguments.command
     if not command:
-        raise UserError("nothing to run: write the command after --, as in: lease --gpus 1 -- ls")
+        raise UserError(
+            "nothing to run: write the command after --, as in: featuremill lease --gpus 1 -- ls"
+        )
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         machine.die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()
