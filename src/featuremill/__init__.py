@@ -3,6 +3,7 @@
 featuremill.load("results/demo")           a run's results as a pandas DataFrame
 featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memory-mapped
 featuremill.embed(sequences, model=…)      features of sequences at hand, with the same engine
+featuremill.forget_model()                 gives back the memory of the model that embed keeps
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
@@ -14,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from featuremill.api import embed
+    from featuremill.api import embed, forget_model
     from featuremill.results import load, load_matrix
     from featuremill.search import search
 
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
     """The workflow: in the wheel beside this file, in a checkout at its root."""
 
 __version__ = "0.1.0"
-__all__ = ["SNAKEFILE", "embed", "load", "load_matrix", "search"]
+__all__ = ["SNAKEFILE", "embed", "forget_model", "load", "load_matrix", "search"]
 
-_WHERE = {"embed": "api", "load": "results", "load_matrix": "results", "search": "search"}
+_WHERE = {
+    "embed": "api",
+    "forget_model": "api",
+    "load": "results",
+    "load_matrix": "results",
+    "search": "search",
+}
 
 
 def __getattr__(name: str) -> Any:
