@@ -1,5 +1,6 @@
 """The ESM-2 workload against fair-esm's own network and, as a second opinion, transformers'."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,10 @@ from esm2_models import (
     save_fair_esm,
     tokens_of,
 )
+from packaging.requirements import Requirement
+from packaging.version import Version
 from pydantic import ValidationError
+from test_house import EXTRAS, ROOT, is_for_here
 
 from featuremill import weights
 from featuremill.compute import values_of
@@ -472,6 +476,42 @@ def test_the_backend_has_a_name(bundled):
 
 
 # On a GPU: the same functions against their CPU twin.
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_newest_torch_within_the_bounds_gives_the_same_values(tmp_path):
+    """What `pip install featuremill[esm2]` takes here: this torch, or a newer one, tried beside it.
+
+    A build for CUDA, with gigabytes of other packages, is left to those who have a GPU.
+    """
+    pytest.importorskip("pip")  # which uv leaves out
+    (bounds,) = (needed for needed in EXTRAS["esm2"] if needed.name == "torch")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
+    asked = [*pip, "--dry-run", "--ignore-installed", "--report", "-", str(bounds)]
+    report = json.loads(subprocess.run(asked, check=True, capture_output=True, text=True).stdout)
+    (found,) = (entry["metadata"] for entry in report["install"])
+    newest, here = Version(found["version"]), Version(torch.__version__)
+    assert newest in bounds.specifier and here in bounds.specifier
+    environment = dict(os.environ)
+    if newest.public != here.public:
+        assert newest > here, "the bounds shut out the torch of the pins"
+        needed = [Requirement(text) for text in found.get("requires_dist", [])]
+        if any(r.name.startswith(("nvidia", "cuda")) and is_for_here(r) for r in needed):
+            pytest.skip(f"torch {newest} comes only for CUDA here")
+        subprocess.run([*pip, "--target", tmp_path / "torch", f"torch=={newest}"], check=True)
+        environment["PYTHONPATH"] = str(tmp_path / "torch")
+    code = "import torch; print(torch.__version__)"
+    imported = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert Version(imported.stdout.strip()).public == newest.public, imported.stderr
+    tests = "fp32_equals_fair_esm or 16_bits_are_close or bits_depend_neither"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    said = subprocess.run(
+        [*command, "-k", tests], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert said.returncode == 0, said.stdout
 
 
 @pytest.mark.gpu

@@ -188,6 +188,24 @@ def test_what_the_jobs_lack_here_is_said(
     assert "init │ warning: torch is not installed in this Python" in capsys.readouterr().err
 
 
+def test_says_which_columns_of_a_table_are_read(capsys: pytest.CaptureFixture[str]) -> None:
+    write("t.csv", f"Entry,name,sequence\nP1,n,{INSULIN_A}\n")
+    assert main(["init", write("a.fa", GOOD), "t.csv"]) == 0
+    assert "init │ id from column 'Entry', sequence from 'sequence'\n" in capsys.readouterr().err
+    write("both.csv", f"acc,entry,product,letters\nP1,Q1,ubiquitin,{INSULIN_A}\n")
+    assert main(["init", "both.csv"]) == 2
+    assert (
+        "both.csv: 'acc', 'entry' may each be the id column; set id_column under options to the "
+        "right one (featuremill init takes --id-column)."
+    ) in capsys.readouterr().err
+    chosen = ["--id-column", "entry", "--sequence-column", "letters"]
+    assert main(["init", "both.csv", *chosen]) == 0
+    said = capsys.readouterr().err
+    assert "id from column 'entry', sequence from 'letters', description from 'product'" in said
+    options = config.read(Path("both.yaml")).options
+    assert (options["id_column"], options["sequence_column"]) == ("entry", "letters")
+
+
 def test_force_overwrites() -> None:
     write("a.yaml", "old")
     assert main(["init", write("a.fa", GOOD), "--force"]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import string
 from io import StringIO
 from pathlib import Path
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from xopen import xopen
 
 from featuremill.errors import UserError
-from featuremill.inputs import columns, proteins
+from featuremill.inputs import TableOptions, columns, proteins
 from featuremill.inputs.residues import ALPHABET, clean
 from featuremill.workload import Record
 
@@ -214,7 +215,38 @@ def test_table_of_several_chunks_counts_on(tmp_path: Path) -> None:
     ],
 )
 def test_columns_are_found(names: list[str], found: tuple[int, int, int | None]) -> None:
-    assert columns.find(Path("t.csv"), names) == found
+    assert columns.find(Path("t.csv"), names, columns.Named()) == found
+
+
+def test_the_docs_name_the_columns_that_are_found() -> None:
+    fields = TableOptions.model_fields
+    for key, ranks in (("id_column", columns.IDS), ("sequence_column", columns.SEQUENCES)):
+        told = re.findall(r"`(\w+)`", fields[key].description or "")
+        expected = [name for rank in ranks for name in rank]
+        if key == "sequence_column":
+            expected += [name for rank in columns.DESCRIPTIONS for name in rank]
+        assert told == expected
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_columns_are_chosen(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    table = pd.DataFrame({"id": ["wrong"], "Code": ["right"], "seq": ["MKL"], "my aa": ["MKV"]})
+    table.to_parquet(path) if name.endswith("parquet") else table.to_csv(path, index=False)
+
+    def read_with(**chosen: str) -> list[tuple[str, bytes]]:
+        return [(r.id, r.payload) for r in proteins([path], TableOptions(**chosen))]
+
+    assert read_with() == [("wrong", b"MKL")]
+    assert read_with(id_column="Code") == [("right", b"MKL")]
+    assert read_with(id_column="Code", sequence_column="my aa") == [("right", b"MKV")]
+    for chosen, sentence in (
+        ({"id_column": "code"}, "there is no column 'code'; set id_column under options to one of"),
+        ({"sequence_column": "aa"}, "there is no column 'aa'; set sequence_column under options"),
+        ({"id_column": "seq"}, "'seq' cannot be both the id and the sequence column; set id_col"),
+    ):
+        with pytest.raises(UserError, match=re.escape(f"{path}: {sentence}")):
+            read_with(**chosen)
 
 
 def genome(molecule: str = "DNA") -> SeqRecord:

@@ -581,6 +581,12 @@ def test_each_snippet_of_the_page_runs_as_it_stands(my_run, table, snippet):
         assert ((vectors(table, "mean_layer_3") if "anndata" in found else expected) == X).all()
     elif "ours" in found:
         assert found["ours"]["label"].tolist() == ["sperm"] * 3
+    elif "several" in found:
+        names = [f"{pool}_layer_{layer}" for layer in (3, 6) for pool in ("mean", "bos")]
+        assert [(name, array.shape) for name, array in found["several"].items()] == [
+            (name, (2, 320)) for name in names
+        ]
+        assert [array.shape for array in found["residues"]] == [(10, 320)] * 2
     elif "rows" in found:
         assert {row[0] for row in found["rows"]} == {id for id in IDS if "P35309" in id}
     else:

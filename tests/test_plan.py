@@ -336,7 +336,7 @@ def test_how_to_compute_is_no_part_of_the_recipe():
     weights = Weights("w", Path("w"), "0" * 64, {"num_layers": "6", "embed_dim": "8"})
     recipes = {
         recipe_of(settings_of("esm2", workload, workload.Options(**options), cpu(), weights))
-        for options in ({}, {"batch_tokens": 100}, {"batch_tokens": 7})
+        for options in ({}, {"batch_tokens": 100}, {"batch_tokens": 7}, {"id_column": "acc"})
     }
     assert len(recipes) == 1
     other = settings_of("esm2", workload, workload.Options(layers=[0]), cpu(), weights)

@@ -113,7 +113,7 @@ def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     became = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
     assert main(["run", "my.yaml"]) == 0
-    assert became[1:5] == ["-m", "snakemake", "--configfile", "my.yaml"]
+    assert became[2:5] == ["featuremill.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
 
 

@@ -4,11 +4,12 @@ import math
 import os
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
-from esm2_models import ROOT, demo_proteins
+from esm2_models import ROOT, demo_proteins, fair_esm, save_fair_esm
 
 import featuremill
 from featuremill import weights as weights_verb
@@ -185,8 +186,8 @@ def test_embed_takes_no_mapping(cached):
 @pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_embed_options(cached):
     protein = demo_proteins(1)[0]
-    first = featuremill.embed([protein], layer=0, pool="bos", dtype="fp32")
-    assert np.array_equal(first, featuremill.embed(["M"], layer=0, pool="bos", dtype="fp32"))
+    first = featuremill.embed([protein], layers=0, pool="bos", dtype="fp32")
+    assert np.array_equal(first, featuremill.embed(["M"], layers=0, pool="bos", dtype="fp32"))
     cut = featuremill.embed([protein], max_residues=20, dtype="fp32")
     assert np.array_equal(cut, featuremill.embed([protein[:20]], dtype="fp32"))
     assert featuremill.embed([]).shape == (0, 320)
@@ -199,7 +200,7 @@ def test_embed_options(cached):
         (["MK", ""], {}, r"sequences\[1\]: empty sequence"),
         (["MK", None], {}, r"sequences\[1\]: this is of type NoneType"),
         ("MK", {}, "one string"),
-        (["MK"], {"layer": 9}, "no layer 9"),
+        (["MK"], {"layers": 9}, "no layer 9"),
         (["MK"], {"pool": "max"}, "pool"),
         (["MK"], {"model": "esm2_t6_8M"}, "'esm2_t6_8M_UR50D'"),
     ],
@@ -207,6 +208,57 @@ def test_embed_options(cached):
 def test_embed_says_what_is_wrong(cached, sequences, options, part):
     with pytest.raises(UserError, match=part):
         featuremill.embed(sequences, **options)
+
+
+def test_embed_gives_several_layers_pools_and_residues_by_the_names_of_columns(cached):
+    proteins = [*demo_proteins(3), "MKV"]
+    proteins = [protein[:300] for protein in proteins] * 2  # equal ones are delivered twice
+    last = featuremill.embed(proteins, dtype="fp32")
+    several = featuremill.embed(proteins, layers=[3, -1], pool=["mean", "bos"], dtype="fp32")
+    names = [f"{pool}_layer_{layer}" for layer in (3, 6) for pool in ("mean", "bos")]
+    assert list(several) == names
+    assert np.array_equal(several["mean_layer_6"], last)
+    assert all(several[name].shape == (8, 320) for name in names)
+    residues = featuremill.embed(proteins, pool="none", per_residue=True, dtype="fp32")
+    assert [matrix.shape for matrix in residues] == [(len(protein), 320) for protein in proteins]
+    assert {matrix.dtype for matrix in residues} == {np.dtype(np.float16)}
+    both = featuremill.embed(proteins, per_residue=True, output_dtype="float32", dtype="fp32")
+    assert list(both) == ["mean_layer_6", "residues_layer_6"]
+    assert np.array_equal(both["mean_layer_6"], last)
+    for vector, exact, matrix in zip(last, both["residues_layer_6"], residues, strict=True):
+        assert np.array_equal(exact.astype(np.float16), matrix)
+        assert np.allclose(exact.mean(axis=0), vector, atol=1e-4)
+    (one,) = featuremill.embed(["MKV"], layers=[0], dtype="fp32").items()
+    assert one[0] == "mean_layer_0" and one[1].shape == (1, 320)
+    assert featuremill.embed([], pool="none", per_residue=True) == []
+
+
+def test_embed_loads_a_model_once_and_forgets_it_when_told(cached, monkeypatch, tmp_path):
+    from featuremill import api
+    from featuremill.workloads import esm2
+
+    loads = []
+    load = esm2.load
+    monkeypatch.setattr(esm2, "load", lambda *given: loads.append(given) or load(*given))
+    featuremill.forget_model()
+    first = featuremill.embed(["MKV"], dtype="fp32")
+    assert np.array_equal(featuremill.embed(["MKV"], dtype="fp32"), first) and len(loads) == 1
+    monkeypatch.setattr(weights_verb, "convert", None)  # nor are its weights looked at again
+    assert not np.array_equal(featuremill.embed(["MKV"], layers=2, dtype="fp32"), first)
+    assert np.array_equal(featuremill.embed(["MKV"], dtype="fp32"), first) and len(loads) == 1
+    (kept,) = (weakref.ref(loaded.model.encoder) for loaded in api._loaded)
+    featuremill.forget_model()
+    assert kept() is None
+    monkeypatch.undo()
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path))
+    monkeypatch.setattr(esm2, "load", lambda *given: loads.append(given) or load(*given))
+    path = save_fair_esm(fair_esm(1, 16, 2), tmp_path / "my.pt")
+    narrow = featuremill.embed(["MKV"], str(path), dtype="fp32")
+    assert np.array_equal(featuremill.embed(["MKV"], str(path), dtype="fp32"), narrow)
+    assert len(loads) == 2
+    save_fair_esm(fair_esm(2, 16, 2), path)
+    assert not np.array_equal(featuremill.embed(["MKV"], str(path), dtype="fp32"), narrow)
+    assert len(loads) == 3, "another file of the same name is another model"
 
 
 def test_importing_featuremill_costs_nothing():

@@ -3,33 +3,51 @@
 featuremill.load("results/demo")           a run's results as a pandas DataFrame
 featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memory-mapped
 featuremill.embed(sequences, model=…)      features of sequences at hand, with the same engine
+featuremill.forget_model()                 gives back the memory of the model that embed keeps
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
 
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+# What this imports, every verb does before it answers Ctrl-C: so neither typing nor pathlib.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from featuremill.api import embed
+    from typing import Any
+
+    from featuremill.api import embed, forget_model
     from featuremill.results import load, load_matrix
     from featuremill.search import search
 
+    SNAKEFILE: str
+    """The workflow: in the wheel beside this file, in a checkout at its root."""
+
 __version__ = "0.1.0"
-__all__ = ["SNAKEFILE", "embed", "load", "load_matrix", "search"]
+__all__ = ["SNAKEFILE", "embed", "forget_model", "load", "load_matrix", "search"]
 
-_HERE = Path(__file__).parent
-_WHERE = {"embed": "api", "load": "results", "load_matrix": "results", "search": "search"}
-
-SNAKEFILE = str(
-    _HERE / "smk" / "Snakefile" if (_HERE / "smk").is_dir() else _HERE.parents[1] / "Snakefile"
-)
-"""The workflow: in the wheel beside this file, in a checkout at its root."""
+_WHERE = {
+    "embed": "api",
+    "forget_model": "api",
+    "load": "results",
+    "load_matrix": "results",
+    "search": "search",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for only now, so that `import featuremill` costs nothing."""
+    """Look up what is asked for only now, so that `import featuremill` costs nothing."""
+    if name == "SNAKEFILE":
+        return _snakefile()
     if name not in _WHERE:
         raise AttributeError(f"module 'featuremill' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(f"featuremill.{_WHERE[name]}"), name)
+
+
+def _snakefile() -> str:
+    from pathlib import Path
+
+    here = Path(__file__).parent
+    in_wheel = here / "smk" / "Snakefile"
+    return str(in_wheel if in_wheel.exists() else here.parents[1] / "Snakefile")

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Ctrl-C in the midst of an import is a traceback; until `main` answers, it just ends us.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import difflib
 import logging
 import os
 import platform
 import shlex
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -51,11 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _without_verb(given):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
+    if starter := os.environ.get(machine.DIE_WITH_PARENT):
+        machine.die_with_starter(starter, signal.SIGTERM)
+    parser = _parser(verb)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
     try:
-        if starter := os.environ.get(machine.DIE_WITH_PARENT):
-            machine.die_with_starter(starter, signal.SIGTERM)
-        return _run(_parser(verb).parse_args(given, argparse.Namespace(command=command)), given)
+        return _run(parser.parse_args(given, argparse.Namespace(command=command)), given)
     finally:
         # Python shuts down now, and would print what a handler raises there as an ignored error.
         _answer_interrupts(signal.SIG_DFL)

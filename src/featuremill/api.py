@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from featuremill import config, machine, reasons, weights
 from featuremill.at_hand import Refuse, values_in_batches
-from featuremill.devices import devices_for
+from featuremill.devices import Device, devices_for
 from featuremill.errors import UserError
 from featuremill.inputs import residues
-from featuremill.workload import refuse_without_packages
+from featuremill.outputs import vectors
+from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2.options import Pool
 
+Features = npt.NDArray[np.float32] | list[npt.NDArray[np.floating[Any]]]
+"""Vectors of sequences as one array, or an array a sequence of vectors of its residues."""
 Progress = Callable[[int, int], object]
 """Called after each batch with (sequences done, sequences in all); equal ones count once."""
+
+
+class _Loaded(NamedTuple):
+    """A model and what it was made of."""
+
+    asked: tuple[object, ...]
+    """The model's name, or its path and what tells whether another file is there by now."""
+    device: Device
+    dtype: str
+    weights: Weights
+    model: esm2.Model
+
+
+_loaded: list[_Loaded] = []
+"""The model of the last call; none while it computes, so that no other thread gets it too."""
+
+
+def forget_model() -> None:
+    """Give back the memory of the model that `embed` keeps for the next call."""
+    _loaded.clear()
+    gc.collect()
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def embed(
     sequences: Sequence[str],
     model: str = "mill_t6_8M",
     *,
-    layer: int = -1,
-    pool: Literal["mean", "bos"] = "mean",
+    layers: int | Sequence[int] = -1,
+    pool: Pool | Sequence[Pool] = "mean",
+    per_residue: bool = False,
+    output_dtype: Literal["float16", "float32"] = "float16",
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
     long: Literal["truncate", "full", "chunk"] = "truncate",
     max_residues: int = 1022,
@@ -35,24 +68,34 @@ def embed(
     batch_tokens: int | None = None,
     device: Literal["auto", "cuda", "cpu"] = "auto",
     progress: Progress | None = None,
-) -> npt.NDArray[np.float32]:
-    """Return one vector a sequence, shape (sequences, width), in their order.
+) -> Features | dict[str, Features]:
+    """Return the features of sequences, in their order.
+
+    With one layer and one pool: an array of shape (sequences, width), float32. With
+    `pool="none", per_residue=True`: a list of one array a sequence, of shape (residues, width) and
+    type `output_dtype`. Where `layers` or `pool` is a list, or both kinds are asked for: a
+    dictionary of these by the names that columns of results have, such as `mean_layer_6`,
+    `residues_layer_6`.
 
     The numbers are those of a run with the same options (config/README.md explains them) on the
     same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
     ones are computed once. As there, only the first `max_residues` residues of a sequence count
     unless `long` says otherwise: a warning says of how many sequences more was cut off.
 
-    Where memory runs out, batches get smaller, with one warning.
+    Where memory runs out, batches get smaller, with one warning. The model stays loaded for the
+    next call with the same one on the same device; `forget_model` gives its memory back.
 
     Raises:
         UserError: when an option is wrong, a sequence, named by its index, is no protein, or memory
             runs out for a single one.
     """
+    is_one = isinstance(layers, int) and isinstance(pool, str)
     options = {
         "model": model,
-        "layers": [layer],
-        "pool": [pool],
+        "layers": layers if isinstance(layers, int) else list(layers),
+        "pool": pool if isinstance(pool, str) else list(pool),
+        "per_residue": per_residue,
+        "output_dtype": output_dtype,
         "dtype": dtype,
         "long": long,
         "max_residues": max_residues,
@@ -70,31 +113,77 @@ def embed(
             stacklevel=2,
         )
     (chosen,) = machine.with_processors(devices_for(device)[:1])
-    found = weights.weights_of(weights.convert(model))
-    resolved = esm2.resolve(esm2.Options.model_validate(checked.options), chosen, found)
-    loaded = esm2.load(resolved, [chosen], found)
+    loaded, resolved = _ready(esm2.Options.model_validate(checked.options), chosen)
 
     # In the order of a shard, so that the batches are those of a run with a single shard.
     distinct = sorted(set(payloads), key=lambda payload: hashlib.sha256(payload).digest())
-    vectors = np.empty((len(distinct), int(found.metadata["embed_dim"])), np.float32)
+    values_of_row: list[Any] = [None] * len(distinct)
     costs = [esm2.cost(payload, resolved) for payload in distinct]
     num_done = 0
     budget, refuse = esm2.batch_cost(resolved, chosen), _refusing(distinct)
     for rows, values in values_in_batches(
         esm2,
-        loaded,
+        loaded.model,
         distinct,
         costs,
         budget,
         refuse,
         lambda text: warnings.warn(text, stacklevel=7),
     ):
-        vectors[rows] = values.column(0).flatten().to_numpy().reshape(len(rows), -1)
+        columns = [_arrays(column) for column in values.columns]
+        for row, arrays in zip(rows, zip(*columns, strict=True), strict=True):
+            values_of_row[row] = arrays
         num_done += len(rows)
         if progress:
             progress(num_done, len(distinct))
+    _loaded[:] = [loaded]
     row_of = {payload: row for row, payload in enumerate(distinct)}
-    return vectors[[row_of[payload] for payload in payloads]]
+    in_order = [values_of_row[row_of[payload]] for payload in payloads]
+    schema = esm2.schema(resolved, loaded.weights)
+    found = {
+        field.name: _together(field.type, [arrays[place] for arrays in in_order])
+        for place, field in enumerate(schema)
+    }
+    return next(iter(found.values())) if is_one and len(found) == 1 else found
+
+
+def _ready(options: esm2.Options, device: Device) -> tuple[_Loaded, esm2.Options]:
+    """Return the model, the one that is loaded if it is the same, and the settled options."""
+    last = _loaded.pop() if _loaded else None
+    asked = _asked(options.model)
+    if last and last.asked == asked:
+        found = last.weights
+    else:
+        found = weights.weights_of(weights.convert(options.model))
+    resolved = esm2.resolve(options, device, found)
+    if last and (last.asked, last.device, last.dtype) == (asked, device, resolved.dtype):
+        return last._replace(model=last.model._replace(options=resolved)), resolved
+    last = None  # before another one takes memory
+    loaded = esm2.load(resolved, [device], found)
+    return _Loaded(asked, device, resolved.dtype, found, loaded), resolved
+
+
+def _asked(model: str) -> tuple[object, ...]:
+    if not weights.is_path(model):
+        return (model,)
+    weights.refuse_missing(model)
+    path = Path(model).expanduser().resolve()
+    about = path.stat()
+    return str(path), about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
+    """Return the array of each row of a column: a vector, or one a residue."""
+    if pa.types.is_list(column.type):
+        return vectors.matrices(pa.chunked_array([column]))
+    return list(vectors.matrix(pa.chunked_array([column])))
+
+
+def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
+    """Return arrays as they are delivered: vectors as one matrix, matrices as a list."""
+    if pa.types.is_list(kind):
+        return arrays
+    return np.array(arrays, np.float32).reshape(len(arrays), kind.list_size)
 
 
 def _refusing(payloads: Sequence[bytes]) -> Refuse:

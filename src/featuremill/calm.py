@@ -8,18 +8,24 @@ log file under .snakemake/log keeps everything, and so does the screen of a dry 
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from featuremill.text import plain
-from featuremill.workflow_failures import FailedJob, Failures, told
+from featuremill.workflow_failures import FailedJob, Failures, stopped, told
 
 SCREEN = "DefaultStreamHandler"
 """Snakemake's name for the handler that writes to the terminal."""
+MOST_STOPS = 3
+"""Times that Ctrl-C is pressed by somebody who does not want to wait."""
 EVENTS = {
     "workflow_started",
     "job_info",
@@ -60,6 +66,8 @@ def calm_output(workflow: Any) -> Failures:
     is_imported = not workflow.modifier.is_main_snakefile()  # then the screen is somebody else's
     shows_all = settings.dryrun or settings.printshellcmds or settings.verbose or is_imported
     failures = Failures()
+    if workflow.is_main_process and not is_imported:
+        _answer_ctrl_c(failures)
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) == RefusedError.__name__ and not settings.verbose:
@@ -76,6 +84,33 @@ def calm_output(workflow: Any) -> Failures:
         if handler.name == SCREEN:
             handler.addFilter(matters)
     return failures
+
+
+def _answer_ctrl_c(failures: Failures) -> None:
+    """Have Ctrl-C end this Snakemake with what to type to go on, whenever and however often.
+
+    Snakemake answers the first one while jobs run, by waiting for them to end, and none at other
+    times: then, and from the second one on, it would show where it was. The third one does not
+    wait: jobs end with this process.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup
+        return
+
+    def answer(number: int, _frame: FrameType | None) -> None:
+        failures.num_stops += 1
+        if failures.num_stops == 1:
+            raise SystemExit(128 + number)
+        if failures.num_stops == MOST_STOPS:
+            if not failures.are_told:
+                os.write(sys.stderr.fileno(), f"\n{stopped()}\n".encode())
+            os._exit(128 + number)
+
+    def say() -> None:
+        if failures.num_stops and not failures.are_told:
+            print(stopped(), file=sys.stderr)
+
+    signal.signal(signal.SIGINT, answer)
+    atexit.register(say)
 
 
 def _matters(record: logging.LogRecord) -> bool:

@@ -6,10 +6,14 @@ one JSON line an event on standard output. It may die at any moment: what is com
 
 from __future__ import annotations
 
+import signal
+
+# The supervisor answers Ctrl-C; this process just ends, without a traceback in its log.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import faulthandler
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -39,7 +43,6 @@ def main() -> int:
     """Run the job on standard input; return the exit status."""
     job = Job(**json.loads(sys.stdin.read()))
     machine.die_with_parent(job.supervisor_pid, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
     # What libraries print must not mix with the events: they get standard error as their output.

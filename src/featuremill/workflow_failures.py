@@ -67,6 +67,10 @@ class Failures:
         self._jobs: dict[Path | None, FailedJob] = {}
         self._endings: list[str] = []
         self._removals: list[str] = []
+        self.num_stops = 0
+        """How often Ctrl-C was pressed."""
+        self.are_told = False
+        """Whether the summary at the end was asked for."""
 
     def hear(self, record: logging.LogRecord) -> FailedJob | bool:
         """Take note of what Snakemake logs; return the job that failed, or whether it is about one
@@ -107,12 +111,19 @@ def told(job: FailedJob, is_here: bool) -> str:
     return line if is_here else plain(f"{job.rule:>8} │ error: {job.sentence()}\n") + line
 
 
+def stopped() -> str:
+    """Return what to say when somebody stopped the run."""
+    return f"Stopped. Nothing computed is lost. The same command goes on:\n    {typed.command()}"
+
+
 def closing(failures: Failures, results: str) -> str:
     """Return what to say when a run ended badly: what happened, where it stands, what to type."""
     jobs = failures.final()
-    again = "Nothing computed is lost. Mend what is said above; the same command goes on then."
+    failures.are_told = True
+    if not jobs and failures.num_stops:
+        return stopped()
     if not jobs:
-        return again
+        return "Nothing computed is lost. Mend what is said above; the same command goes on then."
     kinds: dict[tuple[str, str], list[FailedJob]] = {}
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)

@@ -8,17 +8,19 @@
 # Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it
 # before them. Where they are then: the run with such names is `there`, its folder `run_folder`.
 
+from featuremill.calm import calm_output
+
+failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
+
 from featuremill import SNAKEFILE  # a module called featuremill hides the package of that name
 from featuremill import workflow_import, workflow_inputs, workflow_slurm, workflow_start
 from featuremill import workflow_totals
 from featuremill import workflow_support as support
-from featuremill.calm import calm_output
 from featuremill.job_resources import JobResources, gpu_model
 from featuremill.outputs import FILES, FOLDERS
 from featuremill.workflow_failures import closing
 
 is_target = workflow.default_target is None  # else an importing workflow has named its own
-failures = calm_output(workflow)
 run = support.validated(config, workflow)
 there = workflow_import.run_below_prefix(workflow, run)
 workflow_inputs.explain_missing(workflow, config, there)

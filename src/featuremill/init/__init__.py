@@ -29,6 +29,8 @@ MAX_SHARDS = 2_000
 SMALLEST_COST = 250_000
 """Below this a shard takes less time than starting a worker."""
 COMMENT_WIDTH = 96
+SET = ("model", "id_column", "sequence_column")
+"""Options of a workload that the command line can set."""
 
 log = logging.getLogger("featuremill.init")
 
@@ -45,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=config.Run.model_fields["workload"].default,
         help="what to compute; default: %(default)s",
     )
+    for column in ("id", "sequence"):
+        parser.add_argument(
+            f"--{column}-column",
+            metavar="NAME",
+            help=f"column of a table that holds the {column}s; default: found by its name",
+        )
     parser.add_argument("--force", action="store_true", help="overwrite the config if it exists")
 
 
@@ -62,14 +70,14 @@ def run(arguments: argparse.Namespace) -> None:
         "run": name,
         "inputs": [str(path) for path in arguments.inputs],
         "workload": arguments.workload,
-        "options": {"model": arguments.model} if arguments.model else {},
+        "options": {key: value for key in SET if (value := getattr(arguments, key))},
     }
     checked = config.validate(settings, str(output))  # before the long part, as it may be wrong
     workload = find_workload(checked.workload)
     options = workload.Options.model_validate(checked.options)
     _refuse_what_a_run_would(checked, output)
     found = surveyed(arguments.inputs, workload, options)
-    for line in found.describe(arguments.inputs):
+    for line in found.describe(arguments.inputs, options):
         log.info("%s", line)
     if not found.lengths:
         raise UserError(f"{names(arguments.inputs)}: every record is refused, see above.")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from featuremill import inputs
 from featuremill.init.ids import Ids
-from featuremill.inputs import source
+from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Workload
 
@@ -57,9 +57,11 @@ class Survey:
                 return length
         return 0
 
-    def describe(self, paths: Sequence[Path]) -> Iterator[str]:
+    def describe(self, paths: Sequence[Path], options: BaseModel) -> Iterator[str]:
         """Yield the lines that say all this to people."""
         yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
+        if isinstance(options, inputs.TableOptions):
+            yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
         kind = "nucleotide" if self.is_nucleotides else "protein"
         records = "record" if self.num_records == 1 else "records"
         yield f"{self.num_records:,} {kind} {records}, {self.num_residues:,} residues"

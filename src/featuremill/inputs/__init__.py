@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 from featuremill.errors import UserError
-from featuremill.inputs import source
-from featuremill.workload import Record
+from featuremill.inputs import columns, source
+from featuremill.workload import Record, WorkloadOptions
 
 
 class Format(NamedTuple):
@@ -39,17 +40,51 @@ SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
 
 
-def proteins(inputs: Sequence[Path]) -> Iterator[Record]:
+class TableOptions(WorkloadOptions):
+    """Options of a workload whose inputs may be tables: which of their columns count."""
+
+    EXECUTION = frozenset({"id_column", "sequence_column"})
+
+    id_column: str = ""
+    """Column of CSV, TSV and Parquet inputs that holds the ids. If not given, the one called `id`;
+    else the only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`,
+    `protein_id`, `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`. Capitals
+    do not count, nor whether words are joined by spaces, '_', '.' or '-'."""
+    sequence_column: str = ""
+    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, the only one of
+    `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
+    `amino_acid_sequence`; else of `aa`, `protein`, `residues`, `peptide`. A `description` (else
+    `protein_names`, `protein_name`, `product`) is taken along where there is one."""
+
+
+def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Iterator[Record]:
     """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
 
-    Memory is bounded by the longest record. All files are looked at before the first one is read,
-    so that a wrong last name doesn't cost the time of the others.
+    `options` say which columns of tables count. Memory is bounded by the longest record. All files
+    are looked at before the first one is read, so that a wrong last name doesn't cost the time of
+    the others.
     """
     for path in inputs:
         source.check(path)
         format_of(path)
     for path in inputs:
-        yield from _read(path)
+        yield from _read(path, _chosen(options))
+
+
+def columns_taken(path: Path, options: TableOptions) -> str:
+    """Return in words which columns of the table `path` are read; "" for other formats."""
+    if not _is_table(path):
+        return ""
+    names = _reader(path).names_of(path)
+    taken = columns.find(path, names, _chosen(options))
+    words = f"id from column {names[taken.id]!r}, sequence from {names[taken.sequence]!r}"
+    if taken.description is None:
+        return words
+    return f"{words}, description from {names[taken.description]!r}"
+
+
+def _chosen(options: TableOptions | None) -> columns.Named:
+    return columns.Named(options.id_column, options.sequence_column) if options else columns.Named()
 
 
 def format_of(path: Path) -> Format:
@@ -77,12 +112,20 @@ def _suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _read(path: Path) -> Iterator[Record]:
+def _is_table(path: Path) -> bool:
+    return format_of(path).module in ("table", "parquet")
+
+
+def _reader(path: Path) -> ModuleType:
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
-    reader = import_module(f"featuremill.inputs.{format_of(path).module}")
+    return import_module(f"featuremill.inputs.{format_of(path).module}")
+
+
+def _read(path: Path, chosen: columns.Named) -> Iterator[Record]:
+    arguments = (path, chosen) if _is_table(path) else (path,)
     num_records = 0
     try:
-        for record in reader.read(path):
+        for record in _reader(path).read(*arguments):
             num_records += 1
             yield record
     except source.DamagedError as damage:

@@ -40,6 +40,13 @@ SEQUENCES = (
 DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 
 
+class Named(NamedTuple):
+    """Names of columns that somebody chose; "" leaves them to be found."""
+
+    id: str = ""
+    sequence: str = ""
+
+
 class Columns(NamedTuple):
     """Places of the columns, from 0."""
 
@@ -48,15 +55,15 @@ class Columns(NamedTuple):
     description: int | None
 
 
-def find(path: Path, names: Sequence[str]) -> Columns:
-    """Return where the columns stand in `names`, in any case; UserError where that is not clear."""
-    id = _find(path, names, IDS, "id")
-    sequence = _find(path, names, SEQUENCES, "sequence")
-    if id is None or sequence is None:
-        missing = "sequence" if id is not None else "id"
+def find(path: Path, names: Sequence[str], chosen: Named) -> Columns:
+    """Return where the columns stand in `names`: those that are `chosen`, or whose names tell, in
+    any case; UserError where that is not clear."""
+    id = _one(path, names, chosen.id, IDS, "id")
+    sequence = _one(path, names, chosen.sequence, SEQUENCES, "sequence")
+    if id == sequence:
         raise UserError(
-            f"{path}: no column is the {missing} column among {_list(names)}; "
-            "call the two that count 'id' and 'sequence'."
+            f"{path}: {names[id]!r} cannot be both the id and the sequence column; set id_column "
+            "and sequence_column under options to two of them."
         )
     described = [place for place in _matches(names, DESCRIPTIONS) if place not in (id, sequence)]
     return Columns(id, sequence, described[0] if len(described) == 1 else None)
@@ -64,12 +71,18 @@ def find(path: Path, names: Sequence[str]) -> Columns:
 
 def find_id(path: Path, names: Sequence[str]) -> int:
     """Return where the id stands in `names`; UserError where that is not clear."""
-    place = _find(path, names, IDS, "id")
-    if place is None:
+    places = _matches(names, IDS)
+    if not places:
         raise UserError(
             f"{path}: no column is the id column among {_list(names)}; call the right one 'id'."
         )
-    return place
+    if len(places) > 1:
+        found = _list([names[place] for place in places])
+        raise UserError(
+            f"{path}: {found} may each be the id column; call the right one 'id' and rename or "
+            "drop the others."
+        )
+    return places[0]
 
 
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
@@ -79,17 +92,31 @@ def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
     return names.index(wanted)
 
 
-def _find(
-    path: Path, names: Sequence[str], ranks: Sequence[Sequence[str]], wanted: str
-) -> int | None:
+def _one(
+    path: Path, names: Sequence[str], chosen: str, ranks: Sequence[Sequence[str]], wanted: str
+) -> int:
+    """Return where the column is that is `chosen`, else where the `wanted` one is found."""
+    key = f"{wanted}_column"
+    if chosen:
+        if chosen not in names:
+            raise UserError(
+                f"{path}: there is no column {chosen!r}; set {key} under options to one of "
+                f"{_list(names)}."
+            )
+        return names.index(chosen)
     places = _matches(names, ranks)
-    if len(places) > 1:
+    if len(places) != 1:
         found = _list([names[place] for place in places])
-        raise UserError(
-            f"{path}: {found} may each be the {wanted} column; call the right one '{wanted}' and "
-            "rename or drop the others."
+        problem = (
+            f"{found} may each be the {wanted} column"
+            if places
+            else f"no column is the {wanted} column among {_list(names)}"
         )
-    return places[0] if places else None
+        raise UserError(
+            f"{path}: {problem}; set {key} under options to the right one (featuremill init takes "
+            f"--{key.replace('_', '-')})."
+        )
+    return places[0]
 
 
 def _matches(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[int]:

@@ -21,7 +21,7 @@ BUFFER_SIZE = 2**20
 """Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
     """Stream the rows of a Parquet table."""
     source.check(path)
     if source.compression_of(path):
@@ -29,7 +29,8 @@ def read(path: Path) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            wanted = [names[place] for place in columns.find(path, names) if place is not None]
+            found = columns.find(path, names, chosen)
+            wanted = [names[place] for place in found if place is not None]
             row = 0
             for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
                 yield from _records(path, batch.select(wanted), row)
@@ -44,6 +45,12 @@ def read(path: Path) -> Iterator[Record]:
         raise UserError(
             f"{path}: this Parquet file cannot be read ({problem}); write it again."
         ) from None
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names of the columns."""
+    names: list[str] = pq.read_schema(path).names
+    return names
 
 
 def _records(path: Path, batch: pa.RecordBatch, row: int) -> Iterator[Record]:

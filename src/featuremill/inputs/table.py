@@ -22,10 +22,10 @@ MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
 """What that many rows may take."""
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
     separator, names = header(path)
-    places = columns.find(path, names)
+    places = columns.find(path, names, chosen)
     with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
         meter = source.meter_of(text)
         try:
@@ -67,6 +67,11 @@ def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterat
         if not blank[row]:
             line = chunk.index[row] + 2
             yield protein(id.strip(), described[row].strip(), letters[row], str(path), line)
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names of the columns."""
+    return header(path)[1]
 
 
 def header(path: Path) -> tuple[str, list[str]]:

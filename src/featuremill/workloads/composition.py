@@ -9,15 +9,14 @@ from typing import Any
 import pyarrow as pa
 from Bio.SeqUtils.ProtParamData import kd as hydropathy
 
-from featuremill.inputs import proteins
-from featuremill.workload import WorkloadOptions
+from featuremill.inputs import TableOptions, proteins
 
 VERSION = "1"
 COST_UNIT = "residues"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 
-class Options(WorkloadOptions):
+class Options(TableOptions):
     """What a config may set under `options`; the docstrings become the manual."""
 
     hydropathy: bool = True
@@ -26,7 +25,7 @@ class Options(WorkloadOptions):
 
 def records(files: Any, options: Options) -> Any:
     """Read what goes in: CPU only, one `Record` after the other."""
-    return proteins(files)
+    return proteins(files, options)
 
 
 def cost(payload: bytes, options: Options) -> int:

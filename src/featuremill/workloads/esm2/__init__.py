@@ -76,7 +76,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the protein records of `inputs`; those that will be cut in any way get a note."""
     how = {"truncate": "truncated", "chunk": "in windows"}.get(options.long)
     cut = f"longer than {options.max_residues} residues, {how}"
-    for record in proteins(inputs):
+    for record in proteins(inputs, options):
         if how and len(record.payload) > options.max_residues:
             yield record._replace(note="; ".join(filter(None, [record.note, cut])))
         else:

@@ -7,16 +7,16 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from featuremill.workload import WorkloadOptions
+from featuremill.inputs import TableOptions
 
 Pool = Literal["mean", "bos", "none"]
 POOLS: tuple[Pool, ...] = ("mean", "bos")
 
 
-class Options(WorkloadOptions):
+class Options(TableOptions):
     """Which features of which ESM-2 are computed, and how."""
 
-    EXECUTION = frozenset({"batch_tokens"})
+    EXECUTION = TableOptions.EXECUTION | {"batch_tokens"}
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"

@@ -1,0 +1,117 @@
+"""Ctrl-C at any moment ends with one line or none, and never with a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+HOOK = """
+import importlib.abc, os, signal, sys
+
+class Stop(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        stop_at, _, who = os.environ.get("STOP_AT", "").partition("@")
+        if name == stop_at and who in " ".join(sys.orig_argv):
+            sys.meta_path.remove(self)
+            os.killpg(0, signal.SIGINT)
+
+sys.meta_path.insert(0, Stop())
+"""
+"""A sitecustomize.py: stops all processes of the group when a module is imported, as a terminal
+does. `STOP_AT=module@words` means only the process with these words on its command line."""
+
+
+@pytest.fixture
+def stopped_at(tmp_path, environment):
+    """Return a function that runs words until they import a module; what they said comes back."""
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(HOOK)
+    (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    config = {"inputs": "my.fa", "run": "my", "workload": "composition", "device": "cpu"}
+    (tmp_path / "my.yaml").write_text(json.dumps(config))
+
+    def run(module, *words):
+        paths = os.pathsep.join([str(tmp_path / "hook"), environment["PYTHONPATH"]])
+        done = subprocess.run(
+            [sys.executable, "-m", *words],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": paths, "STOP_AT": module},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            start_new_session=True,
+        )
+        for noise in ("Traceback", "KeyboardInterrupt", "Fatal", "ignored in", "File "):
+            assert noise not in done.stdout, done.stdout
+        return done.returncode, done.stdout
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "module", ["featuremill.log", "featuremill.plan", "pyarrow", "featuremill.plan.reading"]
+)
+def test_a_verb_that_starts_ends_without_a_word(stopped_at, module):
+    verb = ["featuremill", "plan", "results/my", "--config", "my.yaml"]
+    assert stopped_at(module, *verb) == (-signal.SIGINT, "")
+
+
+def test_a_verb_that_imports_while_it_works_ends_without_a_word(stopped_at):
+    status, said = stopped_at("featuremill.inputs.fasta", "featuremill", "init", "my.fa", "--force")
+    assert status == 128 + signal.SIGINT and said == ""
+
+
+@pytest.mark.parametrize("module", ["snakemake.cli", "snakemake.workflow"])
+def test_a_run_that_starts_ends_without_a_word(stopped_at, module):
+    assert stopped_at(module, "featuremill", "run", "my.yaml") == (-signal.SIGINT, "")
+
+
+def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
+    words = ["run", "my.yaml", "--cores", "1"]
+    status, said = stopped_at("featuremill.workflow_slurm", "featuremill", *words)
+    assert status == 128 + signal.SIGINT
+    assert said.endswith(
+        "\nStopped. Nothing computed is lost. The same command goes on:\n"
+        "    featuremill run my.yaml --cores 1\n"
+    )
+
+
+def test_a_run_whose_job_is_stopped_while_it_starts_says_how_to_go_on(stopped_at):
+    words = ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "my.yaml", "--cores", "1"]
+    words += ["--workflow-profile", str(ROOT / "profiles" / "default")]
+    status, said = stopped_at("featuremill.devices@featuremill plan", "snakemake", *words)
+    assert status == 1
+    assert "plan: it was stopped." in said
+    assert f"The same command goes on:\n    snakemake {' '.join(words)}\n" in said
+
+
+def test_who_presses_it_three_times_does_not_wait(environment):
+    """The second one changes nothing, while jobs end; the third ends Snakemake."""
+    script = """
+import os, signal, sys
+from featuremill.calm import _answer_ctrl_c
+from featuremill.workflow_failures import Failures
+
+_answer_ctrl_c(Failures())
+sys.argv = ["snakemake", "--cores", "2"]
+for _ in range(3):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("waiting", flush=True)
+    except SystemExit as error:
+        print("jobs are ending", error.code, flush=True)
+print("never")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout == "jobs are ending 130\nwaiting\n"
+    assert done.stderr == (
+        "\nStopped. Nothing computed is lost. The same command goes on:\n    snakemake --cores 2\n"
+    )
