@@ -148,8 +148,8 @@ NO_RECEIPT = (
 RECEIPT = "this receipt is not whole, or for another part; run the same command again"
 PART = "run the same command again to compute it anew"
 SHARD = "delete the run's plan.json and run the same command again to have it written anew"
-MANIFEST = "does not belong to plan.json; delete both, then type: featuremill run YOUR.yaml"
-NO_MANIFEST = "it is gone; delete plan.json, then type: featuremill run YOUR.yaml"
+MANIFEST = "does not belong to plan.json; delete both and run it again (featuremill run YOUR.yaml)"
+NO_MANIFEST = "it is gone; delete plan.json and run it again (featuremill run YOUR.yaml)"
 RESULTS = "delete manifest.json and run the same command again"
 
 DAMAGES: list[Damage] = [
@@ -158,7 +158,7 @@ DAMAGES: list[Damage] = [
         gone(plan_of),
         "merge",
         2,
-        "there is no plan yet; type: featuremill run YOUR.yaml",
+        "there is no plan yet; make one first (featuremill run YOUR.yaml)",
     ),
     Damage("empty plan", written(plan_of, b""), "merge", 4, PLAN),
     Damage("plan of zeros", written(plan_of, bytes(900)), "merge", 4, PLAN),
@@ -225,7 +225,7 @@ DAMAGES: list[Damage] = [
         gone(results_of),
         "report",
         2,
-        "type first: featuremill run YOUR.yaml",
+        "make them first (featuremill run YOUR.yaml)",
     ),
     Damage("empty results", written(results_of, b""), "report", 4, RESULTS),
     Damage("results cut", cut(results_of), "report", 4, RESULTS),

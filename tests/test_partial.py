@@ -153,7 +153,7 @@ def test_while_a_run_plans_it_says_so(run):
 
 def test_a_report_of_nothing_names_the_command(run, capsys):
     assert __main__.main(["report", str(run.root), "--partial"]) == 2
-    assert f"run featuremill merge {run.root} --partial first" in capsys.readouterr().err
+    assert f"make them first (featuremill merge {run.root} --partial)" in capsys.readouterr().err
 
 
 def test_by_hand_before_any_merge_it_says_which_outputs_it_takes(run, capsys):

@@ -29,6 +29,7 @@ PAGE = ROOT / "docs" / "troubleshooting.md"
 ELSEWHERE = {
     "No space left on device; nothing": "test_faults.py::test_a_full_disk_while_planning",
     "has no locks": "test_faults.py::test_without_locks_nothing_is_computed_until_the_user_",
+    "is the name of another": "test_workflow.py::test_another_configs_results_are_not_replaced",
     "another snakemake": "test_workflow.py::test_a_second_run_is_refused_while_the_first_lives",
     "it needs about": "test_outputs.py::test_a_disk_that_cannot_hold_the_run_is_refused_before_",
     "its bytes are not": "test_extract.py::test_a_damaged_part_is_computed_again",

@@ -27,7 +27,9 @@ def read_plan_of_manifest(folder: RunFolder) -> dict[str, Any]:
         problem = f"it does not belong to {folder.plan.name}; delete both"
     else:
         return plan
-    raise IntegrityError(f"{folder.manifest}: {problem}, then type: {typed.again(folder.root)}")
+    raise IntegrityError(
+        f"{folder.manifest}: {problem} and run it again ({typed.again(folder.root)})."
+    )
 
 
 def are_results_of(

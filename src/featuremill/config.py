@@ -61,7 +61,8 @@ class Run(Section):
     """A run: which records go in, what is computed of them, and what is written."""
 
     run: str = "demo"
-    """Name of the run; its files go to `results/<run>/`."""
+    """Name of the run; its files go to `results/<run>/`. Another config of the same name is refused
+    there when it asks for other inputs, another workload or other values."""
     inputs: tuple[str, ...] = Field(min_length=1)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
     flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""

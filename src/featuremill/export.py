@@ -75,8 +75,8 @@ def export(
     if not are_results_of(plan, manifest):
         raise UserError(
             f"{folder.root}: there are no finished results of {folder.plan.name} yet; let the run "
-            f"come to its end ({typed.again(folder.root)}), or take what is computed by now: "
-            f"featuremill merge {shlex.quote(str(folder.root))} --partial"
+            f"come to its end ({typed.again(folder.root)}), or take what is computed by now "
+            f"(featuremill merge {shlex.quote(str(folder.root))} --partial)."
         )
     paths = _targets(folder, manifest, formats, output)
     if not paths:
@@ -149,8 +149,8 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
     if not names:
         raise UserError(
             f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
-            "nothing left to make other formats of; add them to outputs in the config, then type: "
-            f"{typed.again(folder.root)} (it computes the features again)"
+            "nothing left to make other formats of; add them to outputs in the config and have the "
+            f"features computed again ({typed.again(folder.root)})."
         )
     path = folder.root / FILES[names[0]]
     told = manifest["outputs"][path.name]
@@ -159,7 +159,7 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
         told["sha256"],
     ):
         raise IntegrityError(
-            f"{path}: this is not the file that merge wrote; move it away, then type: "
-            f"{typed.again(folder.root)}"
+            f"{path}: this is not the file that merge wrote; move it away and have it written anew "
+            f"({typed.again(folder.root)})."
         )
     return path

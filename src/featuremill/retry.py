@@ -54,7 +54,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = RunFolder(arguments.run_folder)
     if not (folder.plan.exists() and folder.store.is_dir()):
         raise UserError(
-            f"{folder.plan}: there is no planned run here; type first: {typed.again(folder.root)}"
+            f"{folder.plan}: there is no planned run here; make one first "
+            f"({typed.again(folder.root)})."
         )
     say = partial(log.info, "another job is at this run; waiting")
     with owner.alone(folder.root), locked(folder.store / "plan.lock", say):
@@ -217,8 +218,8 @@ def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDAr
         path = folder.shard(names[number])
         if not path.exists():
             raise UserError(
-                f"{path}: this shard is gone; delete {folder.plan}, then type: "
-                f"{typed.again(folder.root)}"
+                f"{path}: this shard is gone; delete {folder.plan} and run it again "
+                f"({typed.again(folder.root)})."
             )
         column = digests(read_shard(path)["sha256"])
         found[here] = column[places[here] & 0xFFFFFFFF]

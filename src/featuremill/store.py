@@ -172,7 +172,9 @@ def read_plan(folder: RunFolder) -> dict[str, Any]:
     if not folder.plan.exists():
         from featuremill import typed  # which reads owners from here
 
-        raise UserError(f"{folder.plan}: there is no plan yet; type: {typed.again(folder.root)}")
+        raise UserError(
+            f"{folder.plan}: there is no plan yet; make one first ({typed.again(folder.root)})."
+        )
     plan = read_sealed(folder.plan)
     if plan is None:
         raise IntegrityError(

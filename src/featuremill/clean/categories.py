@@ -144,8 +144,8 @@ def _beside_the_plan(folder: RunFolder) -> list[Category]:
     shards = {shard["shard"] for plan in plans if plan for shard in plan["shards"]}
     if not recipes:
         raise UserError(
-            f"{folder.plan}: there is no plan that says what is needed; type first: "
-            f"{typed.again(folder.root)} (or give --keep nothing to start over)"
+            f"{folder.plan}: there is no plan that says what is needed; make one first "
+            f"({typed.again(folder.root)}), or give --keep nothing to start over."
         )
     computed: list[Path] = []
     for place in _computed(folder):

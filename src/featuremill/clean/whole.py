@@ -20,8 +20,8 @@ def check_whole(folder: RunFolder) -> None:
     problem = _problem(folder)
     if problem:
         raise UserError(
-            f"{problem}, so what they are made of has to stay; type first: "
-            f"{typed.again(folder.root)} (or give --keep nothing to start over)"
+            f"{problem}, so what they are made of has to stay; let the run come to its end first "
+            f"({typed.again(folder.root)}), or give --keep nothing to start over."
         )
 
 

@@ -62,7 +62,9 @@ def run(arguments: argparse.Namespace) -> None:
     outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
-        raise UserError(f"{folder.plan}: there is no plan yet; type: {typed.again(folder.root)}")
+        raise UserError(
+            f"{folder.plan}: there is no plan yet; make one first ({typed.again(folder.root)})."
+        )
     with run_log.line(folder.root, "merge") as line, undisturbed(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads)

@@ -32,7 +32,7 @@ class TableSource:
         if missing := set(ABOUT) - set(schema.names):
             raise UserError(
                 f"{path}: it has no column {sorted(missing)[0]!r}, so it is of an earlier version; "
-                f"move it away, then type: {typed.again(path.parent)}"
+                f"move it away and have it written anew ({typed.again(path.parent)})."
             )
         # As they were: reading adds numbers of columns as metadata, which a writer would keep.
         values = [field for field in schema if field.name not in ABOUT]

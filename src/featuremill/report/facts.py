@@ -113,7 +113,9 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
         first = typed.again(root)
         if is_partial:
             first = f"featuremill merge {shlex.quote(str(root))} --partial"
-        raise UserError(f"{manifest_path}: there are no merged results here; type first: {first}")
+        raise UserError(
+            f"{manifest_path}: there are no merged results here; make them first ({first})."
+        )
     try:
         manifest = json.loads(manifest_path.read_text("utf-8"))
         facts = _read(root, manifest, is_partial)

@@ -89,8 +89,8 @@ def _manifest(folder: RunFolder, wants_partial: bool) -> tuple[dict[str, Any], b
         raise UserError(f"{root}: this is no run's folder; name one, such as results/demo.")
     raise UserError(
         f"{root}: there are no {'partial ' if wants_partial else ''}results yet; let the run come "
-        f"to its end ({typed.again(root)}), or take what is computed by now: featuremill merge "
-        f"{shlex.quote(str(root))} --partial"
+        f"to its end ({typed.again(root)}), or take what is computed by now (featuremill merge "
+        f"{shlex.quote(str(root))} --partial)."
     )
 
 
@@ -162,7 +162,7 @@ def _say(root: Path, manifest: dict[str, Any], plan: dict[str, Any], is_partial:
         )
     if plan and not are_results_of(plan, manifest, is_partial):
         log.warning(
-            "%s: these results are of an earlier plan than plan.json; this makes them new: %s",
+            "%s: these results are of an earlier plan than plan.json; they are made new by: %s",
             root,
             typed.again(root),
         )
