@@ -216,14 +216,18 @@ def check(page, root):
                     raise box.fault(f"this is not in {box.file}:\n{part}")
 
 
-SET = f"""{shlex.quote(sys.executable)} -c '
+SET = """
 import sys, yaml
 from pathlib import Path
 from featuremill import config
 path = Path(sys.argv[1])
-path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(sys.stdin)))
-config.read(path)' """
-WAYS = {"saved as": "cat >", "added to": "cat >>", "set in": SET}
+run = yaml.safe_load(path.read_text())
+for key, value in yaml.safe_load(sys.stdin).items():
+    run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
+path.write_text(yaml.safe_dump(run))
+config.read(path)
+"""
+WAYS = {"saved as": "cat >", "added to": "cat >>", "set in": f"python -c {shlex.quote(SET)} "}
 PREAMBLE = """\
 exec </dev/null
 __at() { echo "$1" > "$RECORD/at"; }

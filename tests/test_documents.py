@@ -1,8 +1,12 @@
 """README and docs as typed: whoever types a page, word for word and in its order, gets what it says."""
 
 import fcntl
+import json
 import os
 import re
+import shutil
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -12,6 +16,7 @@ from reading import house  # noqa: F401  (a fixture)
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
 FAST = ["README.md"]
+NOTEBOOK = ROOT / "examples" / "first-look.ipynb"
 def page_of(name):
     return read(PAGES[name].read_text("utf-8"), name)
 
@@ -45,6 +50,49 @@ def test_ci_types_what_readme_says_first_and_in_its_order():
     typed = re.findall(r"^(?:exec )?(make \w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert left == ["make run", "make test"]
     assert typed == left
+
+
+AS_JUPYTER = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, cell["id"], "exec"), names)
+        value = last and eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+        show = getattr(value, "_repr_mimebundle_", lambda: {"text/plain": repr(value)})
+        shown = show()
+        print(cell["id"], *shown, *shown.values())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_installed", [False, True], ids=["checkout", "wheel"])
+def test_the_notebook_runs_from_its_first_cell_to_its_last(house, tmp_path, is_installed):  # noqa: F811
+    """In one process, cell by cell; what stands last in a cell is shown, as Jupyter does."""
+    notebook = shutil.copy2(NOTEBOOK, tmp_path)
+    checkout = house.site if is_installed else house.checkout(tmp_path / "checkout") / "src"
+    done = subprocess.run(
+        ["python", "-W", "error::UserWarning", "-c", AS_JUPYTER, str(notebook)],
+        cwd=tmp_path,
+        env={**house.environment, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = dict(re.findall(r"^(cell-\d\d) (\S+)", done.stdout, re.MULTILINE))
+    assert "image/svg+xml" in shown.values(), "the map"
+    assert "https://cdn" not in (tmp_path / "first-look" / "map.html").read_text("utf-8")
+    assert re.search(r"^ribosomal protein +0\.\d+ +\d+", done.stdout, re.MULTILINE)
+    assert (tmp_path / "first-look/results/some/embeddings.parquet").exists()
+
+
+def test_the_notebook_keeps_no_output_that_could_lie():
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 def type_text(folder, text, **environment):
