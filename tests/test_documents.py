@@ -1,4 +1,4 @@
-"""README and docs as typed: whoever types a page, word for word and in its order, gets what it says."""
+"""README and docs as typed: whoever types a page, word for word, gets what it says."""
 
 import fcntl
 import json
@@ -6,17 +6,20 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 
 import pytest
 from conftest import ROOT
-from documents import LACKS, Fault, check, pages, read, type_page
+from documents import LACKS, PageError, check, pages, read, type_page
 from reading import house  # noqa: F401  (a fixture)
+
+from featuremill.__main__ import VERBS, main
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
 FAST = ["README.md"]
 NOTEBOOK = ROOT / "examples" / "first-look.ipynb"
+
+
 def page_of(name):
     return read(PAGES[name].read_text("utf-8"), name)
 
@@ -30,12 +33,32 @@ def test_a_page_says_of_each_box_what_it_is_and_what_keeps_it_from_being_typed(n
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
 )
-def test_a_page_works_as_typed(house,  # noqa: F811
- name, request, record_property):
+def test_a_page_works_as_typed(
+    house,  # noqa: F811
+    name,
+    request,
+    record_property,
+):
     page = page_of(name)
     needs_gpus = "gpus" in page.given()
     house.type(page, request.getfixturevalue("gpu_node") if needs_gpus else None)
     record_property("documents as typed", dict(page.counts()))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_verbs_and_options_in_the_prose_exist(name, capsys):
+    """Of `featuremill …` between words; `run` and `lease` hand options of others on."""
+    prose = re.sub(r"^( *```).*?^\1", "", PAGES[name].read_text("utf-8"), flags=re.M | re.S)
+    for command in re.findall(r"`(featuremill\s[^`]*)`", prose):
+        words = command.split()
+        verbs = [word for word in words[1:2] if re.fullmatch("[a-z-]+", word)]
+        assert set(verbs) <= VERBS.keys(), command
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if verbs and verbs[0] not in ("run", "lease"):
+            with pytest.raises(SystemExit):
+                main([verbs[0], "--help"])
+            known = capsys.readouterr().out
+            assert {option for option in options if option not in known} == set(), command
 
 
 def test_ci_types_what_readme_says_first_and_in_its_order():
@@ -90,7 +113,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(house, tmp_path, is_i
 
 
 def test_the_notebook_keeps_no_output_that_could_lie():
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text("utf-8"))["cells"]]
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
@@ -208,7 +231,7 @@ def test_a_page_is_typed_as_it_stands(tmp_path):
 def test_a_page_that_is_wrong_is_told_with_its_line(tmp_path, text, line, sentence):
     (tmp_path / "a.yaml").write_text("inputs: a.fa\n")
     (tmp_path / "a.smk").write_text("rule a:\n")
-    with pytest.raises(Fault) as fault:
+    with pytest.raises(PageError) as fault:
         type_text(tmp_path, text)
     said = str(fault.value)
     assert said.startswith(f"made-up.md:{line}: ")
