@@ -59,9 +59,8 @@ def pytest_terminal_summary(terminalreporter):
         for name, value in report.user_properties:
             counts.update(value if name == "documents as typed" else {})
     if counts:
-        lacks = ", ".join(f"{n} for {lack}" for lack, n in sorted(counts.items()) if lack)
-        line = f"documents as typed: {counts['']} commands; not typed, each for a lack: {lacks}"
-        terminalreporter.write_line(line)
+        lacks = "".join(f", {n} lack {what}" for what, n in sorted(counts.items()) if what)
+        terminalreporter.write_line(f"documents: {counts['']} commands typed{lacks}")
 
 
 NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)

@@ -24,17 +24,17 @@ and these anywhere:
     <!-- typed in: an empty folder -->   from here on; PLACES has the others
     <!-- given: my.fa results/my -->     what the reader has there already
 
-In an output "…" stands for anything, and alone on its line for any number of lines. Not compared are
-how wide a gap is, numbers with a unit of time, size or speed, dates, and digests.
+In an output "…" stands for anything, and alone on its line for any number of lines. Not compared
+are how wide a gap is, numbers with a unit of time, size or speed, dates, and digests.
 """
 
+import contextlib
 import difflib
 import os
 import re
 import shlex
 import signal
 import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,7 +62,7 @@ VARIES = re.compile(
 )
 
 
-class Fault(AssertionError):
+class PageError(AssertionError):
     """What is wrong with a page, and in which line."""
 
 
@@ -82,7 +82,7 @@ class Box:
     has_any_numbers: bool = False
 
     def fault(self, sentence, line=None):
-        return Fault(f"{self.page}:{line or self.line}: {sentence}")
+        return PageError(f"{self.page}:{line or self.line}: {sentence}")
 
     def commands(self):
         """Yield the line and the text of each command of a bash box."""
@@ -153,14 +153,16 @@ def read(text, name):
             elif found[2] in PLACES:
                 page.steps.append(("typed in", found[2]))
             else:
-                raise Fault(f"{name}:{number}: '{found[2]}' is none of {', '.join(PLACES)}")
+                raise PageError(f"{name}:{number}: '{found[2]}' is none of {', '.join(PLACES)}")
         elif found := re.fullmatch(r" *<!-- (.*) -->", line):
             comments.append((number, found[1]))
         else:
             refuse_lost(comments, name)
             comments = []
             if line.startswith("    ") and not previous.strip():
-                raise Fault(f"{name}:{number}: a box without a fence: nobody can tell what it is")
+                raise PageError(
+                    f"{name}:{number}: a box without a fence: nobody can tell what it is"
+                )
         previous = line
     if box is not None:
         raise box.fault("this fence is never closed")
@@ -170,7 +172,7 @@ def read(text, name):
 def refuse_lost(comments, name):
     for number, comment in comments:
         if WAY.match(comment) or re.match("not run|ends with|numbers", comment):
-            raise Fault(f"{name}:{number}: there is no fence below '{comment}'")
+            raise PageError(f"{name}:{number}: there is no fence below '{comment}'")
 
 
 def heed(comments, box, page):
@@ -218,14 +220,18 @@ def check(page, root):
                     raise box.fault(f"this is not in {box.file}:\n{part}")
 
 
-SET = f"""{shlex.quote(sys.executable)} -c '
+SET = """
 import sys, yaml
 from pathlib import Path
 from featuremill import config
 path = Path(sys.argv[1])
-path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | yaml.safe_load(sys.stdin)))
-config.read(path)' """
-WAYS = {"saved as": "cat >", "added to": "cat >>", "set in": SET}
+run = yaml.safe_load(path.read_text())
+for key, value in yaml.safe_load(sys.stdin).items():
+    run[key] = {**(run.get(key) or {}), **value} if isinstance(value, dict) else value
+path.write_text(yaml.safe_dump(run))
+config.read(path)
+"""
+WAYS = {"saved as": "cat >", "added to": "cat >>", "set in": f"python -c {shlex.quote(SET)} "}
 PREAMBLE = """\
 exec </dev/null
 __at() { echo "$1" > "$RECORD/at"; }
@@ -271,7 +277,7 @@ def box_script(box):
 
 
 def type_page(page, places, givens, record, environment, timeout):
-    """Do what the page says; raise a Fault with the line and what was said there.
+    """Do what the page says; raise a PageError with the line and what was said there.
 
     `record` is an empty folder that gets what each box printed.
     """
@@ -299,10 +305,8 @@ def type_page(page, places, givens, record, environment, timeout):
 
 def stop(process):
     """End what the page has left behind."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 
@@ -317,7 +321,7 @@ def failure(page, record, ended):
 
 
 def compare(box, said):
-    """Raise a Fault unless `said` is what the box shows."""
+    """Raise a PageError unless `said` is what the box shows."""
     varies = re.compile(r"\d[\d.,e+-]*") if box.has_any_numbers else VARIES
     shown = [normal(line, varies) for line in box.lines]
     said = [normal(line, varies) for line in said.splitlines()]

@@ -1,4 +1,4 @@
-"""Where documents are typed: checkouts, folders with nothing but the wheel, and what a reader has."""
+"""Where documents are typed: checkouts, empty folders beside the wheel, and what a reader has."""
 
 import contextlib
 import gzip

@@ -1,17 +1,23 @@
-"""README and docs as typed: whoever types a page, word for word and in its order, gets what it says."""
+"""README and docs as typed: whoever types a page, word for word, gets what it says."""
 
 import fcntl
+import json
 import os
 import re
+import shutil
+import subprocess
 from collections import Counter
 
 import pytest
 from conftest import ROOT
-from documents import LACKS, Fault, check, pages, read, type_page
+from documents import LACKS, PageError, check, pages, read, type_page
 from reading import house  # noqa: F401  (a fixture)
+
+from featuremill.__main__ import VERBS, main
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
 FAST = ["README.md"]
+NOTEBOOK = ROOT / "examples" / "first-look.ipynb"
 
 
 def page_of(name):
@@ -39,6 +45,22 @@ def test_a_page_works_as_typed(
     record_property("documents as typed", dict(page.counts()))
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_verbs_and_options_in_the_prose_exist(name, capsys):
+    """Of `featuremill …` between words; `run` and `lease` hand options of others on."""
+    prose = re.sub(r"^( *```).*?^\1", "", PAGES[name].read_text("utf-8"), flags=re.M | re.S)
+    for command in re.findall(r"`(featuremill\s[^`]*)`", prose):
+        words = command.split()
+        verbs = [word for word in words[1:2] if re.fullmatch("[a-z-]+", word)]
+        assert set(verbs) <= VERBS.keys(), command
+        options = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if verbs and verbs[0] not in ("run", "lease"):
+            with pytest.raises(SystemExit):
+                main([verbs[0], "--help"])
+            known = capsys.readouterr().out
+            assert {option for option in options if option not in known} == set(), command
+
+
 def test_ci_types_what_readme_says_first_and_in_its_order():
     readme = page_of("README.md")
     left = [
@@ -51,6 +73,49 @@ def test_ci_types_what_readme_says_first_and_in_its_order():
     typed = re.findall(r"^(?:exec )?(make \w+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
     assert left == ["make run", "make test"]
     assert typed == left
+
+
+AS_JUPYTER = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1]))["cells"]:
+    if cell["cell_type"] == "code":
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, cell["id"], "exec"), names)
+        value = last and eval(compile(ast.Expression(last.value), cell["id"], "eval"), names)
+        show = getattr(value, "_repr_mimebundle_", lambda: {"text/plain": repr(value)})
+        shown = show()
+        print(cell["id"], *shown, *shown.values())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_installed", [False, True], ids=["checkout", "wheel"])
+def test_the_notebook_runs_from_its_first_cell_to_its_last(house, tmp_path, is_installed):  # noqa: F811
+    """In one process, cell by cell; what stands last in a cell is shown, as Jupyter does."""
+    notebook = shutil.copy2(NOTEBOOK, tmp_path)
+    checkout = house.site if is_installed else house.checkout(tmp_path / "checkout") / "src"
+    done = subprocess.run(
+        ["python", "-W", "error::UserWarning", "-c", AS_JUPYTER, str(notebook)],
+        cwd=tmp_path,
+        env={**house.environment, "PYTHONPATH": str(checkout)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = dict(re.findall(r"^(cell-\d\d) (\S+)", done.stdout, re.MULTILINE))
+    assert "image/svg+xml" in shown.values(), "the map"
+    assert "https://cdn" not in (tmp_path / "first-look" / "map.html").read_text("utf-8")
+    assert re.search(r"^ribosomal protein +0\.\d+ +\d+", done.stdout, re.MULTILINE)
+    assert (tmp_path / "first-look/results/some/embeddings.parquet").exists()
+
+
+def test_the_notebook_keeps_no_output_that_could_lie():
+    cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert code and not any(cell["outputs"] or cell["execution_count"] for cell in code)
 
 
 def type_text(folder, text, **environment):
@@ -166,7 +231,7 @@ def test_a_page_is_typed_as_it_stands(tmp_path):
 def test_a_page_that_is_wrong_is_told_with_its_line(tmp_path, text, line, sentence):
     (tmp_path / "a.yaml").write_text("inputs: a.fa\n")
     (tmp_path / "a.smk").write_text("rule a:\n")
-    with pytest.raises(Fault) as fault:
+    with pytest.raises(PageError) as fault:
         type_text(tmp_path, text)
     said = str(fault.value)
     assert said.startswith(f"made-up.md:{line}: ")
