@@ -33,6 +33,7 @@ ELSEWHERE = {
     "another snakemake": "test_workflow.py::test_a_second_run_is_refused_while_the_first_lives",
     "it needs about": "test_outputs.py::test_a_disk_that_cannot_hold_the_run_is_refused_before_",
     "its bytes are not": "test_extract.py::test_a_damaged_part_is_computed_again",
+    "is not installed in this Python": "test_start.py::test_without_the_extra_a_run_is_refused_bef",
     "two different": "test_plan.py::test_one_id_with_two_sequences_names_both_lines",
 }
 """Words of a message, and how the test is called that makes it appear."""
