@@ -51,7 +51,7 @@ def prepare(workflow: Any, run: Run, results: str) -> None:
             is_imported=workflow_import.is_imported(workflow),
         )
         forget_what_is_gone(run, results)
-        if not asks_for_less(results):
+        if not (workflow_import.is_imported(workflow) or asks_for_less(results)):
             forget_what_is_not_whole(results)
         tell_what_goes(run, results)
         check_times(run, results)
