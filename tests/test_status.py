@@ -610,7 +610,7 @@ def test_ten_thousand_shards_cost_a_second(run, environment):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     code, said, _ = status(verbs)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert code == 1 and re.search(r"10,000 finished \([\d,]+ records, 100 %", said)
+    assert code == 1 and re.search(r"10,000 finished \([\d,]+ rows, 100 %", said)
     # The processor's time: the clock's is longer on a machine with other work.
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 1.5
 

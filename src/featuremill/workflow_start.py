@@ -65,7 +65,7 @@ def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str])
         forget_plan_of_other_versions(run, results)
         forget_what_is_gone(run, results)
         forget_lost_weights(workflow, run, results, weights_files)
-        if not asks_for_less(results):
+        if not (workflow_import.is_imported(workflow) or asks_for_less(results)):
             forget_what_is_not_whole(results)
         tell_what_goes(run, results)
         check_times(run, results)

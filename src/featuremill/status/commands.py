@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from featuremill import typed
+from featuremill import owner, typed
 from featuremill.status.problems import Mend
 from featuremill.store import read_json
 
@@ -26,6 +26,10 @@ class Commands:
         self._given = shlex.quote(str(given))
         self._working = root.parent.parent
         self._plan = plan
+        last = owner.read(root)
+        # The target of a workflow that imports this one may be a single result: then Snakemake does
+        # not look at what the start of a run could take away.
+        self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
         self._written = (read_json(root / "manifest.json") or {}).get("outputs", {})
         self.is_snakemakes = root.parent.name == "results" and (
             plan is None or plan["run"] == root.name
@@ -39,8 +43,8 @@ class Commands:
         paths = list(dict.fromkeys(path for mend in mends for path in mend.remove))
         remove = [f"rm {shlex.join(map(str, paths))}"] if paths else []
         if self.is_snakemakes:
-            hidden = {mend.again for mend in mends if mend.seen_by == "nobody"}
-            forced = [verb for verb in ORDER if verb in hidden]
+            unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
+            forced = [verb for verb in ORDER if verb in unseen]
             return [*remove, typed.again(self._root, forced)]
         remove += [mend.verb for mend in mends if mend.verb]
         shards = [*pending, *(shard for mend in mends for shard in mend.shards)]
