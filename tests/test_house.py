@@ -10,6 +10,7 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import mutants
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -199,6 +200,13 @@ def test_files_stay_short(pattern):
     assert paths
     lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in paths}
     assert {path: n for path, n in lengths.items() if n > MAX_LINES[pattern]} == {}
+
+
+def test_each_mutant_still_has_its_text_and_its_tests():
+    for mutant in mutants.read_list():
+        for test in mutant.tests:
+            file, _, name = test.partition("::")
+            assert f"def {name.partition('[')[0]}" in (ROOT / file).read_text("utf-8"), test
 
 
 def make(folder, *arguments, **environment):

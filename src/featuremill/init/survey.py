@@ -14,6 +14,7 @@ from featuremill import inputs
 from featuremill.init.ids import Ids
 from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES
+from featuremill.reasons import head_of
 from featuremill.workload import Workload
 
 RECORDS_A_MESSAGE = 1_000_000
@@ -84,7 +85,7 @@ def surveyed(paths: Sequence[Path], workload: Workload, options: BaseModel) -> S
     with Ids() as ids:
         for number, record in enumerate(workload.records(paths, options), 1):
             if record.reason:
-                reason = record.reason.partition(":")[0]
+                reason = head_of(record.reason)
                 found.refused[reason] += 1
                 found.first_refused.setdefault(reason, f"{record.source}:{record.line}")
             else:
