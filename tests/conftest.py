@@ -21,7 +21,10 @@ PLUGINS = ROOT / "tests" / "plugins"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
-LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract")
+LONGEST = (
+    *("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract"),
+    *("test_documents", "test_next_commands"),
+)
 """Files of tests that take minutes: side by side with others, they had better begin first."""
 
 
