@@ -43,7 +43,10 @@ def nothing_of_the_users(tmp_path_factory):
     os.chdir(before)
 
 
-LONGEST = ("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract")
+LONGEST = (
+    *("test_workflow", "test_gpu_workflow", "test_esm2", "test_chaos", "test_extract"),
+    *("test_documents", "test_next_commands"),
+)
 """Files of tests that take minutes: side by side with others, they had better begin first."""
 
 

@@ -217,7 +217,7 @@ def test_a_record_of_make_bench_counts_where_nothing_ran_yet(tmp_path):
     assert (
         found.kind == "benchmark" and "featuremill itself, measured on 2026-11-20" in found.source
     )
-    assert 7_000 < found.rates.middle < 9_000, "README: 7,888 tokens a second"
+    assert 7_000 < found.rates.middle < 9_000, "docs/measured.md: 7,888 tokens a second"
     # Without it, the operations a core did there give the same within the range.
     guess = speeds.find(asked, tmp_path, shape)
     assert guess.is_assumed and guess.rates.low < found.rates.middle < guess.rates.high

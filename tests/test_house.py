@@ -88,7 +88,7 @@ def files():
     for folder, folders, names in os.walk(ROOT):
         here = ignored_at_the_root if Path(folder) == ROOT else ignored
         folders[:] = [n for n in folders if n not in here and not n.endswith(".egg-info")]
-        yield from (Path(folder, name) for name in names)
+        yield from (Path(folder, name) for name in names if name != ".git")  # in a worktree, a file
 
 
 def requirements_below(requirements):
