@@ -113,7 +113,7 @@ def told(job: FailedJob, is_here: bool) -> str:
 
 def stopped() -> str:
     """Return what to say when somebody stopped the run."""
-    return f"Stopped. Nothing computed is lost. The same command goes on:\n    {typed.command()}"
+    return f"Stopped. Nothing computed is lost. The same command goes on:\n    {typed.this()}"
 
 
 def closing(failures: Failures, results: str) -> str:

@@ -32,7 +32,8 @@ CPU_GFLOPS_A_CORE = {"fp32": 65.0, "bf16": 100.0, "fp16": 10.0}
 CPU_SECONDS_A_TOKEN = 75e-6
 """On top, whatever the threads: attention of a few numbers a head, and all that is no matrix
 product. A network of 6 layers, 128 wide, took 62 to 107 µs a token in all, with one thread or two,
-on 2 cores of a Xeon that others used as well; with this, the table of docs/measured.md is met within a third."""
+on 2 cores of a Xeon that others used as well; with this, the table of docs/measured.md is met
+within a third."""
 CPU_SHARES = (0.2, 1.0, 3.0)
 """Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
 work shares are that much slower."""
