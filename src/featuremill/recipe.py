@@ -67,12 +67,12 @@ def other_versions(settings: Mapping[str, Any], found: Mapping[str, Any]) -> str
 
 def other_versions_here(plan: Mapping[str, Any]) -> str:
     """Return how the versions that are installed differ from those of `plan`, as `other_versions`;
-    nothing where its workload is not installed."""
+    nothing where its workload is not installed, or where it is no whole plan, which others say."""
     try:
         workload = find_workload(plan["workload"])
-    except UserError:
+        return other_versions(plan["settings"], versions(workload))
+    except (UserError, KeyError):
         return ""
-    return other_versions(plan["settings"], versions(workload))
 
 
 def refuse_other_versions(
