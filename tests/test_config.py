@@ -99,7 +99,7 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_its_line(tmp_path, monk
     text = "inputs: a\noptions:\n\n  model: {}\n"
     assert refusal(tmp_path, text.format("nets/mine.pt")) == (
         "my.yaml:4: options.model: nets/mine.pt: this file does not exist; check the path (seen "
-        f"from {tmp_path})."
+        f"from where the command is started: {tmp_path})."
     )
     assert refusal(tmp_path, text.format("facebook/esm2_t33_650M_UR50D")) == (
         "my.yaml:4: options.model: facebook/esm2_t33_650M_UR50D: there is no such file; as the "

@@ -6,7 +6,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -126,7 +128,8 @@ def type_text(folder, text, **environment):
     record.mkdir(exist_ok=True)
     places = {"a checkout": f"cd {folder}", "an empty folder": "mkdir -p empty; cd empty"}
     givens = {"my.fa": "echo '>p' > my.fa"}
-    environment = {"PATH": os.environ["PATH"], **environment}
+    ours = str(Path(sys.executable).parent)
+    environment = {"PATH": os.pathsep.join([ours, os.environ["PATH"]]), **environment}
     type_page(page, places, givens, record, environment, timeout=60)
     return page
 

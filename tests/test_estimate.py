@@ -402,6 +402,7 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
     said = " ".join(estimates("--device", "t4").split())
     assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
+    (estimates.folder / "my model.pt").touch()
     estimates.configure(workload="cramped", options={"model": "my model.pt"})
     said = estimates("--cpu-slots", "1", status=2)
     (command,) = re.findall("`(.*?)`", said)

@@ -8,6 +8,10 @@ from featuremill import watch
 from featuremill.watch import Watch
 
 
+STACKS = 2
+"""Descriptor of what the timer writes a stack into."""
+
+
 class Clock:
     """A clock that only the test moves, and the timer that the watch sets."""
 
@@ -17,8 +21,8 @@ class Clock:
         monkeypatch.setattr(watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(faulthandler, "dump_traceback_later", self._set)
 
-    def _set(self, seconds, exit):
-        assert exit
+    def _set(self, seconds, exit, file):
+        assert exit and file == STACKS
         self.allowed = seconds
 
 
@@ -28,14 +32,14 @@ def clock(monkeypatch):
 
 
 def test_a_batch_has_the_seconds_that_were_asked_for_until_more_is_known(clock):
-    Watch(600).arm(10**9)
+    Watch(600, STACKS).arm(10**9)
     assert clock.allowed == 600
 
 
 @pytest.mark.parametrize("first_seconds", [2.0, 300.0])
 def test_a_slow_device_has_twenty_times_what_it_takes(clock, first_seconds):
     """By what batches took after the first one, in which much happens that never does again."""
-    timer = Watch(60)
+    timer = Watch(60, STACKS)
     for cost, seconds in ((10, first_seconds), (1000, 400.0), (500, 200.0)):
         begun = clock.now
         clock.now += seconds
@@ -47,7 +51,7 @@ def test_a_slow_device_has_twenty_times_what_it_takes(clock, first_seconds):
 
 
 def test_what_overlaps_counts_once(clock):
-    timer = Watch(1)
+    timer = Watch(1, STACKS)
     begun = clock.now
     for _ in range(3):  # launched together, done one after the other
         clock.now += 10
