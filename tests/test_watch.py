@@ -7,7 +7,6 @@ import pytest
 from featuremill import watch
 from featuremill.watch import Watch
 
-
 STACKS = 2
 """Descriptor of what the timer writes a stack into."""
 
