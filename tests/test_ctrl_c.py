@@ -97,7 +97,7 @@ import os, signal, sys
 from featuremill.calm import _answer_ctrl_c
 from featuremill.workflow_failures import Failures
 
-_answer_ctrl_c(Failures())
+_answer_ctrl_c(Failures(), is_here=True)
 sys.argv = ["snakemake", "--cores", "2"]
 for _ in range(3):
     try:

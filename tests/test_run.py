@@ -13,6 +13,7 @@ from featuremill.__main__ import main
 from featuremill.status.commands import Commands
 from featuremill.status.problems import Mend
 from featuremill.workflow_failures import FailedJob, Failures, closing
+from featuremill.workflow_refusals import asks_for_less
 
 
 def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, monkeypatch):
@@ -74,10 +75,29 @@ def test_a_config_is_all_that_a_run_needs(tmp_path, environment):
         ("featuremill run results/a.yaml -R extract merge -k", "featuremill run results/a.yaml -k"),
         ("featuremill run plan --config a=3 -- report", "featuremill run plan --config a=3"),
         ("snakemake -d results/there plan -s Snakefile", "snakemake -d results/there -s Snakefile"),
+        ("snakemake -c1 --configfile=my.yaml plan", "snakemake -c1 --configfile=my.yaml"),
+        ("snakemake -c1 --snakefile=S results/x/plan.json -Rplan", "snakemake -c1 --snakefile=S"),
     ],
 )
 def test_what_was_wanted_once_is_not_typed_again(words, whole):
     assert typed.whole(words) == whole == typed.whole(whole)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_less"),
+    [
+        ("--cores all --configfile my.yaml", False),
+        ("-c1 --forcerun plan extract --configfile plan", False),
+        ("-c1 --config run=plan --snakefile plan", False),
+        ("-c1 --configfile=my.yaml plan", True),
+        ("-c1 --forcerun plan -- results/my/plan.json", True),
+        ("-c1 --until=plan", True),
+        ("-c1 -t", True),
+    ],
+)
+def test_what_asks_for_less_than_the_run(words, is_less, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words.split()])
+    assert asks_for_less("results/my") == is_less
 
 
 def test_targets_of_a_workflow_that_imports_this_one_stay():

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,8 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_workflow import Workflow, random_records
 
-from featuremill import journal
-from featuremill.store import read_json, read_sealed, write_sealed
+from featuremill import journal, workflow_start
+from featuremill.config import validate
+from featuremill.recipe import other_versions_here
+from featuremill.store import RunFolder, read_json, read_sealed, write_sealed
+from featuremill.workflow_refusals import is_computed
 
 VERSIONS = ("1.1", "2.1", "1.2")
 """Of the workload and of the engine: either may be raised alone."""
@@ -83,6 +88,33 @@ def test_a_run_of_another_version_is_planned_and_computed_anew(tmp_path, environ
     assert delivered(run.run_folder) == 3.2
     made = plan.stat().st_mtime_ns
     assert "anew" not in run("3.2") and plan.stat().st_mtime_ns == made
+
+
+def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monkeypatch):
+    """Its target may need no plan: then nothing would make one again."""
+    monkeypatch.chdir(tmp_path)
+    run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
+    plan = RunFolder(Path("results/my")).plan
+    settings = {"workload": "composition", "version": "0"}
+    write_sealed(plan, {"workload": "composition", "settings": settings})
+    names = {"modify_rulename": lambda name: f"my_{name}"}
+    workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
+    said = []
+    monkeypatch.setattr(workflow_start.logger, "warning", said.append)
+    workflow_start.forget_plan_of_other_versions(workflow, run, "results/my")
+    assert plan.exists() and "--forcerun my_plan plans it anew" in said[0]
+    workflow.modifier.is_main_snakefile = lambda: True
+    workflow_start.forget_plan_of_other_versions(workflow, run, "results/my")
+    assert not plan.exists() and "it is planned and computed anew" in said[1]
+
+
+@pytest.mark.parametrize(
+    "plan", [{}, {"workload": "composition", "settings": None}, {"workload": "gone"}]
+)
+def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
+    assert other_versions_here(plan) == ""
+    write_sealed(RunFolder(tmp_path).plan, plan)
+    assert not is_computed(str(tmp_path))
 
 
 class Steps(Verbs):

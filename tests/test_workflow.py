@@ -22,7 +22,7 @@ from featuremill.config import validate
 from featuremill.status.visit import look
 from featuremill.store import RunFolder
 from featuremill.workflow_failures import Failures
-from featuremill.workflow_start import asked_by, refuse_another_config
+from featuremill.workflow_refusals import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
 
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
@@ -365,6 +365,11 @@ def test_what_another_config_is(tmp_path, monkeypatch):
         asked = asked_by(configured("my.yaml", **mine), "results/my")
         owner.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
     refuse("other.yaml", **mine | {"options": options | {"batch_tokens": 900}})
+    heavy = mine | {"options": options | {"sequence_column": "heavy"}}
+    with pytest.raises(RefusedError, match="made results/my with sequence_column: "):
+        refuse("other.yaml", **heavy)
+    Path("link.yaml").symlink_to("my.yaml")
+    refuse_another_config(configured("my.yaml", inputs="edited.fa"), "results/my", "link.yaml")
     with pytest.raises(RefusedError, match=r"made results/my with layers: -1, 3\. Give"):
         refuse("other.yaml", **mine | {"options": {"layers": [3]}})
     moved = tmp_path / "moved"
@@ -373,6 +378,15 @@ def test_what_another_config_is(tmp_path, monkeypatch):
         (tmp_path / name).rename(moved / name)
     monkeypatch.chdir(moved)
     refuse("my.yaml", inputs="elsewhere.fa")
+    far = {"inputs": "/data/in.fa"}
+    with owner.claim(root) as file:
+        asked = asked_by(configured("my.yaml", **far), "results/my")
+        owner.sign(file, "featuremill run c.yaml", config="../c.yaml", asked=asked)
+    deeper = tmp_path / "far" / "deeper"
+    deeper.parent.mkdir()
+    moved.rename(deeper)
+    monkeypatch.chdir(deeper)
+    refuse("my.yaml", **far)
     with owner.claim(root) as file:  # by a version that did not say it
         owner.sign(file, "featuremill run my.yaml")
     refuse("other.yaml", inputs="other.fa")

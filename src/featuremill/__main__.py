@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import sys
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+IS_PROGRAM = sys.argv[0] == "-m" or sys.argv[0].endswith(("/featuremill", "/__main__.py"))
+if IS_PROGRAM and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     # Ctrl-C in the midst of an import is a traceback; until `main` answers, it just ends us.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -14,7 +16,6 @@ import logging
 import os
 import platform
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -67,7 +68,7 @@ def calm_output(workflow: Any) -> Failures:
     shows_all = settings.dryrun or settings.printshellcmds or settings.verbose or is_imported
     failures = Failures()
     if workflow.is_main_process and not is_imported:
-        _answer_ctrl_c(failures)
+        _answer_ctrl_c(failures, is_here=workflow.nodes is None)
 
     def matters(record: logging.LogRecord) -> bool:
         if getattr(record, "exception", None) == RefusedError.__name__ and not settings.verbose:
@@ -86,21 +87,22 @@ def calm_output(workflow: Any) -> Failures:
     return failures
 
 
-def _answer_ctrl_c(failures: Failures) -> None:
+def _answer_ctrl_c(failures: Failures, is_here: bool) -> None:
     """Have Ctrl-C end this Snakemake with what to type to go on, whenever and however often.
 
     Snakemake answers the first one while jobs run, by waiting for them to end, and none at other
     times: then, and from the second one on, it would show where it was. The third one does not
-    wait: jobs end with this process.
+    wait: jobs that are here end with this process. A cluster's have to be cancelled by it first.
     """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup
         return
 
     def answer(number: int, _frame: FrameType | None) -> None:
         failures.num_stops += 1
         if failures.num_stops == 1:
             raise SystemExit(128 + number)
-        if failures.num_stops == MOST_STOPS:
+        if failures.num_stops == MOST_STOPS and is_here:
             if not failures.are_told:
                 os.write(sys.stderr.fileno(), f"\n{stopped()}\n".encode())
             os._exit(128 + number)

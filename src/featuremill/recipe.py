@@ -71,7 +71,7 @@ def other_versions_here(plan: Mapping[str, Any]) -> str:
     try:
         workload = find_workload(plan["workload"])
         return other_versions(plan["settings"], versions(workload))
-    except (UserError, KeyError):
+    except (UserError, LookupError, TypeError):
         return ""
 
 

@@ -21,7 +21,8 @@ UNKNOWN = "YOUR.yaml"
 RERUN = "--rerun-incomplete"
 RULES = ("weights", "plan", "extract", "merge", "partial", "report")
 """What may be asked for alone; `all` is the whole run anyway."""
-ONCE = {"--forcerun", "-R", "--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
+FORCING = {"--forcerun", "-R"}
+ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
 """Snakemake's options for one time, with the words behind them."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
@@ -70,7 +71,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
         end = _end_of_options(words)
         words[end:end] = ["--forcerun", *names]
     said = shlex.join(words)
-    if last is None or {"--directory", "-d"} & set(words):
+    if last is None or {"--directory", "-d"} & {word.partition("=")[0] for word in words}:
         return said
     folder = os.path.normpath(owner.whole_path(run_folder).parent.parent / last.folder)
     is_here = Path(folder).is_dir() and Path(folder).samefile(".")
@@ -91,8 +92,9 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     kept, option = words[:start], ""
     for word in words[start:]:
         if word.startswith("-"):
-            option = word.partition("=")[0]
-            is_kept = option not in dropped
+            option, has_value, _ = word.partition("=")
+            is_kept = option not in dropped and not word.startswith(("-R", "-U", "-O"))
+            option = "" if has_value else option
         elif option in NAMING or option in NAMING_ONE:
             is_kept, option = True, option if option in NAMING else ""
         else:

@@ -10,16 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import owner, recipe, store, workflow_import, workload
+from featuremill import owner, recipe, store, typed, workflow_import, workload
 from featuremill.agreement import are_results_of
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.devices import devices_for
 from featuremill.errors import UserError
+from featuremill.inputs import TableOptions
 from featuremill.report import labels
 
 TARGETS = {"plan", "weights", "partial"}
-LESS = ("--until", "-U", "--touch")
+LESS = ("--until", "-U", "--touch", "-t")
 """Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
 tells them too late."""
 
@@ -45,6 +46,8 @@ def refuse_without_packages(
     computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
     here, are there.
     """
+    if workflow_import.is_imported(workflow):  # its target may have nothing to do with ours
+        return
     try:
         workload.refuse_without_packages(workload.find_workload(run.workload).Options)
     except UserError as error:
@@ -98,7 +101,10 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
     """
     last = owner.read(Path(results))
     is_planned = store.RunFolder(Path(results)).plan.exists()
-    if not (config and last and last.config) or last.config == config or not is_planned:
+    if not (config and last and last.config and is_planned):
+        return
+    working = owner.whole_path(Path(results)).parent.parent
+    if (working / last.config).resolve() == (working / config).resolve():  # maybe through a link
         return
     asks = asked_by(run, results)
     for key, value in last.asked.items():
@@ -113,14 +119,22 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
 
 def asked_by(run: Run, results: str) -> dict[str, Any]:
     """Return what determines the results of a `run`: its inputs, seen from the folder of
-    results/<run>, its workload, and the options that are in the recipe."""
+    results/<run>, its workload, the options that are in the recipe, and columns of tables."""
     working = owner.whole_path(Path(results)).parent.parent
     options = workload.find_workload(run.workload).Options.model_validate(run.options)
     return {
-        "inputs": [os.path.relpath(path, working) for path in run.inputs],
+        "inputs": [
+            # What was named by an absolute path elsewhere stays there where a project moves.
+            path if _is_elsewhere(path, working) else os.path.relpath(path, working)
+            for path in run.inputs
+        ],
         "workload": run.workload,
-        **options.model_dump(mode="json", exclude=options.EXECUTION),
+        **options.model_dump(mode="json", exclude=options.EXECUTION - TableOptions.EXECUTION),
     }
+
+
+def _is_elsewhere(path: str, folder: Path) -> bool:
+    return Path(path).is_absolute() and not Path(path).is_relative_to(folder)
 
 
 def config_file(workflow: Any, results: str) -> str:
@@ -134,10 +148,19 @@ def config_file(workflow: Any, results: str) -> str:
 
 def asks_for_less(results: str) -> bool:
     """Tell whether a target is named, or other words ask for less than the whole run."""
-    return any(
-        word in TARGETS or word.startswith((*LESS, f"{results}/", "weights/"))
-        for word in sys.argv[1:]
-    )
+    option = ""
+    for word in sys.argv[1:]:
+        if word.startswith(LESS):
+            return True
+        if word.startswith("-"):
+            option = word if "=" not in word else ""
+        elif option in typed.NAMING_ONE:
+            option = ""
+        elif option not in typed.NAMING | typed.FORCING and (
+            word in TARGETS or word.startswith((f"{results}/", "weights/"))
+        ):
+            return True
+    return False
 
 
 def is_computed(results: str) -> bool:
@@ -145,7 +168,7 @@ def is_computed(results: str) -> bool:
     (`keep: results` removes receipts)."""
     folder = store.RunFolder(Path(results))
     plan = store.read_sealed(folder.plan)
-    if plan is None or recipe.other_versions_here(plan):
+    if not plan or not {"recipe", "shards"} <= set(plan) or recipe.other_versions_here(plan):
         return False
     if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
         return True

@@ -17,6 +17,7 @@ from featuremill import owner, recipe, store, times, typed, weights, workflow_im
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.errors import UserError
+from featuremill.inputs import TableOptions
 from featuremill.outputs import FILES
 from featuremill.status import visit
 from featuremill.workflow_refusals import (
@@ -62,11 +63,14 @@ def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str])
             weights=next(iter(weights_json(run)), ""),
             is_imported=workflow_import.is_imported(workflow),
         )
-        forget_plan_of_other_versions(run, results)
-        forget_what_is_gone(run, results)
-        forget_lost_weights(workflow, run, results, weights_files)
-        if not (workflow_import.is_imported(workflow) or asks_for_less(results)):
-            forget_what_is_not_whole(results)
+        try:
+            forget_plan_of_other_versions(workflow, run, results)
+            forget_what_is_gone(run, results)
+            forget_lost_weights(workflow, run, results, weights_files)
+            if not (workflow_import.is_imported(workflow) or asks_for_less(results)):
+                forget_what_is_not_whole(results)
+        except OSError as error:
+            raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
         tell_what_goes(run, results)
         check_times(run, results)
 
@@ -107,11 +111,18 @@ def claim_run(results: str, **about: Any) -> None:
         owner.sign(file, typed.command(), folder=folder, **about)
 
 
-def forget_plan_of_other_versions(run: Run, results: str) -> None:
+def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None:
     """Have Snakemake plan again what was planned for another version of the workload or engine: it
     sees neither, and a shard that was begun would go on with values of both.
+
+    Where another workflow imports this one, its target may need no plan, and the results would be
+    left without one: there it is only said what to type.
     """
-    if others := others_planned_for(run, results):
+    others = others_planned_for(run, results)
+    if others and workflow_import.is_imported(workflow):
+        rule = workflow.modifier.modify_rulename("plan")
+        logger.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
+    elif others:
         logger.warning(f"{results}: here is {others}: it is planned and computed anew.")
         store.RunFolder(Path(results)).plan.unlink()
 
@@ -175,6 +186,9 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
         return False
     found = workload.find_workload(run.workload)
     options = found.Options.model_validate(run.options)
+    columns = options.model_dump(include=TableOptions.EXECUTION)
+    if any(plan.get("execution", {}).get(key, "") != value for key, value in columns.items()):
+        return False
     device = planning_device(run.device)
     settings = recipe.settings_of(run.workload, found, options, device, model)
     return recipe.recipe_of(settings) == str(plan["recipe"])
@@ -191,13 +205,17 @@ def forget_what_is_not_whole(results: str) -> None:
     except UserError:  # which the verbs say in their turn
         found = []
     recipe = (store.read_sealed(folder.plan) or {}).get("recipe", "")
+    has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in found:
+        if problem.mend.again == "merge" and not has_parts:
+            continue  # `keep: results` removed them, and to compute all again is for who asks for it
         logger.warning(f"{results}: {problem.what} This is made again.")
         if problem.mend.again == "plan":
             folder.plan.unlink(missing_ok=True)
         for shard in problem.mend.shards:
             folder.receipt(recipe, shard).unlink(missing_ok=True)
-        (folder.root / "manifest.json").unlink(missing_ok=True)
+        if problem.code != "results_older":  # newer parts are seen, and older results are whole
+            (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
 def tell_what_goes(run: Run, results: str) -> None:

@@ -57,7 +57,9 @@ LOOKING = (
     "--cleanup",
     "--delete",
 )
-"""Snakemake's options that run no job of ours."""
+"""Snakemake's options that run no job of ours, or their beginnings."""
+LOOKING_SHORT = {"-S", "-D", "-l", "--lt", "--containerize", "--print-compilation"}
+"""More of them, whole."""
 _started = time.time()
 
 
@@ -232,7 +234,8 @@ def executes(workflow: Any) -> bool:
 
 def only_looks() -> bool:
     """Tell whether this Snakemake was called for something that never runs jobs of ours."""
-    return any(argument.startswith(LOOKING) for argument in sys.argv[1:])
+    words = sys.argv[1:]
+    return any(word.startswith(LOOKING) or word in LOOKING_SHORT for word in words)
 
 
 def closing_words(results: str) -> str:
