@@ -208,7 +208,7 @@ def forget_what_is_not_whole(results: str) -> None:
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in found:
         if problem.mend.again == "merge" and not has_parts:
-            continue  # `keep: results` removed them, and to compute all again is for who asks for it
+            continue  # `keep: results` removed them; nobody asked to compute all again
         logger.warning(f"{results}: {problem.what} This is made again.")
         if problem.mend.again == "plan":
             folder.plan.unlink(missing_ok=True)
