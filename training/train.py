@@ -135,10 +135,10 @@ def train(run: Run, sampler: Sampler, valid: list[Batch], stop: Stop) -> None:
     """Step until the decay is over or somebody stops the run; log and keep checkpoints."""
     arguments, progress, curve, clock = run.arguments, run.progress, Curve(run), Clock(run.device)
     losses: list[Tensor] = []
-    kept, is_first = progress.seconds, True
+    kept, is_first, is_stopped = progress.seconds, True, False
     stream = ahead(run, sampler)
     begin_decay_when_due(run)
-    while progress.left() > 0 and not stop.asked:
+    while progress.left() > 0 and not is_stopped:
         losses.append(run.step(*next(stream)))
         if run.device.type == "cuda" and (is_first or progress.cursor.step % 20 == 0):
             torch.cuda.synchronize()
@@ -152,7 +152,8 @@ def train(run: Run, sampler: Sampler, valid: list[Batch], stop: Stop) -> None:
         if progress.cursor.step % arguments.validate_every == 0 or is_over:
             curve.add(valid_loss=(loss := run.validate(valid)), valid_perplexity=np.exp(loss))
             clock.lap()
-        if progress.seconds - kept >= arguments.checkpoint_seconds or is_over or stop.asked:
+        is_stopped = stop.asked  # asked once a step: what ends the run has to keep it, too
+        if progress.seconds - kept >= arguments.checkpoint_seconds or is_over or is_stopped:
             if losses:
                 mean(losses)
             run.save()
