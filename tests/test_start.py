@@ -115,7 +115,9 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
 
     def check(nodes=None, methods=()):
         workflow = SimpleNamespace(
-            nodes=nodes, deployment_settings=SimpleNamespace(deployment_method=methods)
+            nodes=nodes,
+            deployment_settings=SimpleNamespace(deployment_method=methods),
+            modifier=NOT_IMPORTED,
         )
         workflow_refusals.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
 

@@ -344,8 +344,10 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     verbs.extract(plan)
     check = found(run.root)
     assert codes(check) == {"results_older"} and check["next"] == [COMMAND]
+    os.utime(run.plan, (0, 0))  # as a copy may have it
     forget_what_is_not_whole(str(run.root))
-    assert not (run.root / "manifest.json").exists() and run.plan.exists()
+    older = run.root / "manifest.json"
+    assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):

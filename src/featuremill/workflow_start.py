@@ -214,7 +214,9 @@ def forget_what_is_not_whole(results: str) -> None:
             folder.plan.unlink(missing_ok=True)
         for shard in problem.mend.shards:
             folder.receipt(recipe, shard).unlink(missing_ok=True)
-        if problem.code != "results_older":  # newer parts are seen, and older results are whole
+        if problem.code == "results_older":
+            folder.plan.touch()  # they are whole, and stay until there are newer ones
+        else:
             (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
