@@ -15,6 +15,7 @@ from featuremill.init.ids import Ids
 from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.reasons import head_of
+from featuremill.sizes import counted
 from featuremill.workload import Workload
 
 RECORDS_A_MESSAGE = 1_000_000
@@ -64,8 +65,8 @@ class Survey:
         if isinstance(options, inputs.TableOptions):
             yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
         kind = "nucleotide" if self.is_nucleotides else "protein"
-        records = "record" if self.num_records == 1 else "records"
-        yield f"{self.num_records:,} {kind} {records}, {self.num_residues:,} residues"
+        records = counted(self.num_records, f"{kind} record")
+        yield f"{records}, {counted(self.num_residues, 'residue')}"
         if self.lengths:
             length, id = self.longest
             yield f"median length {self.median:,}, longest {length:,} ({id:.60})"
