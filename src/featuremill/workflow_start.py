@@ -85,8 +85,6 @@ def claim_run(results: str, **about: Any) -> None:
     fields of Owner.
     """
     path = owner.path_of(Path(results))
-    if path in _claimed:  # for an earlier `use rule` of the same module
-        return
     try:
         file = owner.claim(Path(results))
     except BlockingIOError:
