@@ -1,18 +1,14 @@
-"""What several test files use: verbs as real processes, and runs made of them."""
+"""What all test files share: an environment that is nobody's, and the fixtures."""
 
-import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
+from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
-
-from featuremill.store import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ROOT / "tests" / "plugins"
@@ -78,57 +74,6 @@ def environment(nothing_of_the_users):
     """
     path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
     return MappingProxyType({**os.environ, "PYTHONPATH": path})
-
-
-class Verbs:
-    """Runs `featuremill` verbs in `folder` as processes of their own."""
-
-    def __init__(self, folder, environment):
-        self.folder = folder
-        self.environment = environment
-        self.run_folder = RunFolder(folder / "results" / "test")
-
-    def start(self, *arguments, **more):
-        return subprocess.Popen(
-            [sys.executable, "-m", "featuremill", *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment,
-            stderr=subprocess.PIPE,
-            text=True,
-            **more,
-        )
-
-    def __call__(self, *arguments, status=0):
-        process = self.start(*arguments)
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == status, stderr
-        assert "Traceback" not in stderr or status not in (0, 2), stderr
-        return stderr
-
-    def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
-        fasta = self.folder / "in.fa"
-        fasta.write_text("".join(f">{id}\n{sequence}\n" for id, sequence in records))
-        config = {
-            "run": "test",
-            "inputs": ["in.fa"],
-            "workload": workload,
-            "options": options or {},
-            "shards": {"cost": cost},
-            "device": "cpu",
-            **config,
-        }
-        self("plan", self.run_folder.root, "--config-json", json.dumps(config), *more)
-        return json.loads(self.run_folder.plan.read_text())
-
-    def extract(self, plan, status=0, *more):
-        said = ""
-        for shard in plan["shards"]:
-            said += self("extract", self.run_folder.root, shard["shard"], *more, status=status)
-        return said
-
-    def receipts(self, plan):
-        paths = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
-        return [json.loads(path.read_text()) for path in paths]
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 from nvml_node import Node
+from programs import wait_for
 
 import featuremill
 
@@ -93,15 +93,6 @@ def end(process):
     """Let a `hold` end well."""
     process.communicate("\n", timeout=TIMEOUT_SECONDS)
     assert process.returncode == 0
-
-
-def wait_for(condition, seconds=TIMEOUT_SECONDS):
-    """Wait until `condition()` is true; return its value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
-    return value
 
 
 @contextlib.contextmanager

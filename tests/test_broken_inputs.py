@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from broken_inputs import BROKEN, as_ordinary_user
 from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
-from conftest import Verbs
+from programs import Verbs
 
 from featuremill.__main__ import main
 from featuremill.shardfile import read_verified

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import Verbs
-from test_workflow import Workflow, random_records
+from programs import Verbs, Workflow, random_records
 
 from featuremill import clean, owner
 from featuremill.clean import removal

@@ -12,10 +12,9 @@ import pytest
 import snakemake_executor_plugin_cluster_generic  # noqa: F401  (the profiles need it)
 import snakemake_storage_plugin_fs  # noqa: F401  (stands for S3)
 from conftest import ROOT
-from leases import wait_for
+from programs import Workflow, random_records, wait_for
 from test_gpu_workflow import GpuWorkflow
 from test_lease_stress import most_at_once
-from test_workflow import Workflow, random_records
 
 PROPERTIES = {
     "type": "single",

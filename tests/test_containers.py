@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
+from programs import Workflow, random_records
 from test_house import PROJECT
-from test_workflow import Workflow, random_records
 
 CONTAINERFILE = (ROOT / "containers/Containerfile").read_text("utf-8")
 DEFINITION = (ROOT / "containers/featuremill.def").read_text("utf-8")

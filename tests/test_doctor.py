@@ -17,8 +17,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from conftest import ROOT, Verbs
+from conftest import ROOT
 from nvml_node import Gpu, Slice
+from programs import Verbs
 from safetensors.torch import save_file
 
 from featuremill.devices import Device

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 import yaml
-from conftest import ROOT, Verbs
+from conftest import ROOT
+from programs import Verbs
 
 from featuremill import speeds
 from featuremill.errors import UserError

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from mounts import Mount
-from test_workflow import MOMENTS, Workflow, random_records, wait_for
+from programs import Workflow, random_records, wait_for
+from test_workflow import MOMENTS
 
 from featuremill.store import RunFolder, read_sealed, write_sealed
 

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from leases import wait_for
+from programs import Workflow, random_records, wait_for
 from test_lease_stress import most_at_once
-from test_workflow import Workflow, random_records
 
 DOCS = ROOT / "docs" / "lease.md"
 

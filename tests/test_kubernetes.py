@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from kubernetes_api import Cluster
-from leases import wait_for
+from programs import wait_for
 from test_gpu_workflow import GpuWorkflow
 from test_lease_stress import most_at_once
 

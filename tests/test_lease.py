@@ -8,8 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from leases import NOBODY, Leases, end, for_all_users, wait_for
+from leases import NOBODY, Leases, end, for_all_users
 from nvml_node import Gpu, Slice
+from programs import wait_for
 
 from featuremill.lease import folder
 

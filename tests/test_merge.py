@@ -15,7 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, Verbs
+from conftest import ROOT
+from programs import Verbs
 
 import featuremill
 from featuremill import __main__

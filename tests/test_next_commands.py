@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import PLUGINS
-from leases import wait_for
+from programs import wait_for
 from reading import house  # noqa: F401  (a fixture)
 
 GOOD = ">p1\nMKVLAAGIVGL\n>p2\nMKVLAAGIVGLCDEFGH\n"

@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import ROOT, Verbs
+from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
+from programs import Verbs
 from safetensors import safe_open
 
 import featuremill

@@ -7,8 +7,7 @@ import shutil
 import h5py
 import pyarrow.parquet as pq
 import pytest
-from conftest import Verbs
-from test_workflow import Workflow, random_records
+from programs import Verbs, Workflow, random_records
 
 from featuremill import __main__
 from featuremill.errors import UserError

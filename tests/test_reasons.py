@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from conftest import ROOT, Verbs
+from conftest import ROOT
+from programs import Verbs
 
 from featuremill import compute, reasons
 from featuremill.at_hand import values_in_batches

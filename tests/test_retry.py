@@ -13,8 +13,7 @@ import time
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Verbs
-from test_workflow import Workflow, random_records, wait_for
+from programs import Verbs, Workflow, random_records, wait_for
 
 from featuremill.errors import IntegrityError, UserError
 from featuremill.retry import retry, run

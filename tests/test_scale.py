@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from test_workflow import wait_for
+from programs import wait_for
 
 from featuremill.inputs import proteins
 from featuremill.plan import hands

@@ -14,9 +14,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import Verbs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from programs import Verbs
 
 import featuremill
 from featuremill import __main__

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
+from programs import Workflow, random_records
 from snakemake.cli import get_argument_parser
-from test_workflow import Workflow, random_records
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from leases import NOBODY
-from test_workflow import random_records
+from programs import random_records
 
 from featuremill import staging, weights
 from featuremill.errors import IntegrityError, UserError

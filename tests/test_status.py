@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from conftest import ROOT, Verbs
+from conftest import ROOT
+from programs import Verbs, wait_for
 
 from featuremill import journal, owner, working
 from featuremill.clean.whole import check_whole
@@ -47,13 +48,6 @@ def found(folder, verifies=False):
 
 def codes(answer):
     return {problem["code"] for problem in answer["problems"] if problem["is_in_the_way"]}
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from mounts import Mount
 from nvml_node import Gpu, Slice
+from programs import wait_for
 
 from featuremill import machine, telemetry
 from featuremill import run_log as run_log_module
@@ -33,13 +34,6 @@ def file_of(verbs, plan, number=0):
 
 def run_log(verbs):
     return (verbs.run_folder.root / "run.log").read_text().splitlines()
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def running(path):

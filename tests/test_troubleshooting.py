@@ -16,8 +16,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from conftest import NOT_IMPORTED, ROOT
-from leases import Leases, wait_for
-from test_workflow import Workflow, random_records
+from leases import Leases
+from programs import Workflow, random_records, wait_for
 
 from featuremill import working
 from featuremill.calm import RefusedError

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import Verbs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_workflow import Workflow, random_records
+from programs import Verbs, Workflow, random_records
 
 from featuremill import journal, workflow_start
 from featuremill.config import validate

@@ -14,87 +14,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from programs import LETTERS, ROOT, Workflow, random_records, wait_for
 
 from featuremill import owner
 from featuremill.calm import RefusedError
 from featuremill.config import validate
 from featuremill.status.visit import look
-from featuremill.store import RunFolder
 from featuremill.workflow_failures import Failures
 from featuremill.workflow_refusals import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
-
-LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
-DATA = ["embeddings.parquet", "per-protein.h5", "failed.tsv"]
-
-
-def random_records(count, seed=0):
-    rng = random.Random(seed)
-    return [
-        (f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(5, 60)))) for n in range(count)
-    ]
-
-
-class Workflow:
-    """A folder with an input and a config, and Snakemake runs in it."""
-
-    def __init__(self, folder, environment, records, **options):
-        self.folder = folder
-        self.environment = {**environment, "FEATUREMILL_QUIET": ""}
-        self.run_folder = RunFolder(folder / "results" / "test")
-        self.computed = folder / "computed.txt"
-        self.options = {"computed": "computed.txt", "batch_records": 10, **options}
-        self.write(records)
-        self.configure()
-
-    def write(self, records):
-        text = "".join(f">{id} described\n{sequence}\n" for id, sequence in records)
-        (self.folder / "in.fa").write_text(text)
-
-    def configure(self, **options):
-        config = {
-            "run": "test",
-            "inputs": "in.fa",
-            "workload": "poison",
-            "options": {**self.options, **options},
-            "shards": {"cost": 50},
-            "device": "cpu",
-        }
-        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
-
-    def start(self, *arguments, snakefile=ROOT / "Snakefile", **more):
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(snakefile)]
-        command += ["--workflow-profile", str(ROOT / "profiles" / "default")]
-        command += ["--configfile", "config.yaml", "--cores", "2", *arguments]
-        return subprocess.Popen(
-            command,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            **more,
-        )
-
-    def __call__(self, *arguments, status=0, **more):
-        process = self.start(*arguments, **more)
-        said, _ = process.communicate(timeout=240)
-        assert process.returncode == status, said
-        return said
-
-    def news(self):
-        """Return the sequences computed since the last call."""
-        lines = self.computed.read_text().splitlines() if self.computed.exists() else []
-        self.computed.unlink(missing_ok=True)
-        return lines
-
-    def data(self):
-        return {name: (self.run_folder.root / name).read_bytes() for name in DATA}
-
-    def counts(self):
-        return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
 
 
 @pytest.fixture
@@ -206,13 +134,6 @@ def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, envi
     rule.write_text(edited)
     assert "the part is there already" in workflow(snakefile=tmp_path / "Snakefile")
     assert workflow.news() == []
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.005)
 
 
 MOMENTS = {

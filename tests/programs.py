@@ -1,0 +1,240 @@
+"""What is typed in a folder: featuremill's verbs and Snakemake, each a process of its own.
+
+Most of what a short process costs is imports. So those that only have to end are forked from one
+process of the session that has imported before what they would; whoever kills one, or has another
+C library put before it, gets one that starts from nothing.
+"""
+
+import importlib
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from featuremill.store import RunFolder
+
+ROOT = Path(__file__).parents[1]
+LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
+PROGRAMS = ("featuremill", "snakemake")
+IMPORTED = (
+    *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
+    *("init", "search", "doctor", "weights", "top"),
+)
+READ_AT_START = ("LD_", "OMP_", "MKL_")
+"""Beginnings of variables that a process reads before its first line of Python."""
+PATIENCE_SECONDS = 120
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["snakemake.cli", *(f"featuremill.{verb}" for verb in IMPORTED)])
+
+
+class Said(NamedTuple):
+    """How a process ended, and what it said."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def text(self):
+        return self.out + self.err
+
+
+def wait_for(condition, seconds=PATIENCE_SECONDS):
+    """Wait until `condition()` is true; return its value."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.005)
+    return value
+
+
+def random_records(count, seed=0):
+    rng = random.Random(seed)
+    return [
+        (f"p{seed}.{n}", "".join(rng.choices(LETTERS, k=rng.randint(5, 60)))) for n in range(count)
+    ]
+
+
+def fasta(records):
+    return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+
+
+def _read_at_start(environment):
+    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+
+
+def _become(words, folder, environment, streams):
+    """Go on as `python -m …` with these words would have."""
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+    for number, path in enumerate([os.devnull, *streams]):
+        file = os.open(path, os.O_RDWR)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdin, sys.stdout, sys.stderr = (
+        open(number, mode, closefd=False)  # noqa: SIM115  (for as long as the process lives)
+        for number, mode in enumerate("rww")
+    )
+    program, *sys.argv[1:] = words
+    sys.argv[0] = importlib.util.find_spec(f"{program}.__main__").origin
+    runpy.run_module(program, run_name="__main__", alter_sys=True)
+
+
+class Desk:
+    """A folder and an environment in which programs are typed."""
+
+    def __init__(self, folder, environment):
+        self.folder = folder
+        self.environment = environment
+
+    def start(self, *words, **more):
+        """Start `python -m …`, for who does something to it; its stderr can be read."""
+        defaults = {"cwd": self.folder, "env": self.environment, "stderr": subprocess.PIPE}
+        command = [sys.executable, "-m", *map(str, words)]
+        return subprocess.Popen(command, **{**defaults, "text": True, **more})
+
+    def type(self, *words, status=0, **variables):
+        """Let `python -m …` run to its end, which has this status and no traceback; return what it
+        said. The environment gets the `variables`."""
+        environment = {**self.environment, **variables}
+        if words[0] in PROGRAMS and _read_at_start(environment) == _read_at_start(os.environ):
+            said = _forked([str(word) for word in words], self.folder, environment)
+        else:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+            with Desk.start(self, *words, **streams, env=environment) as process:
+                out, err = process.communicate(timeout=PATIENCE_SECONDS)
+            said = Said(process.returncode, out, err)
+        assert said.status == status, said.text
+        assert "Traceback" not in said.text or status not in (0, 2), said.text
+        return said
+
+
+def _forked(words, folder, environment):
+    with tempfile.TemporaryDirectory() as place:
+        streams = [Path(place, name) for name in ("out", "err")]
+        for path in streams:
+            path.touch()
+        process = FORKS.Process(target=_become, args=(words, folder, environment, streams))
+        process.start()
+        process.join(PATIENCE_SECONDS)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(words, PATIENCE_SECONDS)
+        out, err = (path.read_text("utf-8", "replace") for path in streams)
+        said = Said(process.exitcode, out, err)
+        process.close()
+    return said
+
+
+class Verbs(Desk):
+    """Verbs on the run results/test of a folder, without Snakemake."""
+
+    def __init__(self, folder, environment):
+        super().__init__(folder, environment)
+        self.run_folder = RunFolder(folder / "results" / "test")
+
+    def start(self, *words, **more):
+        """Start a verb, for who does something to it; its stderr can be read."""
+        return super().start("featuremill", *words, **more)
+
+    def __call__(self, *words, status=0, **variables):
+        """Return what a verb said on stderr."""
+        return self.type("featuremill", *words, status=status, **variables).err
+
+    def plan(self, records, workload="composition", options=None, cost=1000, more=(), **config):
+        (self.folder / "in.fa").write_text(fasta(records))
+        config = {
+            "run": "test",
+            "inputs": ["in.fa"],
+            "workload": workload,
+            "options": options or {},
+            "shards": {"cost": cost},
+            "device": "cpu",
+            **config,
+        }
+        self("plan", self.run_folder.root, "--config-json", json.dumps(config), *more)
+        return json.loads(self.run_folder.plan.read_text())
+
+    def extract(self, plan, status=0, *more):
+        said = ""
+        for shard in plan["shards"]:
+            said += self("extract", self.run_folder.root, shard["shard"], *more, status=status)
+        return said
+
+    def receipts(self, plan):
+        paths = [self.run_folder.receipt(plan["recipe"], s["shard"]) for s in plan["shards"]]
+        return [json.loads(path.read_text()) for path in paths]
+
+
+class Workflow(Desk):
+    """A folder with an input and a config, and Snakemake runs in it."""
+
+    DATA = ("embeddings.parquet", "per-protein.h5", "failed.tsv")
+
+    def __init__(self, folder, environment, records, **options):
+        super().__init__(folder, {**environment, "FEATUREMILL_QUIET": ""})
+        self.run_folder = RunFolder(folder / "results" / "test")
+        self.computed = folder / "computed.txt"
+        self.options = {"computed": "computed.txt", "batch_records": 10, **options}
+        self.write(records)
+        self.configure()
+
+    def write(self, records):
+        described = [(f"{id} described", sequence) for id, sequence in records]
+        (self.folder / "in.fa").write_text(fasta(described))
+
+    def configure(self, **options):
+        config = {
+            "run": "test",
+            "inputs": "in.fa",
+            "workload": "poison",
+            "options": {**self.options, **options},
+            "shards": {"cost": 50},
+            "device": "cpu",
+        }
+        (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def words(self, *arguments, snakefile=ROOT / "Snakefile"):
+        """Return what is typed to compute the run."""
+        profile = ROOT / "profiles" / "default"
+        words = ("snakemake", "--snakefile", snakefile, "--workflow-profile", profile)
+        return (*words, "--configfile", "config.yaml", "--cores", "2", *arguments)
+
+    def start(self, *arguments, **more):
+        """Start Snakemake in a session of its own; what it says can be read from its stdout."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        words = self.words(*arguments)
+        return super().start(*words, **streams, start_new_session=True, **more)
+
+    def __call__(self, *arguments, status=0, snakefile=ROOT / "Snakefile", **variables):
+        """Return what Snakemake and its jobs said."""
+        words = self.words(*arguments, snakefile=snakefile)
+        return self.type(*words, status=status, **variables).text
+
+    def verb(self, *words, status=0, **variables):
+        """Type a verb beside Snakemake; return what it said."""
+        return self.type("featuremill", *words, status=status, **variables)
+
+    def news(self):
+        """Return the sequences computed since the last call."""
+        lines = self.computed.read_text().splitlines() if self.computed.exists() else []
+        self.computed.unlink(missing_ok=True)
+        return lines
+
+    def data(self):
+        return {name: (self.run_folder.root / name).read_bytes() for name in self.DATA}
+
+    def counts(self):
+        return json.loads((self.run_folder.root / "manifest.json").read_text())["counts"]
