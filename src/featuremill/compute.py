@@ -22,6 +22,10 @@ NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
 OUT_OF_MEMORY = re.compile(
     r"can't allocate memory|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
     r"|Triton Error \[CUDA\]: out of memory"
+    # torch 2.11 to 2.13 on a slice of a GPU, as NVML there tells nothing (pytorch#112377).
+    r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
+    # cuBLAS makes its handle, and that memory is what it lacks most often.
+    r"|CUBLAS_STATUS_NOT_INITIALIZED"
     # oneDNN found the primitive (else the descriptor is what fails) and no memory for its code.
     r"|could not create a primitive$"
 )
@@ -58,13 +62,16 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def is_device_error(error: Exception) -> bool:
     """Tell whether the CUDA context is dead: every later call would fail as well."""
-    if is_out_of_memory(error) or not isinstance(error, RuntimeError):
+    if is_out_of_memory(error) or fault_of_installation(error):
+        return False
+    if not isinstance(error, RuntimeError):
         return False
     return any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
 
 
-def misuse_of_torch(error: Exception) -> str:
-    """Return what to do where torch itself is in the way, whatever the record; else nothing."""
+def fault_of_installation(error: Exception) -> str:
+    """Return what to do where torch as it is installed, or used, is in the way, whatever the record
+    and the device; else nothing."""
     if not isinstance(error, (AssertionError, RuntimeError)):  # torch's own are of these types
         return ""
     text = str(error)
@@ -73,6 +80,13 @@ def misuse_of_torch(error: Exception) -> str:
             "this torch is a build for CPUs and the job has a GPU; install a build for CUDA, or "
             "set device: cpu"
         )
+    if "no kernel image is available" in text:
+        return (
+            "this torch is not built for a GPU of this architecture; install a build that is "
+            "(featuremill doctor names it)"
+        )
+    if "NVIDIA driver on your system is too old" in text:
+        return "update the NVIDIA driver, or install a torch for an older CUDA"
     if "Cannot re-initialize CUDA in forked subprocess" in text:
         return (
             "the workload started a process by fork when CUDA was in use already; let it start "

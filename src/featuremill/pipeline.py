@@ -22,11 +22,16 @@ import pyarrow.compute as pc
 
 from featuremill import compute
 from featuremill.batches import Batch, Queue
+from featuremill.errors import WorkloadError
 from featuremill.journal import Journal
 from featuremill.watch import Watch
 from featuremill.workload import RecordFailed, Workload
 
 MOST_IN_FLIGHT = 2
+"""On one device; each further one that the model is spread over has a batch of its own to be at."""
+MOST_ALIKE = 8
+"""Records that fail one after the other in the same words, before any went well: then it is what
+is installed here, and not the records."""
 MOST_TRACEBACKS = 20
 
 
@@ -85,8 +90,9 @@ class Pipeline:
         queue: Queue,
         watch: Watch,
         note: Callable[[str], None],
+        num_devices: int = 1,
     ) -> None:
-        """`note` takes what only a log is for."""
+        """`note` takes what only a log is for; `num_devices` hold the model together."""
         self.prepare_seconds = 0.0
         self._note = note
         self._workload = workload
@@ -99,6 +105,10 @@ class Pipeline:
         self._ahead: tuple[Batch, Future[Any]] | None = None
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
         self._num_told = 0
+        self._most_in_flight = MOST_IN_FLIGHT + num_devices - 1
+        self._has_worked = False
+        self._suspicious: list[tuple[int, str]] = []
+        """Rows that failed before any went well, and why: not yet committed."""
         self._must_wait = False
         """Whether a batch failed, so that nothing behind it may be committed."""
 
@@ -121,11 +131,12 @@ class Pipeline:
                 ):
                     self._settle(0)
                 tell()
+            self._commit_suspicious()
 
     def _most_beside(self, ahead: tuple[Batch, Future[Any]] | None) -> int:
         """Return how many batches may be in flight when the next one is launched."""
-        is_alone = any(batch.is_alone for batch, _ in self._flying)
-        return 0 if is_alone or not ahead or ahead[0].is_alone else MOST_IN_FLIGHT - 1
+        is_alone = bool(self._suspicious) or any(batch.is_alone for batch, _ in self._flying)
+        return 0 if is_alone or not ahead or ahead[0].is_alone else self._most_in_flight - 1
 
     def _look_ahead(self) -> None:
         batch = self._queue.take()
@@ -166,6 +177,11 @@ class Pipeline:
         if self._must_wait:
             return _BehindAFailureError()
         self._must_wait = True  # nothing may follow when this ends with an error
+        self._has_worked = True
+        if self._suspicious:  # nothing else is in flight then
+            self._shard.journal.abort()
+            self._commit_suspicious()
+            self._shard.journal.begin(batch.rows)
         self._shard.commit(batch.rows, values)
         self._must_wait = False
         return None
@@ -189,7 +205,7 @@ class Pipeline:
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
         """Put failed batches back before everything else; what failed by itself is committed."""
         for _, error in failed:
-            if compute.is_device_error(error) or compute.misuse_of_torch(error):
+            if compute.is_device_error(error) or compute.fault_of_installation(error):
                 raise error
         if self._ahead:
             self._queue.put_back(self._ahead[0])
@@ -199,9 +215,36 @@ class Pipeline:
             if isinstance(error, _BehindAFailureError):
                 self._queue.put_back(batch)
             elif not compute.make_room(self._queue, batch, error):
-                self._shard.commit_failed(batch.rows[0], compute.reason_of(error))
                 self._tell(error)
+                self._fail(batch.rows[0], error)
         self._look_ahead()
+
+    def _fail(self, row: int, error: Exception) -> None:
+        """Commit a failed row; while nothing has gone well here, only keep it in mind.
+
+        Raises:
+            WorkloadError: when the first records all fail in the same words.
+        """
+        reason = compute.reason_of(error)
+        if self._has_worked or isinstance(error, RecordFailed) or compute.is_out_of_memory(error):
+            self._commit_suspicious()
+            self._shard.commit_failed(row, reason)
+            return
+        self._suspicious.append((row, reason))
+        if len({reason for _, reason in self._suspicious}) > 1:
+            self._has_worked = True
+            self._commit_suspicious()
+        elif len(self._suspicious) == MOST_ALIKE:
+            raise WorkloadError(
+                f"the first {MOST_ALIKE} records fail alike and none went well "
+                f"({type(error).__name__}: {compute.one_line(error)}), so what is installed here "
+                "is taken to be at fault and no record; mend that and run the same command again"
+            )
+
+    def _commit_suspicious(self) -> None:
+        for row, reason in self._suspicious:
+            self._shard.commit_failed(row, reason)
+        self._suspicious.clear()
 
     def _tell(self, error: Exception) -> None:
         """Leave the first errors of single records in the log, whole; all of them could fail."""

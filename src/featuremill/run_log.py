@@ -66,6 +66,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
     """
     seconds = facts.get("seconds", {})
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sorted(reasons.items()))
+    warned = [f"warned: {_cut(text)}" for text in facts.get("warnings", ())]
     cells = [
         f"{_number(facts, 'ok')} ok",
         f"{_number(facts, 'failed', 5)} failed",
@@ -77,7 +78,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
         " ".join(f"{stage} {seconds.get(stage, 0.0):.1f}" for stage in STAGES) + " s",
         f"{_devices(facts.get('devices', []))} on {facts.get('host', '?')}",
     ]
-    return "  ".join([*cells, *([f"failed for: {kinds}"] if kinds else [])])
+    return "  ".join([*cells, *([f"failed for: {kinds}"] if kinds else []), *warned])
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:

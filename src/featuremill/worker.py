@@ -13,10 +13,12 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import faulthandler
 import json
+import logging
 import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -56,7 +58,7 @@ def main() -> int:
         # Not the usual way out: giving memory back to a dead CUDA context can abort the process,
         # and the supervisor would take that for a crash of the records in flight.
         os._exit(error.exit_status)
-    except (UserError, IntegrityError) as error:
+    except (UserError, IntegrityError, WorkloadError) as error:
         _say(events, "error", message=str(error))
         return error.exit_status
     except OSError as error:  # a full disk, a lost mount
@@ -64,7 +66,7 @@ def main() -> int:
         return OS_ERROR_STATUS
     except Exception as error:
         traceback.print_exc()
-        advice = compute.misuse_of_torch(error)
+        advice = compute.fault_of_installation(error)
         told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
         _say(events, "error", message=told)
         return WorkloadError.exit_status
@@ -82,6 +84,17 @@ def _weights_of(job: Job) -> Weights | None:
             f"delete {RunFolder(Path(job.run_folder)).plan} and run the same command again."
         )
     return found
+
+
+class _ToUser(logging.Handler):
+    """Hands on what the workload logs as a warning."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._warn = warn
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._warn(record.getMessage())
 
 
 def _say(events: TextIO, event: str, **facts: Any) -> None:
@@ -109,11 +122,12 @@ class Worker:
             self.workload.batch_cost(self.options, self.devices[0]),
         )
         self.shard = Shard(rows, self.journal, values)
-        self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn)
+        self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
         self.watch = Watch(job.stall_seconds, job.stacks)
         self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
         self.pipeline: Pipeline | None = None
+        self.warnings: list[str] = []
         self.cost_planned = 0
         self._told = 0.0
 
@@ -154,17 +168,15 @@ class Worker:
     def _load(self) -> None:
         refuse_without_packages(type(self.options))
         start = time.monotonic()
+        logging.getLogger("featuremill").addHandler(_ToUser(self._warn))
         if self.weights:
-            self.weights = staging.staged(
-                self.weights, lambda why: _say(self.events, "warning", message=why)
-            )
+            self.weights = staging.staged(self.weights, self._warn)
         try:
             self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
             if compute.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error
-            is_runtime = isinstance(error, RuntimeError) and not compute.misuse_of_torch(error)
-            if self.devices[0].kind == "cuda" and is_runtime:
+            if compute.is_device_error(error):
                 raise DeviceError(
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
@@ -185,7 +197,13 @@ class Worker:
     def _compute(self) -> None:
         self.watch.started = time.monotonic()
         pipeline = Pipeline(
-            self.workload, self.model, self.shard, self.queue, self.watch, self._note
+            self.workload,
+            self.model,
+            self.shard,
+            self.queue,
+            self.watch,
+            self._note,
+            len(self.devices),
         )
         self.pipeline = pipeline
         self._tell("state", "run")
@@ -203,8 +221,12 @@ class Worker:
     def _device_name(self) -> str:
         return ", ".join(device.name for device in self.devices)
 
+    def _warn_of_memory(self, sentence: str) -> None:
+        self._warn(f"{self._device_name}: {sentence}")
+
     def _warn(self, sentence: str) -> None:
-        _say(self.events, "warning", message=f"{self._device_name}: {sentence}")
+        self.warnings.append(sentence)
+        _say(self.events, "warning", message=sentence)
 
     def _note(self, text: str) -> None:
         _say(self.events, "note", message=text)
@@ -263,6 +285,7 @@ class Worker:
                 for device in self.devices
             ],
             "backend": getattr(self.model, "backend", ""),
+            "warnings": self.warnings,
             **versions(self.workload),
             "threads": self.job.threads,
             "peak_memory_mb": machine.peak_memory_mb(self.devices),

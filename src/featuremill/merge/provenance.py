@@ -95,7 +95,8 @@ def _energy(receipts: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def warnings_of(receipts: list[dict[str, Any]]) -> list[str]:
-    """Say what differs between parts that may change values in their last bits."""
+    """Say what differs between parts that may change values in their last bits, and what the jobs
+    that computed them warned of."""
     found = []
     devices = sorted({device_name(receipt) for receipt in receipts})
     if len(devices) > 1:
@@ -104,4 +105,4 @@ def warnings_of(receipts: list[dict[str, Any]]) -> list[str]:
         versions = _versions(receipts, package)
         if len(versions) > 1:
             found.append(f"parts were computed with different {package}: {', '.join(versions)}.")
-    return found
+    return found + sorted({text for receipt in receipts for text in receipt.get("warnings", ())})

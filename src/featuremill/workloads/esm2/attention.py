@@ -6,15 +6,14 @@ Shape legend: T tokens, H heads, d width of a head, L tokens of one sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from featuremill.devices import BF16_CAPABILITY
-from featuremill.workloads.esm2 import packing
 from featuremill.workloads.esm2.packing import Packed
 
 LONGEST_WITH_SCORES = 256
@@ -32,34 +31,29 @@ class Backend(NamedTuple):
     attend: Callable[[Tensor, Packed], Tensor]
 
 
-def choose(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> Backend:
-    """Return the backend: one kernel a pack on Ampere and later in 16 bits, SDPA elsewhere."""
-    has_flash = head_dim % FLASH_HEAD_MULTIPLE == 0 and head_dim <= FLASH_HEAD_MAX
-    if dtype != torch.float32 and has_flash and _capability(device) >= BF16_CAPABILITY:
-        varlen = Backend(f"varlen {_flash_attention()}", attend_varlen)
-        check(varlen, device, dtype, num_heads, head_dim)
-        return varlen
+def backends(
+    device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
+) -> list[Backend]:
+    """Return what may compute attention there, the best first: one kernel a pack on Ampere and
+    later in 16 bits, and last what is sure to run, a sequence after the other."""
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
     sdpa = f"sdpa {kernel.name.lower()} per sequence"
+    last = Backend(sdpa, attend_per_sequence)
     if device.type == "cpu":
-        return Backend(f"scores up to {LONGEST_WITH_SCORES} tokens, {sdpa}", attend_on_cpu)
-    return Backend(sdpa, attend_per_sequence)
-
-
-def check(
-    backend: Backend, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
-) -> None:
-    """Raise RuntimeError unless `backend` computes on `device` what SDPA does, protein by protein.
-
-    It is reached through an operation that is not public: better an error now than wrong features.
-    """
-    pack = packing.pack([np.zeros(length, np.int64) for length in (3, 70, 1)]).to(device)
-    numbers = torch.arange(len(pack.tokens_T) * 3 * num_heads * head_dim, device=device)
-    qkv_T3Hd = numbers.sin().to(dtype).view(-1, 3, num_heads, head_dim)
-    found, expected = backend.attend(qkv_T3Hd, pack), attend_per_sequence(qkv_T3Hd, pack)
-    if not torch.allclose(found, expected, rtol=2e-2, atol=2e-2):
-        raise RuntimeError(f"{backend.name}: its attention is not that of torch's SDPA")
+        name = f"scores up to {LONGEST_WITH_SCORES} tokens, {sdpa}"
+        last = Backend(name, attend_on_cpu)
+    has_flash = head_dim % FLASH_HEAD_MULTIPLE == 0 and head_dim <= FLASH_HEAD_MAX
+    if dtype == torch.float32 or not has_flash or _capability(device) < BF16_CAPABILITY:
+        return [last]
+    name = f"varlen {_flash_attention()}"
+    # The kernel must not cut a sequence by the batch that it is in. Not every release that has an
+    # argument for that has a kernel that takes it: torch 2.12's refuses (pytorch#176905).
+    varlen = [Backend(name, attend_varlen)]
+    if _takes("num_splits"):
+        varlen[0] = Backend(f"{name}, cut as it likes", attend_varlen)
+        varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
+    return [*varlen, last]
 
 
 def attend_per_sequence(
@@ -82,8 +76,8 @@ def attend_on_cpu(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
     return attend_per_sequence(qkv_T3Hd, pack, _with_scores_if_short)
 
 
-def attend_varlen(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
-    """Attend with one kernel over the whole pack.
+def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, **more: int) -> Tensor:
+    """Attend with one kernel over the whole pack, which gets the arguments `more` as well.
 
     torch's operation is called directly: `varlen_attn` around it may prefer cuDNN's kernel in later
     releases, which was seen to be 4 times slower (pytorch#187770).
@@ -91,7 +85,7 @@ def attend_varlen(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
     query, key, value = qkv_T3Hd.unbind(1)
     bounds, longest = pack.cu_seqlens, pack.longest
     context_THd: Tensor = torch.ops.aten._flash_attention_forward(
-        query, key, value, bounds, bounds, longest, longest, 0.0, False, False, **_ONE_SPLIT
+        query, key, value, bounds, bounds, longest, longest, 0.0, False, False, **more
     )[0]
     context_THd[pack.bounds[-1] :] = 0
     return context_THd
@@ -104,11 +98,11 @@ def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
 
 def _with_scores_if_short(qkv_3HLd: Tensor) -> Tensor:
     return (
-        _with_scores(qkv_3HLd) if qkv_3HLd.shape[2] <= LONGEST_WITH_SCORES else _with_sdpa(qkv_3HLd)
+        with_scores(qkv_3HLd) if qkv_3HLd.shape[2] <= LONGEST_WITH_SCORES else _with_sdpa(qkv_3HLd)
     )
 
 
-def _with_scores(qkv_3HLd: Tensor) -> Tensor:
+def with_scores(qkv_3HLd: Tensor) -> Tensor:
     """Attend in fp32: rounding scores to 16 bits would cost more than all else."""
     query, key, value = qkv_3HLd.float()
     scores_HLL = torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2))
@@ -125,10 +119,7 @@ def _flash_attention() -> str:
     return f"flash_attention {current() or 'FA2'}"
 
 
-def _one_split() -> dict[str, int]:
-    """Return what keeps the kernel from cutting a sequence by the batch that it is in."""
+def _takes(argument: str) -> bool:
+    """Tell whether this torch's operation has an argument of that name."""
     schema = torch.ops.aten._flash_attention_forward.default._schema
-    return {"num_splits": 1} if any(a.name == "num_splits" for a in schema.arguments) else {}
-
-
-_ONE_SPLIT = _one_split()
+    return any(known.name == argument for known in schema.arguments)

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from featuremill.workloads.esm2 import attention, kernels, products
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.kernels import Kernels
+from featuremill.workloads.esm2.ladder import Ladder, Weights, fault_of
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.products import Product
 from featuremill.workloads.esm2.tokens import MASK, PAD
@@ -29,6 +29,8 @@ from featuremill.workloads.esm2.tokens import MASK, PAD
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
+PRODUCTS = ("qkv", "out", "up", "down")
+"""Of a layer, by their names in a weights file."""
 Get = Callable[[str], Tensor]
 """Returns a tensor of the weights file by its name."""
 
@@ -91,9 +93,9 @@ class Encoder:
         self.width = int(metadata["embed_dim"])
         self.head_dim = self.width // self.num_heads
         self.device = devices[0]
+        self._turns_Pf2: dict[torch.device, Tensor] = {}
         with safe_open(path, framework="pt") as file:
             self._read(file.get_tensor, devices)
-        self._turns_Pf2: dict[torch.device, Tensor] = {}
 
     @property
     def backend(self) -> str:
@@ -108,30 +110,60 @@ class Encoder:
         self.final_norm = _norm(get, "final_norm", devices[-1])
         bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
         self.stages = [
-            Stage(device, [], self._backend(device), kernels.choose(device)) for device in devices
+            self._stage(get, device, range(start, end))
+            for device, start, end in zip(devices, bounds, bounds[1:], strict=False)
         ]
-        for stage, start, end in zip(self.stages, bounds, bounds[1:], strict=False):
-            for number in range(start, end):
-                stage.layers.append(self._layer(get, f"layers.{number}.", stage.device))
 
-    def _backend(self, device: torch.device) -> Backend:
-        return attention.choose(device, self.dtype, self.num_heads, self.head_dim)
+    def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
+        """Return these layers on `device`, computed in the best ways that prove right there."""
+        ladder = Ladder(device, self.dtype, self.num_heads, self.head_dim)
+        while True:
+            stage = Stage(device, [], ladder.attention, ladder.kernels)
+            fault = None
+            for number in numbers:
+                layer = self._layer(get, number, device, ladder.products)
+                stage.layers.append(layer)
+                if number in (numbers[0], numbers[-1]):
+                    exact = self._exact(get, number, device)
+                    checked = (stage, layer, exact, self.embedding, self._turns, self.dtype)
+                    if fault := fault_of(*checked):
+                        break
+            if not fault:
+                return stage
+            ladder.step_down(fault)
 
-    def _layer(self, get: Get, prefix: str, device: torch.device) -> Layer:
-        form = products.choose(device, self.dtype)
-
-        def product(name: str, reorder: Callable[[Tensor], Tensor] = lambda t: t) -> Product:
-            tensors = (reorder(get(f"{prefix}{name}.{part}")) for part in ("weight", "bias"))
-            return form(*(tensor.to(device, self.dtype) for tensor in tensors))
-
+    def _layer(
+        self,
+        get: Get,
+        number: int,
+        device: torch.device,
+        form: Callable[[Tensor, Tensor], Product],
+    ) -> Layer:
+        made = {
+            name: form(*(tensor.to(device) for tensor in self._weights(get, number, name)))
+            for name in PRODUCTS
+        }
+        prefix = f"layers.{number}."
         return Layer(
             attention_norm=_norm(get, f"{prefix}attention_norm", device),
-            qkv=product("qkv", self._neighbours),
-            out=product("out"),
             feed_forward_norm=_norm(get, f"{prefix}feed_forward_norm", device),
-            up=product("up"),
-            down=product("down"),
+            **made,
         )
+
+    def _exact(self, get: Get, number: int, device: torch.device) -> Weights:
+        """Return the numbers of a layer's products once more, and plainly."""
+        exact = {}
+        for name in PRODUCTS:
+            weight_OI, bias_O = self._weights(get, number, name)
+            exact[name] = weight_OI.to(device).float(), bias_O.to(device).float()
+        return exact
+
+    def _weights(self, get: Get, number: int, name: str) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of a product in the dtype that computes."""
+        weight_OI, bias_O = (get(f"layers.{number}.{name}.{part}") for part in ("weight", "bias"))
+        if name == "qkv":
+            weight_OI, bias_O = self._neighbours(weight_OI), self._neighbours(bias_O)
+        return weight_OI.to(self.dtype), bias_O.to(self.dtype)
 
     def _neighbours(self, qkv: Tensor) -> Tensor:
         """Reorder rows of query and key so that each pair that rotary turns stands side by side.

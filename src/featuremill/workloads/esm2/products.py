@@ -50,6 +50,15 @@ class Plain:
         return torch._addmm_activation(self.bias_O, rows_TI, self.weight_OI.t(), use_gelu=True)
 
 
+class Apart(Plain):
+    """torch's own product, and GELU after it in a pass of its own."""
+
+    NAME: ClassVar[str] = "torch, gelu apart"
+
+    def gelu(self, rows_TI: Tensor) -> Tensor:
+        return F.gelu(self(rows_TI))
+
+
 class OneDnn:
     """oneDNN's product on a CPU, with weights laid out for it once.
 
@@ -110,18 +119,18 @@ def forbid_short_cuts() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def choose(device: torch.device, dtype: torch.dtype) -> type[Plain] | type[OneDnn]:
-    """Return the form for `device` and `dtype`."""
+def forms(device: torch.device, dtype: torch.dtype) -> list[type[Plain] | type[OneDnn]]:
+    """Return the forms for `device` and `dtype`, the best first."""
     if device.type != "cpu" or not torch._C._has_mkldnn or platform.machine() != "x86_64":
-        return Plain
+        return [Plain] if dtype == torch.float32 else [Plain, Apart]
     ops = torch.ops.mkldnn
     narrow = {
         torch.bfloat16: ops._is_mkldnn_bf16_supported,
         torch.float16: ops._is_mkldnn_fp16_supported,
     }
     if dtype in narrow and not narrow[dtype]():
-        return Plain
-    return OneDnnAmx if dtype == torch.bfloat16 and has_amx() else OneDnn
+        return [Plain, Apart]
+    return [OneDnnAmx if dtype == torch.bfloat16 and has_amx() else OneDnn, Plain]
 
 
 def has_amx() -> bool:

@@ -1,0 +1,225 @@
+"""Which of several ways computes the encoder's operations on a device: the best that proves right.
+
+Each operation of a layer is computed once while a model is loaded, in the ways that batches will
+be, and held against plain fp32 arithmetic on the same weights. What fails there steps down to its
+next way, with a warning; where there is none left, nothing is computed at all. So kernels are
+compiled and handles made before the first batch, and a fault of an installation is no record's.
+
+Shape legend: T tokens, D width, H heads, d width of a head, O and I outputs and inputs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from featuremill import compute
+from featuremill.errors import WorkloadError
+from featuremill.workloads.esm2 import attention, kernels, packing, products
+from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.packing import Packed
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.encoder import Layer, Stage
+
+LENGTHS = (3, 70, 1, 200)
+BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+"""Relative L2 that an operation may be off by."""
+WAYS_OF = {
+    "attention": "attention",
+    "product": "products",
+    "product with GELU": "products",
+    "LayerNorm": "kernels",
+    "rotary": "kernels",
+    "mean": "kernels",
+}
+"""Which ways there are several of, by operation."""
+HINTS = {
+    "attention": "slower for short proteins",
+    "kernels": "about 0.7 of the speed; if a C compiler is missing, install gcc and python3-dev",
+    "products": "a little slower",
+}
+Weights = Mapping[str, tuple[Tensor, Tensor]]
+"""Weight (OI) and bias (O) of a layer's products, as rounded as the layer has them, in fp32."""
+log = logging.getLogger("featuremill.workloads.esm2")
+
+
+class Fault(NamedTuple):
+    """An operation that does not do what it should, and how that shows."""
+
+    operation: str
+    text: str
+
+
+class Ladder:
+    """The ways on one device that have not failed."""
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
+    ) -> None:
+        self._device = device
+        self._attention = attention.backends(device, dtype, num_heads, head_dim)
+        self._kernels = kernels.ways(device)
+        self._products = products.forms(device, dtype)
+
+    @property
+    def attention(self) -> attention.Backend:
+        return self._attention[0]
+
+    @property
+    def kernels(self) -> kernels.Kernels:
+        return self._kernels[0]
+
+    @property
+    def products(self) -> type[products.Plain] | type[products.OneDnn]:
+        return self._products[0]
+
+    def step_down(self, fault: Fault) -> None:
+        """Go on without the way that is at fault.
+
+        Raises:
+            WorkloadError: when it was the last one.
+        """
+        names = {
+            "attention": [way.name for way in self._attention],
+            "kernels": [way.name for way in self._kernels],
+            "products": [way.NAME for way in self._products],
+        }
+        kind = WAYS_OF.get(fault.operation, "")
+        place = _name(self._device)
+        if len(names.get(kind, ())) < 2:
+            raise WorkloadError(
+                f"{fault.operation} on {place} is not computed as it should be ({fault.text}), and "
+                "there is no other way to compute it there; nothing was computed: see whether this "
+                "torch fits the driver and the device (featuremill doctor)"
+            )
+        getattr(self, f"_{kind}").pop(0)
+        failed, instead, *_ = names[kind]
+        log.warning(
+            "%s: %s of %s fails its check (%s), so %s stands in: %s.",
+            *(place, fault.operation, failed, fault.text, instead, HINTS[kind]),
+        )
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+
+
+def fault_of(
+    stage: Stage,
+    layer: Layer,
+    exact: Weights,
+    embedding_VD: Tensor,
+    turns: Callable[[int, torch.device], Tensor],
+    dtype: torch.dtype,
+) -> Fault | None:
+    """Return the first operation of `layer` that does not do on its stage what fp32 does.
+
+    Raises:
+        RuntimeError: where memory ran out or the device is dead, which is no operation's fault.
+    """
+    trial = _Trial(dtype)
+    try:
+        with stage.current(), torch.inference_mode():
+            trial.run(stage, layer, exact, embedding_VD, turns)
+            errors = torch.stack(trial.errors).tolist()
+    except Exception as error:
+        if compute.is_out_of_memory(error) or compute.is_device_error(error):
+            raise
+        return Fault(trial.at, f"{type(error).__name__}: {compute.one_line(error)}")
+    for operation, off in zip(trial.operations, errors, strict=True):
+        if not off <= BOUNDS[dtype]:  # also where it is not a number
+            return Fault(operation, f"relative error {off:.1g}, at most {BOUNDS[dtype]:g}")
+    return None
+
+
+class _Trial:
+    """Computes a layer's operations on a few tokens, one after the other, and plainly as well."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.at = ""
+        """The operation that is being computed."""
+        self.operations: list[str] = []
+        self.errors: list[Tensor] = []
+        """Relative L2 of each result, on the device: to look at one would be to wait for it."""
+        self._dtype = dtype
+
+    def run(
+        self,
+        stage: Stage,
+        layer: Layer,
+        exact: Weights,
+        embedding_VD: Tensor,
+        turns: Callable[[int, torch.device], Tensor],
+    ) -> None:
+        pack = _pack().to(stage.device)
+        num_tokens, width = len(pack.tokens_T), embedding_VD.shape[1]
+        residual_TD = F.embedding(pack.tokens_T.to(embedding_VD.device), embedding_VD)
+        residual_TD = residual_TD.to(stage.device)
+        delta_TD = torch.arange(residual_TD.numel(), device=stage.device).sin().view_as(residual_TD)
+        delta_TD = delta_TD.to(self._dtype)
+
+        normed_TD = self._add_norm(stage, residual_TD, delta_TD, layer.attention_norm)
+        self.at = "product"
+        qkv_TO = layer.qkv(normed_TD)
+        self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
+        qkv_T3Hd = self._rotate(stage, qkv_TO, turns(pack.longest, stage.device), pack)
+        self.at = "attention"
+        context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
+        plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
+        self._is(context_TD, plain_THd.flatten(1))
+        self.at = "product"
+        delta_TD = layer.out(context_TD)
+        self._is(delta_TD, F.linear(context_TD.float(), *exact["out"]))
+
+        normed_TD = self._add_norm(stage, residual_TD, delta_TD, layer.feed_forward_norm)
+        self.at = "product with GELU"
+        hidden_TO = layer.up.gelu(normed_TD)
+        self._is(hidden_TO, F.gelu(F.linear(normed_TD.float(), *exact["up"])))
+        self.at = "product"
+        self._is(layer.down(hidden_TO), F.linear(hidden_TO.float(), *exact["down"]))
+        self.at = "mean"
+        bounds = torch.tensor(pack.bounds, device=stage.device)
+        means_ND = stage.kernels.mean_rows(residual_TD, bounds[:-1].clone(), bounds[1:].clone())
+        rows = zip(pack.bounds, pack.bounds[1:], strict=False)
+        self._is(means_ND, torch.stack([residual_TD[a:b].mean(0) for a, b in rows]))
+        assert residual_TD.shape == (num_tokens, width)
+
+    def _add_norm(
+        self, stage: Stage, residual_TD: Tensor, delta_TD: Tensor, norm: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        self.at = "LayerNorm"
+        sum_TD = residual_TD + delta_TD.float()
+        normed_TD = stage.kernels.add_norm(residual_TD, delta_TD, *norm, self._dtype)
+        self._is(residual_TD, sum_TD)
+        self._is(normed_TD, F.layer_norm(sum_TD, sum_TD.shape[1:], *norm, twins.NORM_EPSILON))
+        return normed_TD
+
+    def _rotate(self, stage: Stage, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
+        self.at = "rotary"
+        head_dim = 2 * turns_Pf2.shape[1]
+        qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, head_dim)
+        wide_T3Hd = qkv_T3Hd.float()
+        cosine, sine = turns_Pf2[pack.positions_T][:, None, None].unbind(-1)
+        even, odd = wide_T3Hd[:, :2, :, ::2], wide_T3Hd[:, :2, :, 1::2]
+        pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
+        expected_T3Hd = torch.cat((pairs.flatten(-2), wide_T3Hd[:, 2:]), 1)
+        stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T)
+        self._is(qkv_T3Hd, expected_T3Hd)
+        return qkv_T3Hd
+
+    def _is(self, found: Tensor, expected: Tensor) -> None:
+        self.operations.append(self.at)
+        self.errors.append((found.float() - expected).norm() / expected.norm())
+
+
+def _pack() -> Packed:
+    letters = 4 + np.arange(sum(LENGTHS)) * 7 % 20  # the amino acids' tokens
+    ends = np.cumsum(LENGTHS)[:-1]
+    return packing.pack(np.split(letters, ends))
