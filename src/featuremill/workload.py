@@ -120,7 +120,12 @@ class Workload(Protocol):
         """Return the cost that one batch may hold on `device`."""
 
     def load(self, options: Any, devices: Sequence[Device], weights: Weights | None) -> Any:
-        """Return the model, ready on the devices of one lease; mostly that is one."""
+        """Return the model, ready on the devices of one lease; mostly that is one.
+
+        What goes on more slowly or otherwise than the user may expect is logged as a warning, under
+        the logger "featuremill" or one below it: it is shown, and stands in receipt and report.
+        What is wrong with the installation, and not with the device, is raised as WorkloadError.
+        """
 
     def prepare(self, model: Any, payloads: Sequence[bytes], batch_cost: int) -> Any:
         """Return the host side of one batch; runs ahead of `run`, on a thread.

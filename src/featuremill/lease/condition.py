@@ -94,7 +94,10 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     if strangers:
         return f"used by process {', '.join(map(str, strangers))}, which has no lease"
     if not holders and condition.used_mb > IDLE_MB:
-        return f"{condition.used_mb} MB in use, by nobody who has a lease"
+        return (
+            f"{condition.used_mb} MB in use, by nobody who has a lease; if that is a display, "
+            "FEATUREMILL_POLICY=memory takes the GPU all the same"
+        )
     return ""
 
 
