@@ -6,6 +6,7 @@ implementation of the same operation here.
 """
 
 import json
+import os
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from esm2_models import fair_esm, save_fair_esm
 from programs import random_records
 
-from featuremill import compute, weights
+from featuremill import compute, devices, weights
 from featuremill.errors import WorkloadError
 from featuremill.workloads.esm2 import attention, kernels, packing, products
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
@@ -157,6 +158,54 @@ def test_what_is_the_devices_fault_is_no_operations(found, monkeypatch, caplog, 
     with pytest.raises(RuntimeError, match=text):
         load(found)
     assert not caplog.records
+
+
+def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
+    """Of many layers, the features of one wait there at most."""
+    device, options = devices.cpu(), esm2.Options(layers=(1, 2, 3), pool="mean", dtype="fp32")
+    model = esm2.load(options, [device], found)
+    num_computed, at_copy = 0, []
+    feed_forward, copy = Encoder._feed_forward, transfer.Transfer._copy
+
+    def counted(*given):
+        nonlocal num_computed
+        num_computed += 1
+        return feed_forward(*given)
+
+    def seen(self, tensor):
+        at_copy.append(num_computed)
+        return copy(self, tensor)
+
+    monkeypatch.setattr(Encoder, "_feed_forward", counted)
+    monkeypatch.setattr(transfer.Transfer, "_copy", seen)
+    esm2.run(model, esm2.prepare(model, [b"MKVLAAGIVGL"], 64))
+    assert at_copy == [1, 2, 3]
+
+
+def test_kernels_are_kept_where_the_weights_are(monkeypatch, tmp_path):
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "nowhere"))
+    kernels.keep_compiled()
+    assert "TRITON_CACHE_DIR" not in os.environ
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what follows is undone
+    del os.environ["TRITON_CACHE_DIR"]
+    kernels.keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", "my own")
+    kernels.keep_compiled()
+    assert os.environ["TRITON_CACHE_DIR"] == "my own"
+
+
+def test_without_triton_the_twins_stand_in_and_a_warning_says_so(monkeypatch, caplog):
+    def fail():
+        raise ImportError("libcuda.so.1: cannot open\nshared object")
+
+    monkeypatch.setattr(kernels, "_triton", fail)
+    assert kernels.ways(torch.device("cuda")) == [kernels.TORCH]
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "\n" not in record.getMessage()
+    assert "(ImportError: libcuda.so.1: cannot open)" in record.getMessage()
 
 
 # FlashAttention as each torch has it.

@@ -191,17 +191,16 @@ def run(model: Model, batch: Batch) -> Result:
     return Result(Transfer(on_device(model, batch)), batch.places.lengths)
 
 
-def on_device(model: Model, batch: Batch) -> list[Tensor]:
-    """Return the values of a batch where they are computed, in the order of the schema."""
+def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
+    """Yield the values of a batch where they are computed, in the order of the schema, each as soon
+    as its layer has been."""
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder, places = model.encoder, batch.places
-    tensors = []
     pack = batch.pack.to(encoder.device)
     for _, hidden_TD in encoder.representations(pack, model.options.layers):
         places = places.to(hidden_TD.device)
-        tensors += tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
-    return tensors
+        yield from tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:

@@ -105,7 +105,8 @@ def tensors_of_layer(
     hidden_TD: Tensor, places: Places, options: Options, mean_rows: MeanRows
 ) -> list[Tensor]:
     """Return a layer's values in the order of the schema: pooled_ND in fp32, then residues_RD."""
-    residues_RD = _residues(hidden_TD, places)
+    has_residues = options.per_residue or "mean" in options.pools
+    residues_RD = _residues(hidden_TD, places) if has_residues else hidden_TD
     tensors = []
     for pool in options.pools:
         if pool == "mean":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cache
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 class Transfer:
     """Copies of tensors to the host, under way from the moment this is made."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        """Start each copy before the next tensor is asked for: with the features of many layers, no
+        more than those of one wait on the device."""
         self._events: list[torch.cuda.Event] = []
         self._copies = [self._copy(tensor) for tensor in tensors]
 

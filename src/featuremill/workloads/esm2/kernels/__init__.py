@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -46,7 +48,16 @@ def ways(device: torch.device) -> list[Kernels]:
         return [TORCH]
 
 
+def keep_compiled() -> None:
+    """Have Triton keep what it compiles beside the weights, where a folder is named for these: a
+    container's home is gone with it, and each would compile anew."""
+    folder = os.environ.get("FEATUREMILL_CACHE")
+    if folder and os.access(folder, os.W_OK):
+        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(folder, "triton")))
+
+
 def _triton() -> Kernels:
+    keep_compiled()
     import triton
 
     from featuremill.workloads.esm2.kernels import triton_kernels
