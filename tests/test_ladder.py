@@ -16,7 +16,8 @@ from programs import random_records
 
 from featuremill import compute, devices, weights
 from featuremill.errors import WorkloadError
-from featuremill.workloads.esm2 import attention, kernels, packing, products
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import attention, kernels, packing, products, transfer
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import twins
 
