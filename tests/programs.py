@@ -5,12 +5,14 @@ process of the session that has imported before what they would; whoever kills o
 C library put before it, gets one that starts from nothing.
 """
 
+import copy
 import importlib
 import json
 import multiprocessing
 import os
 import random
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -185,11 +187,24 @@ class Workflow(Desk):
 
     def __init__(self, folder, environment, records, **options):
         super().__init__(folder, {**environment, "FEATUREMILL_QUIET": ""})
-        self.run_folder = RunFolder(folder / "results" / "test")
-        self.computed = folder / "computed.txt"
         self.options = {"computed": "computed.txt", "batch_records": 10, **options}
         self.write(records)
         self.configure()
+
+    @property
+    def run_folder(self):
+        return RunFolder(self.folder / "results" / "test")
+
+    @property
+    def computed(self):
+        return self.folder / "computed.txt"
+
+    def copy(self, folder):
+        """Return a copy in `folder` that goes on from here: the files' times stay as they are."""
+        shutil.copytree(self.folder, folder, dirs_exist_ok=True)
+        other = copy.copy(self)
+        other.folder, other.environment = folder, dict(self.environment)
+        return other
 
     def write(self, records):
         described = [(f"{id} described", sequence) for id, sequence in records]
