@@ -34,6 +34,8 @@ IMPORTED = (
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
 PATIENCE_SECONDS = 120
+NO_REPORT = "merge"
+"""The target where no report is the point: drawing one is two seconds of work."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["snakemake.cli", *(f"featuremill.{verb}" for verb in IMPORTED)])
 

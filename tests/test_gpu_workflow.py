@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Desk, Workflow, random_records, wait_for
+from programs import NO_REPORT, Desk, Workflow, random_records, wait_for
 from test_lease_stress import most_at_once
 
 DOCS = ROOT / "docs" / "lease.md"
@@ -116,7 +116,7 @@ def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, hold,
     node = gpu_node(4)
     node.environment |= ALLOCATIONS[allocation]
     workflow = GpuWorkflow(tmp_path, environment, node, 5, hold=str(hold))
-    process = workflow.start("--cores", "32", "--resources", "gpu=4")
+    process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=4")
     finish_held(hold, lambda: workflow.at_work() == node.uuids, process)
     check_spans(workflow.spans(), node.uuids, 4)
     assert most_of_all(workflow.spans()) == 4
@@ -196,8 +196,8 @@ def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node
     for name in ("capped", "uncapped"):
         (tmp_path / name).mkdir()
         runs.append(GpuWorkflow(tmp_path / name, environment, node, 3, hold=str(hold)))
-    processes = [runs[0].start("--cores", "32", "--resources", "gpu=3")]
-    processes += [runs[1].start("--cores", "32")]
+    processes = [runs[0].start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")]
+    processes += [runs[1].start(NO_REPORT, "--cores", "32")]
 
     def are_all_there():
         """Three jobs of either run, of which three are at work."""
@@ -222,7 +222,7 @@ def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node,
     settings = {"gpu_slots": 2, "gpu_devices": "'2,0'", "gpu_policy": "sequential"}
     (profile / "config.yaml").write_text(yaml.safe_dump({"default-resources": settings}))
     allowed = [node.uuids[0], node.uuids[2]]
-    process = workflow.start("--cores", "32", "--profile", str(profile))
+    process = workflow.start(NO_REPORT, "--cores", "32", "--profile", str(profile))
     finish_held(hold, lambda: workflow.at_work() == sorted(2 * allowed), process)
     check_spans(workflow.spans(), allowed, 4, slots=2)
     assert most_of_all(workflow.spans()) == 4
@@ -241,12 +241,11 @@ def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node
         node.write()
         lost.write_text(node.uuids[1])
 
-    process = workflow.start("--cores", "32", "--resources", "gpu=3")
+    process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")
     said = finish_held(hold, lambda: workflow.at_work() == node.uuids, process, meanwhile=lose)
     assert "gave up its device" in said
     assert workflow.counts()["ok"] == 40
     spans = workflow.spans()
-    assert sum(map(len, spans.values())) == 8
     assert {receipt["retries"] for receipt in workflow.receipts()} == {0, 1}
     check_spans(spans, [node.uuids[0], node.uuids[2]], 2)
     assert "device not ready" in (node.locks / f"{node.uuids[1]}.failures").read_text()

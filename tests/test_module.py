@@ -21,6 +21,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from hatchling.build import build_sdist, build_wheel
+from programs import Desk
 from test_gpu_workflow import check_spans
 
 from featuremill.store import read_json
@@ -47,8 +48,9 @@ def finish(folder, environment, *command, status=0, path=PATH):
 
 
 def snakemake(folder, environment, *arguments, status=0):
-    command = (sys.executable, "-m", "snakemake", "--cores", "2")
-    return finish(folder, environment, *command, *arguments, status=status)
+    """Let Snakemake work on the workflow in `folder`; return what it said."""
+    words = ("snakemake", "--cores", "2", *arguments)
+    return Desk(folder, environment).type(*words, status=status).text
 
 
 def without_model(folder):
@@ -138,8 +140,8 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     shard = json.loads((tmp_path / "below/results/a/plan.json").read_text())["shards"][0]["shard"]
     (part,) = (tmp_path / "below/results/a/store/parts").rglob(f"{shard}.arrows")
     part.unlink()
-    status = (sys.executable, "-m", "featuremill", "status", "below/results/a")
-    said = finish(tmp_path, environment, *status, status=1)
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "status", "below/results/a", status=1).text
     again = "snakemake --cores 2 --rerun-incomplete --forcerun below_extract"
     assert said.splitlines()[-1].strip() == again, said
     snakemake(tmp_path, environment, *again.split()[3:], status=1)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import Verbs, Workflow, fasta, random_records
+from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill import journal, workflow_start
 from featuremill.config import validate
@@ -44,7 +44,7 @@ class Versioned(Workflow):
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def __call__(self, version, *arguments, **more):
-        return super().__call__(*arguments, VERSIONED=version, **more)
+        return super().__call__(NO_REPORT, *arguments, VERSIONED=version, **more)
 
     def status(self, version, status=0):
         said = self.verb("status", "results/test", "--json", VERSIONED=version, status=status)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from programs import LETTERS, ROOT, Desk, Workflow, random_records, wait_for
+from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
 from featuremill import owner
 from featuremill.calm import RefusedError
@@ -53,19 +53,19 @@ def test_only_what_is_new_is_computed(workflow, finished):
     before = workflow.data()
     assert "Nothing to be done" in workflow()
     os.utime(workflow.folder / "in.fa")
-    workflow("--forceall", "--resources", "gpu=4")
+    workflow(NO_REPORT, "--forceall", "--resources", "gpu=4")
     assert workflow.news() == [], "a touched input, everything forced, another number of GPUs"
     assert workflow.data() == before
 
     records[50] = (records[50][0], "MKVLLWY")
     records += random_records(2, seed=1)
     workflow.write(records)
-    workflow("--cores", "1")
+    workflow(NO_REPORT, "--cores", "1")
     edited = sorted(["MKVLLWY", *(sequence for _, sequence in records[-2:])])
     assert sorted(workflow.news()) == edited, "one record edited, 2 % appended"
 
     workflow.write([(f"new_{id}", sequence) for id, sequence in reversed(records)])
-    workflow()
+    workflow(NO_REPORT)
     assert workflow.news() == [], "reordered and renamed"
     assert workflow.counts() == {"input": 102, "ok": 102, "failed": 0, "refused": 0, "duplicate": 0}
 
@@ -76,12 +76,12 @@ def test_what_is_gone_is_made_again(workflow):
     root, before = workflow.run_folder.root, workflow.data()
     workflow.run_folder.plan.unlink()
     workflow("plan")
-    assert "100 of 100 records ok" in workflow()
+    assert "100 of 100 records ok" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
     (typed,) = look(root).next
     assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
-    workflow()
+    workflow(NO_REPORT)
     assert len(workflow.news()) == 100 and workflow.data() == before
 
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
@@ -102,12 +102,12 @@ def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is
     said = workflow(status=1)
     assert "1 of 61 records failed and max_failed is 0" in said
     assert set(workflow.news()) == {"RAISEK", *(sequence for _, sequence in records)}
-    said = workflow("--config", "max_failed=1")
+    said = workflow(NO_REPORT, "--config", "max_failed=1")
     assert "60 of 61 records ok, 1 failed: all accounted for" in said
     assert workflow.news() == []
     workflow.write([*records, ("odd", "MKV")])
     workflow.verb("retry", "results/test")
-    workflow()
+    workflow(NO_REPORT)
     assert workflow.news() == ["MKV"]
     assert workflow.counts()["ok"] == 61
 
@@ -115,10 +115,10 @@ def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is
 def test_an_option_changed_and_changed_back_costs_one_computation(workflow):
     before = workflow.data()
     workflow.configure(batch_records=7)
-    workflow()
+    workflow(NO_REPORT)
     assert len(workflow.news()) == 100
     workflow.configure()
-    workflow()
+    workflow(NO_REPORT)
     assert workflow.news() == []
     assert workflow.data() == before
 
@@ -129,10 +129,10 @@ def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, envi
     sequences = ("".join(rng.choices(LETTERS, k=50_000)) for _ in range(50))
     workflow = Workflow(tmp_path, environment, [(f"p{n}", s) for n, s in enumerate(sequences)])
     assert (tmp_path / "in.fa").stat().st_size > 2_000_000
-    workflow()
+    workflow(NO_REPORT)
     assert len(workflow.news()) == 50
     os.utime(tmp_path / "in.fa")
-    assert "distinct records to compute" in workflow(), "plan ran"
+    assert "distinct records to compute" in workflow(NO_REPORT), "plan ran"
     assert workflow.news() == []
 
     for part in ("Snakefile", "workflow", "envs"):
@@ -141,7 +141,7 @@ def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, envi
     edited = rule.read_text().replace("exec featuremill extract", "true; exec featuremill extract")
     assert edited != rule.read_text()
     rule.write_text(edited)
-    assert "the part is there already" in workflow(snakefile=tmp_path / "Snakefile")
+    assert "the part is there already" in workflow(NO_REPORT, snakefile=tmp_path / "Snakefile")
     assert workflow.news() == []
 
 
@@ -182,7 +182,7 @@ def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, envi
     killed.environment["PYTHONPATH"] = path
     said = [kill(killed, moment) for moment in MOMENTS]
     assert "batches resumed" in said[-1]
-    killed()
+    killed(NO_REPORT)
     assert killed.data() == whole.data()
     assert killed.counts()["ok"] == 100
     again = killed.news()
@@ -194,7 +194,7 @@ def kill(workflow, moment):
     """Kill Snakemake while a job is held, and see the job leave; return what they said."""
     (name, text), is_held = MOMENTS[moment]
     (workflow.folder / name).write_text(text)
-    process = workflow.start()
+    process = workflow.start(NO_REPORT)
     try:
         wait_for(lambda: process.poll() is not None or is_held(workflow.run_folder))
     finally:
@@ -225,12 +225,12 @@ def test_a_second_run_is_refused_while_the_first_lives(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(10), hold="hold")
     (tmp_path / "hold").touch()
     (tmp_path / "two.fa").write_text(">a\nMKV\n>b\nMKL\n")
-    first = workflow.start()
+    first = workflow.start(NO_REPORT)
     wait_for(lambda: workflow.computed.exists() or first.poll() is not None)
     # A run of another name may go on beside it, and its end opens no door: Snakemake removes the
     # whole folder of locks then, those of others too.
     workflow("-n")
-    workflow("--config", "run=other", "inputs=two.fa", "options={hold: ''}")
+    workflow(NO_REPORT, "--config", "run=other", "inputs=two.fa", "options={hold: ''}")
     assert first.poll() is None
     assert "another snakemake is computing this run" in workflow(status=1)
     (tmp_path / "hold").unlink()
@@ -253,7 +253,7 @@ def test_another_configs_results_are_not_replaced(workflow):
 
     def computed_with(name, status=0, **changes):
         (folder / name).write_text(yaml.safe_dump(config | changes))
-        words = [name if word == "config.yaml" else word for word in workflow.words()]
+        words = [name if word == "config.yaml" else word for word in workflow.words(NO_REPORT)]
         return workflow.type(*words, status=status).text
 
     before = (root / "manifest.json").read_bytes()
