@@ -154,7 +154,7 @@ def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):
         assert held in spans and receipt["retries"] == 0
     assert "2 × Simulated GPU" in (workflow.run_folder.root / "report.html").read_text()
     workflow.news()
-    workflow("--cores", "32")
+    workflow(NO_REPORT, "--cores", "32")
     assert workflow.news() == [], "how many hold a model says nothing about values"
 
 

@@ -22,7 +22,7 @@ import yaml
 from conftest import ROOT
 from hatchling.build import build_sdist, build_wheel
 from programs import Desk
-from test_gpu_workflow import check_spans
+from test_gpu_workflow import check_spans, finish_held
 
 from featuremill.store import read_json
 
@@ -272,12 +272,26 @@ def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment)
     assert "good condition" in finish(folder, environment, *workflow, "--lint", path=path)
 
 
+WAITS = """
+Path(f"at-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+while Path("hold").exists():
+    time.sleep(0.01)
+"""
+
+
 def test_a_tool_leases_its_gpu_and_never_meets_another(tmp_path, environment, gpu_node):
-    """Without `--resources`: more jobs start than there are GPUs."""
+    """Without `--resources`: more jobs start than there are GPUs. The tool waits in place of its
+    second of work, until there is one on each GPU."""
     node = gpu_node(2)
     shutil.copytree(EXAMPLES / "lease", tmp_path, dirs_exist_ok=True)
-    environment = {**environment, **node.environment}
-    snakemake(tmp_path, environment, "--cores", "6")
+    tool, hold = tmp_path / "scripts" / "fold.py", tmp_path / "hold"
+    head, work, tail = tool.read_text().partition("time.sleep(1)  # folding\n")
+    assert work
+    tool.write_text(head + WAITS + tail)
+    hold.touch()
+    desk = Desk(tmp_path, {**environment, **node.environment, "PATH": PATH})
+    process = desk.start("snakemake", "--cores", "6", stdout=subprocess.DEVNULL)
+    finish_held(hold, lambda: len(list(tmp_path.glob("at-*"))) == 2, process)
     spans = defaultdict(list)
     for path in (tmp_path / "structures").iterdir():
         found = json.loads(path.read_text())
