@@ -159,7 +159,6 @@ def test_what_fails_again_runs_again_under_the_same_name(failed):
     assert failed.merge() == expected([*GOOD, *BAD])
 
 
-@pytest.mark.slow
 def test_an_earlier_failed_try_of_the_same_records_is_not_taken_up(failed):
     """The failed shard has left the plan meanwhile, but its part is still there."""
     failed.retry("--reason", "nan")
@@ -205,7 +204,6 @@ def test_planning_again_changes_nothing_after_a_retry(failed):
     assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes())
 
 
-@pytest.mark.slow
 def test_a_shard_without_wanted_records_leaves_the_plan(tmp_path, environment):
     run = Run(tmp_path, environment)
     run.plan_again(BAD)

@@ -118,8 +118,10 @@ def test_an_option_changed_and_changed_back_costs_one_computation(workflow):
     workflow(NO_REPORT)
     assert len(workflow.news()) == 100
     workflow.configure()
-    workflow(NO_REPORT)
-    assert workflow.news() == []
+    parts = workflow.run_folder.store / "parts"
+    assert len(list(parts.iterdir())) == 2
+    assert "keep: parts: removed" in workflow("--config", "keep=parts")
+    assert workflow.news() == [] and len(list(parts.iterdir())) == 1
     assert workflow.data() == before
 
 
