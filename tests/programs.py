@@ -68,8 +68,8 @@ def fasta(records):
     return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
 
 
-def _read_at_start(environment):
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+def _some_of(environment, beginnings):
+    return {name: value for name, value in environment.items() if name.startswith(beginnings)}
 
 
 def _become(words, folder, environment, streams):
@@ -95,6 +95,8 @@ def _become(words, folder, environment, streams):
 class Desk:
     """A folder and an environment in which programs are typed."""
 
+    reads_at_start = READ_AT_START
+
     def __init__(self, folder, environment):
         self.folder = folder
         self.environment = environment
@@ -109,7 +111,8 @@ class Desk:
         """Let `python -m …` run to its end, which has this status and no traceback; return what it
         said. The environment gets the `variables`."""
         environment = {**self.environment, **variables}
-        if words[0] in PROGRAMS and _read_at_start(environment) == _read_at_start(os.environ):
+        ours, theirs = (_some_of(e, self.reads_at_start) for e in (environment, os.environ))
+        if words[0] in PROGRAMS and ours == theirs:
             said = _forked([str(word) for word in words], self.folder, environment)
         else:
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
