@@ -28,12 +28,16 @@ PROGRAMS = ("featuremill", "snakemake")
 IMPORTED = (
     *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
     *("init", "search", "doctor", "weights", "top"),
+    # What they import when they know what they are asked for.
+    *("estimate.visit", "doctor.visit", "search.visit", "status.visit", "report.page"),
+    *("report.figures", "inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
+OF_OTHERS = ("snakemake.cli", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
 PATIENCE_SECONDS = 120
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["snakemake.cli", *(f"featuremill.{verb}" for verb in IMPORTED)])
+FORKS.set_forkserver_preload([*OF_OTHERS, *(f"featuremill.{name}" for name in IMPORTED)])
 
 
 class Said(NamedTuple):
