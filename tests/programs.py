@@ -30,14 +30,18 @@ PROGRAMS = ("featuremill", "snakemake")
 IMPORTED = (
     *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
     *("init", "search", "doctor", "weights", "top"),
+    # What they import when they know what they are asked for.
+    *("estimate.visit", "doctor.visit", "search.visit", "status.visit", "report.page"),
+    *("report.figures", "inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
+OF_OTHERS = ("snakemake.cli", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
 PATIENCE_SECONDS = 120
 NO_REPORT = "merge"
 """The target where no report is the point: drawing one is two seconds of work."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["snakemake.cli", *(f"featuremill.{verb}" for verb in IMPORTED)])
+FORKS.set_forkserver_preload([*OF_OTHERS, *(f"featuremill.{name}" for name in IMPORTED)])
 
 
 class Said(NamedTuple):
@@ -72,8 +76,8 @@ def fasta(records):
     return "".join(f">{id}\n{sequence}\n" for id, sequence in records)
 
 
-def _read_at_start(environment):
-    return {name: value for name, value in environment.items() if name.startswith(READ_AT_START)}
+def _some_of(environment, beginnings):
+    return {name: value for name, value in environment.items() if name.startswith(beginnings)}
 
 
 def _become(words, folder, environment, streams):
@@ -99,6 +103,8 @@ def _become(words, folder, environment, streams):
 class Desk:
     """A folder and an environment in which programs are typed."""
 
+    reads_at_start = READ_AT_START
+
     def __init__(self, folder, environment):
         self.folder = folder
         self.environment = environment
@@ -113,7 +119,8 @@ class Desk:
         """Let `python -m …` run to its end, which has this status (None: any) and no traceback;
         return what it said. The environment gets the `variables`."""
         environment = {**self.environment, **variables}
-        if words[0] in PROGRAMS and _read_at_start(environment) == _read_at_start(os.environ):
+        ours, theirs = (_some_of(e, self.reads_at_start) for e in (environment, os.environ))
+        if words[0] in PROGRAMS and ours == theirs:
             said = _forked([str(word) for word in words], self.folder, environment)
         else:
             streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
