@@ -1,5 +1,6 @@
 """ESM-2 models of fair-esm and transformers, and checkpoints as those libraries write them."""
 
+import functools
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -34,6 +35,12 @@ def demo_proteins(count, longest=1500):
     return [proteins[i * len(proteins) // count] for i in range(count)]
 
 
+def proteins_of_all_lengths(count, longest=1500):
+    """Return `count` of those proteins, from the shortest to the longest."""
+    proteins = sorted(demo_proteins(400, longest), key=len)
+    return [proteins[i * (len(proteins) - 1) // (count - 1)] for i in range(count)]
+
+
 def fair_esm(num_layers, width, heads, state=None, seed=0):
     """Return fair-esm's model in fp32: with its own initial weights, or those of `state`."""
     torch.manual_seed(seed)
@@ -61,6 +68,18 @@ def representations(model, tokens):
     with torch.inference_mode():
         states = model(tokens.reshape(1, -1), repr_layers=layers)["representations"]
     return torch.stack([states[layer][0] for layer in layers])
+
+
+class Compared:
+    """Weights of ours (`found`), fair-esm's `network` with the same, and what that one says."""
+
+    def __init__(self, found, network):
+        self.found, self.network = found, network
+        self.states = functools.lru_cache(64)(self._states)
+        """Gives the hidden states of a sequence; they cost more than what is held against them."""
+
+    def _states(self, sequence):
+        return representations(self.network, tokens_of(sequence)).numpy()
 
 
 def save_fair_esm(model, path, dtype=torch.float32, **settings):

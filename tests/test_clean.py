@@ -345,9 +345,8 @@ def test_cleaned_results_stay_done_and_a_changed_input_takes_one_call(tmp_path, 
     workflow()
     before, records = workflow.data(), random_records(60)
     workflow.news()
-    command = [sys.executable, "-m", "featuremill", "clean", "results/test"]
-    command += ["--keep", "results", "--yes"]
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    cleaned = ("clean", "results/test", "--yes", "--keep")
+    workflow.verb(*cleaned, "results")
     assert not list(workflow.run_folder.store.rglob("*.arrow*"))
     assert "Nothing to be done" in workflow()
     os.utime(tmp_path / "in.fa")
@@ -355,14 +354,14 @@ def test_cleaned_results_stay_done_and_a_changed_input_takes_one_call(tmp_path, 
     workflow.write([*records, ("new", "GGGG")])
     workflow()
     assert len(workflow.news()) == 61 and workflow.counts()["ok"] == 61
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    workflow.verb(*cleaned, "results")
     workflow.write(records)
     workflow()
     assert workflow.data() == before
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    workflow.verb(*cleaned, "results")
     workflow("--config", "outputs=[parquet,npy,per_protein_h5]")
     assert workflow.data() == before and (workflow.run_folder.root / "embeddings.npy").exists()
-    subprocess.run([*command[:-2], "nothing", "--yes"], cwd=tmp_path, env=environment, check=True)
+    workflow.verb(*cleaned, "nothing")
     workflow()
     assert workflow.data() == before
 

@@ -1,12 +1,14 @@
-"""The demo as people run it: real proteins, the bundled model, the real Snakemake."""
+"""The demo as people run it: real proteins, the bundled model, the real Snakemake.
+
+All of it takes a minute of two cores. Planned is all of it; computed is every tenth protein, but
+where something is killed in the middle.
+"""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from itertools import islice
 
 import h5py
@@ -16,69 +18,112 @@ import pytest
 from Bio import SeqIO
 from browser import CHROMIUM, browser
 from conftest import ROOT
+from programs import Desk, wait_for
 from report_runs import FIGURES
 
 import featuremill
 from featuremill.store import RunFolder
 
 DATA = ["embeddings.parquet", "per-protein.h5", "embeddings.npy", "failed.tsv"]
+PROFILE = ROOT / "profiles" / "default"
+SNAKEMAKE = ("snakemake", "--snakefile", ROOT / "Snakefile", "--workflow-profile", PROFILE)
+SNAKEMAKE += ("--cores", "2")
+WHOLE_SECONDS = 280
 
 
-def snakemake(folder, environment, *arguments):
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
-    command += ["--workflow-profile", str(ROOT / "profiles" / "default"), "--cores", "2"]
-    return subprocess.Popen(
-        [*command, *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def proteins(path):
+    with path.open() as handle:
+        return list(SeqIO.parse(handle, "fasta"))
 
 
-def finish(process):
-    said, _ = process.communicate(timeout=280)
-    assert process.returncode == 0, said
-    return said
+class Demo(Desk):
+    """A folder with the demo's config and some of its proteins."""
+
+    def __init__(self, folder, environment, every=1):
+        super().__init__(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
+        self.results = RunFolder(folder / "results" / "demo").root
+        shutil.copytree(ROOT / "config", folder / "config")
+        self.fasta = folder / "config" / "demo.fasta"
+        if every > 1:
+            SeqIO.write(proteins(self.fasta)[::every], self.fasta, "fasta")
+            config = folder / "config" / "config.yaml"
+            text = config.read_text()
+            assert "cost: 100_000" in text
+            config.write_text(text.replace("cost: 100_000", f"cost: {200_000 // every}"))
+
+    def run(self):
+        """Compute all of it; return what was said."""
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with self.start(*SNAKEMAKE, **streams, start_new_session=True) as process:
+            said, _ = process.communicate(timeout=WHOLE_SECONDS)
+        assert process.returncode == 0, said
+        return said
+
+    def plan(self):
+        return json.loads((self.results / "plan.json").read_text())
+
+    def counts(self):
+        return json.loads((self.results / "manifest.json").read_text())["counts"]
 
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory, environment):
-    """Return the folder of a finished demo run, and what was said."""
-    folder = tmp_path_factory.mktemp("demo")
-    shutil.copytree(ROOT / "config", folder / "config")
-    environment = {**environment, "FEATUREMILL_CACHE": str(folder / "cache")}
-    return folder, finish(snakemake(folder, environment))
+    """Return the finished run of a tenth of the demo, and what was said."""
+    demo = Demo(tmp_path_factory.mktemp("demo"), environment, every=10)
+    return demo, demo.run()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, environment):
+    demo = Demo(tmp_path_factory.mktemp("whole"), environment)
+    return demo, demo.run()
+
+
+def test_all_of_the_demo_is_planned(demo, tmp_path, environment):
+    weights = demo[0].folder / "weights" / "mill_t6_8M.json"
+    demo = Demo(tmp_path, environment)
+    words = ("--config", "config/config.yaml", "--weights", weights)
+    said = demo.type("featuremill", "plan", demo.results, *words).err
+    plan = demo.plan()
+    assert "1,000 records" in said
+    assert (plan["counts"]["input"], plan["counts"]["unique"]) == (1000, 1000)
+    assert len(plan["shards"]) == 4, "config.yaml says so"
+    manifest = pq.read_table(demo.results / "manifest.parquet")
+    assert manifest["id"].to_pylist() == [record.id for record in proteins(demo.fasta)]
+    assert set(manifest["status"].to_pylist()) == {"planned"}
+
+
+def assert_every_protein_is_accounted_for(demo, said, count):
+    counts = demo.counts()
+    parts = [counts[kind] for kind in ("ok", "failed", "refused", "duplicate")]
+    assert counts["input"] == sum(parts) == count
+    parsed = [record.id for record in proteins(demo.fasta)]
+    table = pq.read_table(demo.results / "embeddings.parquet")
+    assert table["id"].to_pylist() == parsed
+    assert table.num_rows == counts["ok"] == len(set(parsed))
+    with h5py.File(demo.results / "per-protein.h5") as file:
+        assert {file[name].attrs["original_id"] for name in file} == set(parsed)
+        assert file.attrs["model_name"] == "mill_t6_8M"
+    assert f"{count:,} of {count:,} records have their features" in said
+    assert len(said.splitlines()) < 60, "calm output"
 
 
 def test_the_demo_accounts_for_every_protein(demo):
-    folder, said = demo
-    results = folder / "results" / "demo"
-    counts = json.loads((results / "manifest.json").read_text())["counts"]
-    parts = [counts[kind] for kind in ("ok", "failed", "refused", "duplicate")]
-    assert counts["input"] == sum(parts) == 1000
-    with (folder / "config" / "demo.fasta").open() as handle:
-        parsed = [record.id for record in SeqIO.parse(handle, "fasta")]
-    table = pq.read_table(results / "embeddings.parquet")
-    assert table["id"].to_pylist() == parsed
-    assert table.num_rows == counts["ok"] == len(set(parsed))
-    with h5py.File(results / "per-protein.h5") as file:
-        assert {file[name].attrs["original_id"] for name in file} == set(parsed)
-        assert file.attrs["model_name"] == "mill_t6_8M"
-    assert "1,000 of 1,000 records have their features" in said
-    assert len(said.splitlines()) < 60, "calm output"
+    assert_every_protein_is_accounted_for(*demo, 100)
+    assert len(demo[0].plan()["shards"]) > 1
+
+
+@pytest.mark.slow
+def test_all_of_the_demo_accounts_for_every_protein(whole):
+    assert_every_protein_is_accounted_for(*whole, 1000)
 
 
 @pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_the_results_are_what_embed_gives_for_the_same_sequences(demo):
-    folder, _ = demo
-    ids, matrix = featuremill.load_matrix(folder / "results" / "demo")
-    with (folder / "config" / "demo.fasta").open() as handle:
-        chosen = list(islice(SeqIO.parse(handle, "fasta"), 20))
-    dtype = json.loads((folder / "results" / "demo" / "plan.json").read_text())
-    dtype = dtype["settings"]["options"]["dtype"]
+    demo, _ = demo
+    ids, matrix = featuremill.load_matrix(demo.results)
+    chosen = list(islice(proteins(demo.fasta), 20))
+    dtype = demo.plan()["settings"]["options"]["dtype"]
     embedded = featuremill.embed([str(record.seq) for record in chosen], dtype=dtype, device="cpu")
     assert ids[:20] == [record.id for record in chosen]
     # In fp32 the bits are the same in any batch; bf16 kernels may round by the shape of the batch.
@@ -86,27 +131,26 @@ def test_the_results_are_what_embed_gives_for_the_same_sequences(demo):
     assert error < (1e-6 if dtype == "fp32" else 2e-3)
 
 
-def test_the_report_goes_into_snakemakes_own(demo, environment):
-    folder, _ = demo
-    finish(snakemake(folder, environment, "--report", "report.html"))
-    page = (folder / "report.html").read_text()
+def test_the_report_goes_into_snakemakes_own(demo):
+    demo, _ = demo
+    demo.type(*SNAKEMAKE, "--report", "report.html")
+    page = (demo.folder / "report.html").read_text()
     for figure in sorted(FIGURES):
         assert figure in page
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
-def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path, environment):
-    folder, _ = demo
-    report = folder / "results" / "demo" / "report.html"
+def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path):
+    demo, _ = demo
+    report = demo.results / "report.html"
     assert report.stat().st_size < 5e6
-    finish(snakemake(folder, environment, "--report", "snakemake.html"))
+    demo.type(*SNAKEMAKE, "--report", "snakemake.html")
     with browser(tmp_path / "profile") as tab:
         for width in (1200, 390):
             assert tab.open_drawn(report, width=width) >= 6
             assert tab.value("document.documentElement.scrollWidth") <= width
         assert tab.console == tab.requests == []
-        tab.open(folder / "snakemake.html", width=1200)
+        tab.open(demo.folder / "snakemake.html", width=1200)
         assert "Figures" in tab.wait("document.body.innerText")
         assert tab.requests == []
         assert not [said for said in tab.console if "error" in said.lower()]
@@ -114,26 +158,27 @@ def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path, enviro
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["featuremill.worker", "featuremill extract", "snakemake"])
-def test_kill_9_in_mid_shard_changes_no_byte_of_the_results(demo, tmp_path, environment, victim):
-    whole = RunFolder(demo[0] / "results" / "demo").root
-    shutil.copytree(ROOT / "config", tmp_path / "config")
-    process = snakemake(tmp_path, environment)
-    store = tmp_path / "results" / "demo" / "store"
-    deadline = time.monotonic() + 120
-    while not any(log.read_text().count("commit") >= 3 for log in store.glob("journals/*/*.log")):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.01)
+def test_kill_9_in_mid_shard_changes_no_byte_of_the_results(whole, tmp_path, environment, victim):
+    demo = Demo(tmp_path, environment)
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = demo.start(*SNAKEMAKE, **streams, start_new_session=True)
+    store = demo.results / "store"
+
+    def is_in_mid_shard():
+        assert process.poll() is None
+        return any(log.read_text().count("commit") >= 3 for log in store.glob("journals/*/*.log"))
+
+    wait_for(is_in_mid_shard)
     found = subprocess.run(["pgrep", "-f", victim], capture_output=True, text=True, check=True)
     ours = [pid for pid in map(int, found.stdout.split()) if os.getpgid(pid) == process.pid]
     assert ours
     for pid in ours:
         os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=280)
-    said = finish(snakemake(tmp_path, environment))
-    results = tmp_path / "results" / "demo"
+    process.communicate(timeout=WHOLE_SECONDS)
+    said = demo.run()
     for name in DATA:
-        assert (results / name).read_bytes() == (whole / name).read_bytes(), name
-    receipts = json.loads((results / "manifest.json").read_text())["receipts"]
+        assert (demo.results / name).read_bytes() == (whole[0].results / name).read_bytes(), name
+    receipts = json.loads((demo.results / "manifest.json").read_text())["receipts"]
     if victim != "featuremill.worker":  # whose supervisor goes on within the same job
         assert "batches resumed" in said
     assert sum(receipt["resumed_batches"] for receipt in receipts) >= 3

@@ -3,10 +3,12 @@
 NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPUs a pretend one.
 """
 
+import contextlib
 import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -19,11 +21,12 @@ import pytest
 import torch
 from conftest import ROOT
 from nvml_node import Gpu, Slice
-from programs import Verbs
+from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, Verbs, wait_for
 from safetensors.torch import save_file
 
+from featuremill.__main__ import main
 from featuremill.devices import Device
-from featuremill.doctor import host, memory, node_checks, scaling, scrub
+from featuremill.doctor import facts, host, memory, node_checks, scaling, scrub
 from featuremill.doctor.facts import Node
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
@@ -129,34 +132,25 @@ SCHEMA = thing(
 )
 
 
-class Doctor:
-    """Runs `featuremill doctor` as a process on a simulated node."""
+class Doctor(Desk):
+    """`featuremill doctor` on a simulated node."""
 
     def __init__(self, node, folder, **world):
-        self.folder = folder
         path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
-        self.environment = node.environment | {
-            "PYTHONPATH": os.pathsep.join(path),
-            "PRETEND_TORCH": json.dumps(world),
-        }
+        variables = {"PYTHONPATH": os.pathsep.join(path), "PRETEND_TORCH": json.dumps(world)}
+        super().__init__(folder, node.environment | variables)
 
-    def __call__(self, *arguments, status=0, **more):
-        done = subprocess.run(
-            [sys.executable, "-m", "featuremill", "doctor", *map(str, arguments)],
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            **more,
-        )
-        assert done.returncode == status, done.stdout + done.stderr
-        assert "Traceback" not in done.stderr + done.stdout
+    def __call__(self, *arguments, status=0):
+        # Libraries are loaded by its children, which start anew; by itself where it leases GPUs.
+        self.reads_at_start = READ_AT_START if "--run" in arguments else ()
+        return self.told(self.type("featuremill", "doctor", *arguments, status=status), arguments)
+
+    def told(self, said, arguments):
         if "--json" not in arguments:
-            return done.stdout + done.stderr
-        answer = json.loads(done.stdout)
+            return said.text
+        answer = json.loads(said.out)
         jsonschema.validate(answer, SCHEMA)
-        assert answer["ready"] == (status == 0)
+        assert answer["ready"] == (said.status == 0)
         assert {f"`{issue['code']}`" for issue in answer["issues"]} <= DOCUMENTED
         return answer
 
@@ -183,14 +177,19 @@ def uuids(number):
 
 
 def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
+    """Which is timed with one thread and with all."""
     check = doctor(system=NO_LIBRARY, real_torch=True)
-    answer = check("--json", "--model", "mill_t6_8M")
+    answer = check("--json", "--model", "mill_t6_8M", "--run")
     assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
     assert answer["recommended"]["resources"] is None
     assert answer["memory"]["fits"] == ["cpu"]
     assert answer["torch"]["version"] == torch.__version__
     assert codes(answer) == set()
-    assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", check())
+    timed = answer["scaling"]
+    assert timed["unit"] == "cpu thread" and timed["speedup"] > 0
+    assert timed["summary"].startswith("Timed on the CPU, as no GPU can be used:")
+    page = doctor(system=NO_LIBRARY)()
+    assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", page)
 
 
 MIXED = (
@@ -314,11 +313,42 @@ def test_a_broken_gpu_alone_stops_a_run_and_a_full_one_lets_it_wait(doctor, code
     assert not answer["cuda_available"]
 
 
-def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor):
-    answer = doctor(Gpu("GPU-0"), Gpu("GPU-1"), hangs=["GPU-1"])("--json", "--timeout", 6)
+def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor, tmp_path, monkeypatch, capsys):
+    """It hangs for the doctor as soon as it says so here; the other has all the time it takes."""
+    hung, limits = tmp_path / "hung", {}
+    hung.mkdir()
+
+    class Child(subprocess.Popen):
+        def communicate(self, *given, timeout=None):
+            place = hung / str(self.pid)
+            wait_for(lambda: place.exists() or has_ended(self.pid))
+            if has_ended(self.pid) or self.pid in limits:
+                return super().communicate(*given, timeout=timeout)
+            limits[self.pid] = timeout
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    check = doctor(Gpu("GPU-0"), Gpu("GPU-1"), hangs=["GPU-1"], hung=str(hung))
+    for name, value in check.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    arguments = ("doctor", "--json", "--timeout", "6")
+    status = main([*arguments])
+    answer = check.told(Said(status, capsys.readouterr().out, ""), arguments)
     (issue,) = answer["issues"]
     assert (issue["code"], issue["gpu"]) == ("no-answer", "GPU-1")
     assert "no answer within 6 s" in issue["what"]
+    ((pid, limit),) = limits.items()
+    assert limit == 6 and [place.name for place in hung.iterdir()] == [str(pid)]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def has_ended(pid):
+    """Tell whether a child of ours is there no more, and leave its status to who reaps it."""
+    try:
+        return bool(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    except ChildProcessError:
+        return True
 
 
 def test_a_driver_that_hangs_is_an_issue_and_no_hang(doctor):
@@ -348,9 +378,8 @@ def test_gpus_that_others_use(doctor):
 
 def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
     check = doctor(Gpu("GPU-0", total_mb=3000, used_mb=2500), Gpu("GPU-1"), Gpu("GPU-2"))
-    command = [sys.executable, "-m", "featuremill", "lease", "--gpus", "1", "--devices", "1"]
-    command += ["--", "sh", "-c", "echo held; exec sleep 60"]
-    holder = subprocess.Popen(command, env=check.environment, stdout=subprocess.PIPE, text=True)
+    words = ("lease", "--gpus", "1", "--devices", "1", "--", "sh", "-c", "echo held; exec sleep 60")
+    holder = check.start("featuremill", *words, stdout=subprocess.PIPE, stderr=None)
     assert holder.stdout.readline() == "held\n"
     failed = {"GPU-2": [[time.time(), "exit 3"]] * 3}
     for uuid, failures in failed.items():
@@ -472,11 +501,14 @@ def test_too_few_open_files_and_an_unusable_lock_folder_are_found(doctor, tmp_pa
     check = doctor(Gpu("GPU-0"))
     (tmp_path / "file").touch()
     check.environment["FEATUREMILL_LEASE_FOLDER"] = str(tmp_path / "file")
-    answer = check(
-        "--json",
-        status=1,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+    few = resource.RLIMIT_NOFILE, (256, 256)
+    words, streams = ("doctor", "--json"), {"stdout": subprocess.PIPE}
+    process = check.start(
+        "featuremill", *words, **streams, preexec_fn=lambda: resource.setrlimit(*few)
     )
+    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    assert process.returncode == 1, err
+    answer = check.told(Said(process.returncode, out, err), words)
     remedies = {issue["code"]: issue["remedy"] for issue in answer["issues"]}
     assert "ulimit -n" in remedies["open-files"]
     assert "FEATUREMILL_LEASE_FOLDER" in remedies["lock-folder"]
@@ -531,12 +563,35 @@ def test_which_kernels_run_on_which_gpu(capability, arch_list, expected):
     assert has_kernels(capability, arch_list) is expected
 
 
-def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor):
-    check = doctor(*(Gpu(uuid) for uuid in uuids(3)), Gpu("GPU-3", used_mb=5000))
+def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor, tmp_path):
+    """Each pretend GPU notes when it begins and ends; of those at once, none ends before all have
+    begun, or this never ends."""
+    notes = tmp_path / "notes"
+    gpus = (*(Gpu(uuid) for uuid in uuids(3)), Gpu("GPU-3", used_mb=5000))
+    check = doctor(*gpus, notes=str(notes), together=3)
     timed = check("--json", "--run")["scaling"]
     assert (timed["unit"], timed["count"]) == ("gpu", 3)  # not on the one in use
-    assert 2.0 < timed["speedup"] < 3.5  # the pretend work is a sleep
     assert len(timed["devices"]) == 3
+    noted = notes.read_text().splitlines()
+    assert noted[:6] == [f"{what} {uuid}" for uuid in uuids(3) for what in ("begins", "ends")]
+    assert sorted(noted[6:9]) == [f"begins {uuid}" for uuid in uuids(3)]
+    assert sorted(noted[9:]) == [f"ends {uuid}" for uuid in uuids(3)]
+
+
+def test_speed_together_is_a_sum_of_shares(monkeypatch):
+    """Of GPUs that take 1, 1 and 2 s alone, and together 1.25, 1 and 4: 0.8 + 1 + 0.5 of three."""
+    seconds = iter([[1.0], [1.0], [2.0], [1.25, 1.0, 4.0]])
+    gpus = [facts.Gpu(number, name="L4") for number in range(3)]
+    monkeypatch.setattr(scaling, "_children", lambda *_: contextlib.nullcontext(gpus))
+    monkeypatch.setattr(scaling, "_timed", lambda children: next(seconds))
+    timed = scaling.time_gpus(gpus, 6)
+    assert timed["speedup"] == 2.3
+    assert timed["summary"] == "All 3 GPUs at once do the work of 2.30: they slow each other down."
+    assert timed["devices"][2] == {
+        "name": "GPU 2 (L4)",
+        "alone_seconds": 2.0,
+        "together_seconds": 4.0,
+    }
 
 
 def test_gpus_that_slow_each_other_down_are_said():
@@ -546,19 +601,10 @@ def test_gpus_that_slow_each_other_down_are_said():
     assert not list(scaling.issues(timed | {"unit": "cpu thread"}))
 
 
-def test_the_cpu_is_timed_with_one_thread_and_with_all(doctor):
-    check = doctor(system=NO_LIBRARY, real_torch=True)
-    timed = check("--json", "--run")["scaling"]
-    assert timed["unit"] == "cpu thread"
-    assert timed["summary"].startswith("Timed on the CPU, as no GPU can be used:")
-    assert timed["speedup"] > 0
-
-
 @pytest.mark.gpu
 def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
-    command = [sys.executable, "-m", "featuremill", "doctor", "--json", "--run"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    answer = json.loads(done.stdout)
+    words = ("featuremill", "doctor", "--json", "--run")
+    answer = json.loads(Desk(tmp_path, environment).type(*words).out)
     jsonschema.validate(answer, SCHEMA)
     assert answer["cuda_available"]
     assert answer["torch"]["architectures"]
@@ -598,14 +644,27 @@ PEAK = """
 """
 
 
-def measured_peak_mb(folder, environment, model, kind, dtype, batch_tokens):
+@pytest.fixture(scope="module")
+def weights_of(tmp_path_factory):
+    """Return a function that returns a file with weights of a model's shape."""
+    folder = tmp_path_factory.mktemp("shapes")
+
+    def file(model):
+        path = folder / f"{model.num_layers}-{model.file_dtype}.safetensors"
+        if not path.exists():
+            tensors = {
+                entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
+                for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
+            }
+            save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
+        return path
+
+    yield file
+    shutil.rmtree(folder)  # hundreds of MB
+
+
+def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     """Return the peak of running a model of that shape."""
-    path = folder / "random.safetensors"
-    tensors = {
-        entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
-        for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
-    }
-    save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
     code = textwrap.dedent(PEAK)
     arguments = map(str, (path, model.num_layers, model.width, kind, dtype, batch_tokens))
     done = subprocess.run(
@@ -625,10 +684,10 @@ def measured_peak_mb(folder, environment, model, kind, dtype, batch_tokens):
     ],
 )
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
-    tmp_path, environment, num_layers, file_dtype, dtype, batch_tokens
+    weights_of, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
     model = memory.Model("random", num_layers, 1280, file_dtype)
-    measured = measured_peak_mb(tmp_path, environment, model, "cpu", dtype, batch_tokens)
+    measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
     # The part that is the model's own, without what any process takes.
@@ -639,10 +698,10 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("num_layers", "batch_tokens"), [(24, 2048), (4, 32768)])
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
-    tmp_path, environment, num_layers, batch_tokens
+    weights_of, environment, num_layers, batch_tokens
 ):
     model = memory.Model("random", num_layers, 1280, "fp32")
-    measured = measured_peak_mb(tmp_path, environment, model, "cuda", "bf16", batch_tokens)
+    measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
 
@@ -674,7 +733,7 @@ def finished_run(gpu_node, tmp_path, environment):
         file.write("OutOfMemoryError: 3 of 12 batches\n")
     (tmp_path / "my.yaml").write_text("inputs: in.fa\noptions: {}\n")
     (tmp_path / "secret.yaml").write_text("token: hunter2\n")
-    return Doctor(node, tmp_path, real_torch=True)
+    return Doctor(node, tmp_path)
 
 
 def test_a_bundle_has_what_a_report_needs_and_no_id_no_sequence_no_name(finished_run):

@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 import torch
 from esm2_models import (
+    Compared,
     cosines,
     demo_proteins,
     fair_esm,
     fair_esm_bundled,
     hugging_face_config,
     hugging_face_state,
+    proteins_of_all_lengths,
     relative_l2,
-    representations,
     save_fair_esm,
     tokens_of,
 )
@@ -55,16 +56,15 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bundled(cache):
-    """Our weights of the bundled model and fair-esm's network with the same."""
-    return weights.weights_of(weights.convert("mill_t6_8M", cache)), fair_esm_bundled()
+    return Compared(weights.weights_of(weights.convert("mill_t6_8M", cache)), fair_esm_bundled())
 
 
 @pytest.fixture(scope="module")
 def random12(cache):
-    """The same for a random network of 12 layers, with fair-esm's initial weights."""
+    """A random network of 12 layers, with fair-esm's initial weights."""
     model = fair_esm(*SMALL)
     path = save_fair_esm(model, cache / "random12.pt")
-    return weights.weights_of(weights.convert(str(path), cache)), model
+    return Compared(weights.weights_of(weights.convert(str(path), cache)), model)
 
 
 @pytest.fixture
@@ -101,24 +101,28 @@ def arrow_row(value):
     return inner.to_numpy()
 
 
-def assert_equal_to_fair_esm(model, reference, sequences, bound=2e-6):
+def assert_equal_to_fair_esm(both, sequences, bound=2e-6):
     """The most that was measured is 5e-7; other CPUs add up in another order. Of a long protein's
     mean, as fp32 has it, more digits are lost on either side."""
-    for sequence, row in zip(sequences, run(model, sequences), strict=True):
-        for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
+    for sequence, row in zip(
+        sequences, run(every_layer("fp32", both.found), sequences), strict=True
+    ):
+        for layer, expected in enumerate(both.states(sequence)):
             residues = expected[1:-1]
             assert relative_l2(row[f"residues_layer_{layer}"], residues) <= bound
             assert relative_l2(row[f"mean_layer_{layer}"], residues.mean(0)) <= 5 * bound
             assert relative_l2(row[f"bos_layer_{layer}"], expected[0]) <= bound
 
 
-def assert_close_to_fair_esm(model, reference, sequences, bound_l2):
+def assert_close_to_fair_esm(both, dtype, sequences, bound_l2):
     """Bounds are a third above what was measured in the worst layer: a residual stream of 16 bits
     is beyond them, and its cosines alone would not tell."""
-    num_layers = reference.num_layers + 1
+    num_layers = both.network.num_layers + 1
     residue, pooled, l2 = [[[] for _ in range(num_layers)] for _ in range(3)]
-    for sequence, row in zip(sequences, run(model, sequences), strict=True):
-        for layer, expected in enumerate(representations(reference, tokens_of(sequence)).numpy()):
+    for sequence, row in zip(
+        sequences, run(every_layer(dtype, both.found), sequences), strict=True
+    ):
+        for layer, expected in enumerate(both.states(sequence)):
             found = row[f"residues_layer_{layer}"]
             residue[layer].append(cosines(found, expected[1:-1]))
             l2[layer].append(relative_l2(found, expected[1:-1]))
@@ -135,60 +139,58 @@ def assert_close_to_fair_esm(model, reference, sequences, bound_l2):
 # The real gate: published numerics on real proteins.
 
 
-MANY = pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+FEW = pytest.param(proteins_of_all_lengths, 12, id="few")
+MANY = pytest.param(
+    demo_proteins, 200, id="many", marks=[pytest.mark.slow, pytest.mark.timeout(900)]
+)
 
 
-@pytest.mark.parametrize("count", [40, MANY])
-@pytest.mark.parametrize("both", ["bundled"], indirect=True)
-def test_fp32_equals_fair_esm(both, count):
-    found, reference = both
-    assert_equal_to_fair_esm(every_layer("fp32", found), reference, demo_proteins(count))
+@pytest.mark.parametrize("choose, count", [FEW, MANY])
+def test_fp32_equals_fair_esm(bundled, choose, count):
+    assert_equal_to_fair_esm(bundled, choose(count))
 
 
-@pytest.mark.parametrize("count", [40, MANY])
+@pytest.mark.parametrize("choose, count", [FEW, MANY])
 @pytest.mark.parametrize("dtype, bound_l2", [("bf16", 3.4e-3), ("fp16", 4.2e-4)])
-@pytest.mark.parametrize("both", ["bundled"], indirect=True)
-def test_16_bits_are_close_to_fair_esm(both, dtype, bound_l2, count):
-    found, reference = both
-    count = count if dtype == "bf16" else count // 4  # few CPUs multiply fp16 fast
-    assert_close_to_fair_esm(every_layer(dtype, found), reference, demo_proteins(count), bound_l2)
+def test_16_bits_are_close_to_fair_esm(bundled, dtype, bound_l2, choose, count):
+    proteins = choose(count)
+    if dtype == "fp16":  # few CPUs multiply it fast
+        proteins = proteins[:: 2 if count < 20 else 4]
+    assert_close_to_fair_esm(bundled, dtype, proteins, bound_l2)
 
 
 def test_12_layers_equal_fair_esm(random12):
-    found, reference = random12
-    assert_equal_to_fair_esm(every_layer("fp32", found), reference, demo_proteins(20, 600))
+    assert_equal_to_fair_esm(random12, proteins_of_all_lengths(7, 600))
 
 
 def test_12_layers_in_bf16_are_close_to_fair_esm(random12):
-    found, reference = random12
-    assert_close_to_fair_esm(every_layer("bf16", found), reference, demo_proteins(20, 600), 5.8e-3)
+    assert_close_to_fair_esm(random12, "bf16", proteins_of_all_lengths(7, 600), 5.8e-3)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_12_layers_equal_fair_esm_on_200_proteins(random12):
-    found, reference = random12
     proteins = demo_proteins(200)
-    assert_equal_to_fair_esm(every_layer("fp32", found), reference, proteins)
-    assert_close_to_fair_esm(every_layer("bf16", found), reference, proteins, 5.8e-3)
+    assert_equal_to_fair_esm(random12, proteins)
+    assert_close_to_fair_esm(random12, "bf16", proteins, 5.8e-3)
 
 
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
 def test_fp32_equals_transformers(both):
     from transformers import EsmConfig, EsmModel
 
-    found, reference = both
-    config = EsmConfig(**hugging_face_config(reference))
+    config = EsmConfig(**hugging_face_config(both.network))
     second = EsmModel(config, add_pooling_layer=False).eval()
-    second.load_state_dict(hugging_face_state(reference), strict=False)
-    proteins = [*demo_proteins(8, 400), "MKXBUZO.-LV", "M"]
-    for sequence, row in zip(proteins, run(every_layer("fp32", found), proteins), strict=True):
+    second.load_state_dict(hugging_face_state(both.network), strict=False)
+    proteins = [*proteins_of_all_lengths(4, 400), "MKXBUZO.-LV", "M"]
+    rows = run(every_layer("fp32", both.found), proteins)
+    for sequence, row in zip(proteins, rows, strict=True):
         with torch.inference_mode():
             tokens = tokens_of(sequence)
             states = second(
                 tokens, torch.ones_like(tokens), output_hidden_states=True
             ).hidden_states
-        assert len(states) == reference.num_layers + 1
+        assert len(states) == both.network.num_layers + 1
         for layer, expected in enumerate(states):
             residues = expected[0, 1:-1].numpy()
             assert relative_l2(row[f"residues_layer_{layer}"], residues) <= 1e-5
@@ -211,6 +213,9 @@ def test_published_slice_of_esm2_8m(cache):
 # Unusual input.
 
 
+NO_MASK = "MKVLAAGIV"
+
+
 def encode(encoder, sequences):
     """Return (layers + 1, tokens, width) of each token sequence."""
     packed = pack(sequences)
@@ -221,7 +226,7 @@ def encode(encoder, sequences):
 
 @pytest.fixture(scope="module")
 def encoder(bundled):
-    found, _ = bundled
+    found = bundled.found
     return Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
 
 
@@ -238,41 +243,20 @@ def encoder(bundled):
 )
 def test_rare_letters_and_masks_equal_fair_esm(encoder, bundled, sequence):
     tokens = tokens_of(sequence)
-    without = tokens_of("MKVLAAGIV")  # shares the batch with a masked one
+    without = tokens_of(NO_MASK)  # shares the batch with a masked one
     found, neighbour = encode(encoder, [tokens[0].numpy(), without[0].numpy()])
-    assert relative_l2(found, representations(bundled[1], tokens)) <= 1e-5
-    assert relative_l2(neighbour, representations(bundled[1], without)) <= 1e-5
+    assert relative_l2(found, bundled.states(sequence)) <= 1e-5
+    assert relative_l2(neighbour, bundled.states(NO_MASK)) <= 1e-5
 
 
 def test_any_length_equals_fair_esm(encoder, bundled):
+    """With BOS and EOS about whole blocks of rows (16, 32, 64), about the longest that attends with
+    all scores at hand (256), and above the lengths that published models were trained with."""
     generator = np.random.default_rng(1)
-    lengths = [
-        1,
-        2,
-        3,
-        13,
-        14,
-        15,
-        29,
-        30,
-        61,
-        62,
-        63,
-        64,
-        65,
-        254,
-        513,
-        1022,
-        1023,
-        1024,
-        2047,
-        3000,
-    ]
-    sequences = ["".join(generator.choice(list("ACDEFGHIKLMNPQRSTVWYX"), n)) for n in lengths]
-    for sequence in sequences:
-        tokens = tokens_of(sequence)
-        [found] = encode(encoder, [tokens[0].numpy()])
-        assert relative_l2(found, representations(bundled[1], tokens)) <= 1e-5
+    for length in (1, 2, 13, 14, 15, 30, 61, 62, 63, 254, 255, 1023, 2050):
+        sequence = "".join(generator.choice(list("ACDEFGHIKLMNPQRSTVWYX"), length))
+        [found] = encode(encoder, [tokens_of(sequence)[0].numpy()])
+        assert relative_l2(found, bundled.states(sequence)) <= 1e-5
 
 
 def test_tokens_are_those_of_fair_esm():
@@ -290,9 +274,8 @@ def test_tokens_are_those_of_fair_esm():
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
 def test_bits_depend_neither_on_the_batch_nor_on_threads(both, dtype):
-    found, _ = both
-    model = every_layer(dtype, found)
-    long, *others = sorted(demo_proteins(12, 500), key=len, reverse=True)
+    model = every_layer(dtype, both.found)
+    long, *others = proteins_of_all_lengths(4, 500)[::-1]
     sequences = ["M", "MK", "MKVLAAGIVG", long[:61], long[:62], long, *others]
 
     def bits(payloads):
@@ -352,7 +335,7 @@ def test_windows():
 
 
 def test_chunks_are_averaged_over_their_overlap(bundled):
-    found, _ = bundled
+    found = bundled.found
     protein = demo_proteins(1)[0][:25]
     whole = every_layer("fp32", found)
     chunked = every_layer("fp32", found, long="chunk", max_residues=10, chunk_overlap=4)
@@ -368,7 +351,7 @@ def test_chunks_are_averaged_over_their_overlap(bundled):
 
 
 def test_truncation_keeps_the_first_residues(bundled):
-    found, _ = bundled
+    found = bundled.found
     protein = demo_proteins(1)[0]
     cut = every_layer("fp32", found, long="truncate", max_residues=20)
     [row], [expected] = run(cut, [protein]), run(every_layer("fp32", found), [protein[:20]])
@@ -380,7 +363,7 @@ def test_truncation_keeps_the_first_residues(bundled):
 
 
 def test_columns_follow_the_options(bundled):
-    found, _ = bundled
+    found = bundled.found
     options = esm2.Options(layers=[-1, 0, 6], pool="none", per_residue=True, dtype="fp32")
     options = esm2.resolve(options, CPU, found)
     schema = esm2.schema(options, found)
@@ -425,7 +408,7 @@ NEW_CPU = Device("cpu", "cpu", "new", has_bf16=True)
 
 
 def test_resolve_settles_the_dtype_and_refuses_what_cannot_be(bundled):
-    found, _ = bundled
+    found = bundled.found
 
     def dtype(device, asked="auto"):
         return esm2.resolve(esm2.Options(dtype=asked), device, found).dtype
@@ -469,7 +452,7 @@ def test_planning_needs_no_torch():
 
 
 def test_the_backend_has_a_name(bundled):
-    assert every_layer("fp32", bundled[0]).backend == (
+    assert every_layer("fp32", bundled.found).backend == (
         "attention: scores up to 256 tokens, sdpa flash_attention per sequence; "
         "products: onednn; rest: torch"
     )
@@ -518,7 +501,7 @@ def test_the_newest_torch_within_the_bounds_gives_the_same_values(tmp_path):
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
 @pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
 def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
-    found, _ = both
+    found = both.found
     sequences = [
         tokens_of(s)[0].numpy() for s in [*demo_proteins(20), "M", "MK<mask>V<mask>", "X" * 3000]
     ]
@@ -543,7 +526,7 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
 
 @pytest.mark.gpu
 def test_cuda_delivers_the_columns_of_the_schema(bundled):
-    found, _ = bundled
+    found = bundled.found
     options = esm2.Options(layers=(0, -1), pool=("mean", "bos"), per_residue=True)
     device = Device("cuda", "", "", torch.cuda.get_device_capability() >= (8, 0))
     options = esm2.resolve(options, device, found)

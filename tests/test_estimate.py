@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Verbs
+from programs import LETTERS, Verbs, fasta
 
 from featuremill import speeds
 from featuremill.errors import UserError
@@ -20,7 +20,6 @@ from featuremill.machine import num_cores
 from featuremill.speeds import assumed, earlier, table
 from featuremill.store import RunFolder
 
-LETTERS = "DEFGHKLMNPQRSTVWY"
 DEVICE = "NVIDIA H100 80GB HBM3"
 
 
@@ -42,8 +41,7 @@ class Estimates:
         self.configure()
 
     def write(self, records):
-        text = "".join(f">{id}\n{sequence}\n" for id, sequence in records)
-        (self.folder / "in.fa").write_text(text)
+        (self.folder / "in.fa").write_text(fasta(records))
 
     def configure(self, **config):
         self.config = {
@@ -60,17 +58,8 @@ class Estimates:
         self.configure(workload="esm2", options={"model": model, **options})
 
     def __call__(self, *arguments, status=0):
-        done = subprocess.run(
-            [sys.executable, "-m", "featuremill", "estimate", "c.yaml", *map(str, arguments)],
-            cwd=self.folder,
-            env=self.verbs.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == status, done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stderr if status else done.stdout
+        said = self.verbs.type("featuremill", "estimate", "c.yaml", *arguments, status=status)
+        return said.err if status else said.out
 
     def json(self, *arguments):
         return json.loads(self(*arguments, "--json"))

@@ -8,14 +8,13 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Workflow, random_records, wait_for
+from programs import NO_REPORT, Desk, Workflow, random_records, wait_for
 from test_lease_stress import most_at_once
 
 DOCS = ROOT / "docs" / "lease.md"
@@ -48,6 +47,14 @@ class GpuWorkflow(Workflow):
                 found[device].append((begun[pid], float(at)))
         return dict(found)
 
+    def at_work(self):
+        """Return the devices on which a batch has begun and not ended, once for each batch."""
+        text = self.spans_file.read_text() if self.spans_file.exists() else ""
+        lines = [line.split() for line in text.splitlines() if line.count(" ") == 3]
+        begun = Counter(words[2] for words in lines if words[3] == "begin")
+        begun.subtract(words[2] for words in lines if words[3] == "end")
+        return sorted(device for devices in begun.elements() for device in devices.split(","))
+
     def receipts(self):
         return [json.loads(path.read_text()) for path in self.planned_receipts()]
 
@@ -59,12 +66,39 @@ class GpuWorkflow(Workflow):
 def check_spans(spans, uuids, at_once, slots=1):
     """Every device was used, by one at a time (or by `slots`), and several were at work at once.
 
-    How many of the `at_once` met in fact is left to the load of the machine that tests.
+    How many of the `at_once` met in fact is left to the load of the machine that tests; with
+    `finish_together` it is all of them.
     """
     assert sorted(spans) == sorted(uuids)
     assert max(map(most_at_once, spans.values())) <= slots
     everything = [span for mine in spans.values() for span in mine]
     assert 2 <= most_at_once(everything) <= at_once
+
+
+def finish_held(hold, is_met, *processes, meanwhile=lambda: None):
+    """Let jobs go on, which wait while `hold` is there, once `is_met()`; return what was said."""
+    try:
+        wait_for(lambda: is_met() or any(process.poll() is not None for process in processes))
+        meanwhile()
+        hold.unlink()
+        said = [process.communicate(timeout=200)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert not any(process.returncode for process in processes), said
+    return "".join(map(str, said))
+
+
+def most_of_all(spans):
+    return most_at_once([span for mine in spans.values() for span in mine])
+
+
+@pytest.fixture
+def hold(tmp_path):
+    """Return a file: while it is there, no batch ends."""
+    path = tmp_path / "hold"
+    path.touch()
+    return path
 
 
 ALLOCATIONS = {
@@ -78,12 +112,14 @@ ALLOCATIONS = {
 
 
 @pytest.mark.parametrize("allocation", ALLOCATIONS)
-def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, allocation):
+def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, hold, allocation):
     node = gpu_node(4)
     node.environment |= ALLOCATIONS[allocation]
-    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=3)
-    workflow("--cores", "32", "--resources", "gpu=4")
+    workflow = GpuWorkflow(tmp_path, environment, node, 5, hold=str(hold))
+    process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=4")
+    finish_held(hold, lambda: workflow.at_work() == node.uuids, process)
     check_spans(workflow.spans(), node.uuids, 4)
+    assert most_of_all(workflow.spans()) == 4
     receipts = workflow.receipts()
     devices = [device for receipt in receipts for device in receipt["devices"]]
     assert {device["uuid"] for device in devices} == set(node.uuids)
@@ -100,25 +136,25 @@ def by_device(spans):
     return found
 
 
-def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node):
+def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):
     node = gpu_node(4)
-    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=2)
+    workflow = GpuWorkflow(tmp_path, environment, node, 3, hold=str(hold))
     spread = ("--cores", "32", "--config", "gpus=2")
     said = workflow(*spread, "--resources", "gpu=1", status=1)
     assert "gpus: one job needs 2, but --resources gpu=1 allows only 1" in said
     said = workflow("--cores", "32", "--config", "gpus=5", status=1)
     assert "gpus: 5 are more than the 4 that can be had here" in said
-    workflow(*spread)
+    finish_held(hold, lambda: workflow.at_work() == node.uuids, workflow.start(*spread))
     spans = workflow.spans()
     assert all(len(set(devices.split(","))) == 2 for devices in spans)
     check_spans(by_device(spans), node.uuids, 4)
-    assert most_at_once([span for each in spans.values() for span in each]) == 2
+    assert most_of_all(spans) == 2
     for receipt in workflow.receipts():
         held = ",".join(device["uuid"] for device in receipt["devices"])
         assert held in spans and receipt["retries"] == 0
     assert "2 × Simulated GPU" in (workflow.run_folder.root / "report.html").read_text()
     workflow.news()
-    workflow("--cores", "32")
+    workflow(NO_REPORT, "--cores", "32")
     assert workflow.news() == [], "how many hold a model says nothing about values"
 
 
@@ -154,95 +190,103 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 
 
-def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node):
+def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node, hold):
     node = gpu_node(3)
     runs = []
     for name in ("capped", "uncapped"):
         (tmp_path / name).mkdir()
-        runs.append(GpuWorkflow(tmp_path / name, environment, node, 5, batch_seconds=2))
-    processes = [runs[0].start("--cores", "32", "--resources", "gpu=3")]
-    processes += [runs[1].start("--cores", "32")]
-    for process in processes:
-        said, _ = process.communicate(timeout=200)
-        assert process.returncode == 0, said
+        runs.append(GpuWorkflow(tmp_path / name, environment, node, 3, hold=str(hold)))
+    processes = [runs[0].start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")]
+    processes += [runs[1].start(NO_REPORT, "--cores", "32")]
+
+    def are_all_there():
+        """Three jobs of either run, of which three are at work."""
+        jobs = [len(list(run.folder.glob("logs/test/extract/*/*.log"))) for run in runs]
+        return jobs == [3, 3] and sorted(runs[0].at_work() + runs[1].at_work()) == node.uuids
+
+    finish_held(hold, are_all_there, *processes)
     both = defaultdict(list)
     for run in runs:
-        assert run.counts()["ok"] == 50
+        assert run.counts()["ok"] == 30
         for device, spans in run.spans().items():
             both[device] += spans
     check_spans(both, node.uuids, 3)
+    assert most_of_all(both) == 3
 
 
-def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node):
+def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node, hold):
     node = gpu_node(3)
-    workflow = GpuWorkflow(tmp_path, environment, node, 6, batch_seconds=3)
+    workflow = GpuWorkflow(tmp_path, environment, node, 5, hold=str(hold))
     profile = tmp_path / "profile"
     profile.mkdir()
     settings = {"gpu_slots": 2, "gpu_devices": "'2,0'", "gpu_policy": "sequential"}
     (profile / "config.yaml").write_text(yaml.safe_dump({"default-resources": settings}))
-    workflow("--cores", "32", "--profile", str(profile))
-    check_spans(workflow.spans(), [node.uuids[0], node.uuids[2]], 4, slots=2)
+    allowed = [node.uuids[0], node.uuids[2]]
+    process = workflow.start(NO_REPORT, "--cores", "32", "--profile", str(profile))
+    finish_held(hold, lambda: workflow.at_work() == sorted(2 * allowed), process)
+    check_spans(workflow.spans(), allowed, 4, slots=2)
+    assert most_of_all(workflow.spans()) == 4
     workflow.environment["FEATUREMILL_DEVICES"] = "7"
     assert "GPU 7 does not exist; this machine has 0–2." in workflow("-n", status=1)
 
 
-def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node):
+def test_a_device_that_gets_lost_costs_no_record(tmp_path, environment, gpu_node, hold):
     node = gpu_node(3)
     lost = tmp_path / "lost"
-    options = {"batch_seconds": 1, "batch_records": 5, "lost_file": str(lost)}
-    workflow = GpuWorkflow(tmp_path, environment, node, 6, **options)
-    process = workflow.start("--cores", "32", "--resources", "gpu=3")
-    # As soon as it has worked: on a busy machine the others may have the rest done before long.
-    wait_for(lambda: node.uuids[1] in workflow.spans())
-    node.gpus[1].lost = True
-    node.write()
-    lost.write_text(node.uuids[1])
-    at = time.monotonic()
-    said, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, said
+    options = {"hold": str(hold), "batch_records": 5, "lost_file": str(lost)}
+    workflow = GpuWorkflow(tmp_path, environment, node, 4, **options)
+
+    def lose():
+        node.gpus[1].lost = True
+        node.write()
+        lost.write_text(node.uuids[1])
+
+    process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")
+    said = finish_held(hold, lambda: workflow.at_work() == node.uuids, process, meanwhile=lose)
     assert "gave up its device" in said
-    assert workflow.counts()["ok"] == 60
+    assert workflow.counts()["ok"] == 40
     spans = workflow.spans()
-    assert max(end for _, end in spans[node.uuids[1]]) < at + 2
     assert {receipt["retries"] for receipt in workflow.receipts()} == {0, 1}
-    check_spans(spans, node.uuids, 3)
+    check_spans(spans, [node.uuids[0], node.uuids[2]], 2)
     assert "device not ready" in (node.locks / f"{node.uuids[1]}.failures").read_text()
 
 
-def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node):
+def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environment, gpu_node, hold):
     """The rule stands in docs/lease.md; its tool is a script here, and no cap is given."""
     node = gpu_node(3)
     text = DOCS.read_text("utf-8")
     snakefile = text.partition("```snakemake\n")[2].partition("```")[0]
     assert "rule fold" in snakefile
-    names = [f"p{n}" for n in range(7)]
+    names = [f"p{n}" for n in range(5)]
     (tmp_path / "sequences").mkdir()
     for name in names:
         (tmp_path / "sequences" / f"{name}.fa").write_text(">x\nMKV\n")
     (tmp_path / "Snakefile").write_text(snakefile)
+    desk = Desk(tmp_path, {**environment, **node.environment})
+    desk.environment["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     tool = tmp_path / "fold"
-    span = 'echo $(cut -d" " -f1 /proc/uptime) $$ $CUDA_VISIBLE_DEVICES'
-    tool.write_text(f"#!/bin/sh\n{span} begin >> spans\nsleep 1\n{span} end >> spans\ncp $1 $2\n")
+    span = "echo $CUDA_VISIBLE_DEVICES"
+    waiting = "while test -e hold; do sleep 0.01; done"
+    tool.write_text(f"#!/bin/sh\n{span} begin >> spans\n{waiting}\n{span} end >> spans\ncp $1 $2\n")
     tool.chmod(0o755)
     featuremill = tmp_path / "featuremill"
     featuremill.write_text(f'#!/bin/sh\nexec {sys.executable} -m featuremill "$@"\n')
     featuremill.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "8"],
-        cwd=tmp_path,
-        env={**environment, **node.environment, "PATH": path},
-        check=True,
-        capture_output=True,
-    )
-    found, begun = defaultdict(list), {}
-    for line in (tmp_path / "spans").read_text().splitlines():
-        at, pid, device, what = line.split()
+    noted = tmp_path / "spans"
+    process = desk.start("snakemake", "--cores", "8", stdout=subprocess.DEVNULL)
+    begun = lambda: sorted(noted.read_text().split()[::2]) if noted.exists() else []  # noqa: E731
+    finish_held(hold, lambda: begun() == node.uuids, process)
+    found, since = defaultdict(list), {}
+    for at, line in enumerate(noted.read_text().splitlines()):
+        device, what = line.split()
         if what == "begin":
-            begun[pid] = float(at)
+            assert device not in since, "two at once"
+            since[device] = at
         else:
-            found[device].append((begun[pid], float(at)))
+            found[device].append((since.pop(device), at))
+    assert sum(map(len, found.values())) == 5
     check_spans(found, node.uuids, 3)
+    assert most_of_all(found) == 3
 
 
 SHARD_SECONDS = 120

@@ -21,7 +21,8 @@ import pytest
 import yaml
 from conftest import ROOT
 from hatchling.build import build_sdist, build_wheel
-from test_gpu_workflow import check_spans
+from programs import Desk
+from test_gpu_workflow import check_spans, finish_held
 
 from featuremill.store import read_json
 
@@ -47,8 +48,9 @@ def finish(folder, environment, *command, status=0, path=PATH):
 
 
 def snakemake(folder, environment, *arguments, status=0):
-    command = (sys.executable, "-m", "snakemake", "--cores", "2")
-    return finish(folder, environment, *command, *arguments, status=status)
+    """Let Snakemake work on the workflow in `folder`; return what it said."""
+    words = ("snakemake", "--cores", "2", *arguments)
+    return Desk(folder, environment).type(*words, status=status).text
 
 
 def without_model(folder):
@@ -138,8 +140,8 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     shard = json.loads((tmp_path / "below/results/a/plan.json").read_text())["shards"][0]["shard"]
     (part,) = (tmp_path / "below/results/a/store/parts").rglob(f"{shard}.arrows")
     part.unlink()
-    status = (sys.executable, "-m", "featuremill", "status", "below/results/a")
-    said = finish(tmp_path, environment, *status, status=1)
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "status", "below/results/a", status=1).text
     again = "snakemake --cores 2 --rerun-incomplete --forcerun below_extract"
     assert said.splitlines()[-1].strip() == again, said
     snakemake(tmp_path, environment, *again.split()[3:], status=1)
@@ -270,12 +272,26 @@ def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment)
     assert "good condition" in finish(folder, environment, *workflow, "--lint", path=path)
 
 
+WAITS = """
+Path(f"at-{os.environ['CUDA_VISIBLE_DEVICES']}").touch()
+while Path("hold").exists():
+    time.sleep(0.01)
+"""
+
+
 def test_a_tool_leases_its_gpu_and_never_meets_another(tmp_path, environment, gpu_node):
-    """Without `--resources`: more jobs start than there are GPUs."""
+    """Without `--resources`: more jobs start than there are GPUs. The tool waits in place of its
+    second of work, until there is one on each GPU."""
     node = gpu_node(2)
     shutil.copytree(EXAMPLES / "lease", tmp_path, dirs_exist_ok=True)
-    environment = {**environment, **node.environment}
-    snakemake(tmp_path, environment, "--cores", "6")
+    tool, hold = tmp_path / "scripts" / "fold.py", tmp_path / "hold"
+    head, work, tail = tool.read_text().partition("time.sleep(1)  # folding\n")
+    assert work
+    tool.write_text(head + WAITS + tail)
+    hold.touch()
+    desk = Desk(tmp_path, {**environment, **node.environment, "PATH": PATH})
+    process = desk.start("snakemake", "--cores", "6", stdout=subprocess.DEVNULL)
+    finish_held(hold, lambda: len(list(tmp_path.glob("at-*"))) == 2, process)
     spans = defaultdict(list)
     for path in (tmp_path / "structures").iterdir():
         found = json.loads(path.read_text())

@@ -16,6 +16,7 @@ import pytest
 from report_runs import CPU, H200, HOSTILE, FakeRun, Page, make, rows_of
 
 from featuremill import __main__
+from featuremill.merge import provenance
 from featuremill.report import embedding, facts, usage, words
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
@@ -56,14 +57,14 @@ def test_samples_become_curves_on_the_timelines_axis(tmp_path: Path) -> None:
 def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> None:
     root = FakeRun(ok=40, num_shards=2, telemetry="receipts").write(tmp_path / "demo")
     manifest = json.loads((root / "manifest.json").read_text())
-    joules = sum(receipt["telemetry"]["energy_j"] for receipt in manifest["receipts"])
-    length = pq.read_table(root / "manifest.parquet")["length"]
-    per_million = joules / sum(length.to_pylist()) * 1e6
+    for receipt, joules, residues in zip(
+        manifest["receipts"], (1_200, 1_800), (3_000, 1_000), strict=True
+    ):
+        receipt["telemetry"]["energy_j"], receipt["payload_bytes"] = joules, residues
+    manifest |= provenance._energy(manifest["receipts"])
+    (root / "manifest.json").write_text(json.dumps(manifest))
     text = make(root).text.replace("\u00a0", " ")
-    said = (
-        f"The GPUs took {joules / 1e3:.2f} kJ: {per_million / 1e3:.0f} kJ for a million residues."
-    )
-    assert said in text
+    assert "The GPUs took 3.00 kJ: 750 kJ for a million residues." in text
     assert "Drawn from the shards' receipts" in text
     manifest["gpu_energy_j_per_million_residues"] = 4_321.0  # as with equal sequences
     (root / "manifest.json").write_text(json.dumps(manifest))
@@ -129,6 +130,22 @@ def test_wall_time_is_what_the_timeline_shows_of_an_interrupted_run(tmp_path: Pa
         f"the device was busy {busy} of the time",
     ):
         assert " ".join(said.split()) in page.text
+
+
+def test_wall_time_speed_and_idle_time_are_worked_out_by_hand(tmp_path: Path) -> None:
+    """Two shards of 6,000 and 2,000 tokens, 40 and 20 s of one device, with 20 s between them."""
+    root = FakeRun(num_shards=2).write(tmp_path / "demo")
+    manifest = json.loads((root / "manifest.json").read_text())
+    clock = "2026-11-20T10:{}.000+00:00".format
+    for receipt, cost, begin, end in zip(
+        manifest["receipts"], (6_000, 2_000), ("00:00", "01:00"), ("00:40", "01:20"), strict=True
+    ):
+        receipt |= {"cost": cost, "started": clock(begin), "finished": clock(end)}
+        receipt["seconds"]["wait"] = 0.0
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    text = make(root).text.replace("\u00a0", " ")
+    for said in ("1 min 20 s wall time (extract)", "100 tokens/s", "busy 75 % of the time"):
+        assert said in text, said
 
 
 def test_of_many_shards_receipts_are_enough(

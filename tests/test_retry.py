@@ -159,7 +159,6 @@ def test_what_fails_again_runs_again_under_the_same_name(failed):
     assert failed.merge() == expected([*GOOD, *BAD])
 
 
-@pytest.mark.slow
 def test_an_earlier_failed_try_of_the_same_records_is_not_taken_up(failed):
     """The failed shard has left the plan meanwhile, but its part is still there."""
     failed.retry("--reason", "nan")
@@ -205,7 +204,6 @@ def test_planning_again_changes_nothing_after_a_retry(failed):
     assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes())
 
 
-@pytest.mark.slow
 def test_a_shard_without_wanted_records_leaves_the_plan(tmp_path, environment):
     run = Run(tmp_path, environment)
     run.plan_again(BAD)
@@ -376,15 +374,14 @@ def test_snakemake_computes_what_is_to_run_again_and_merges_by_itself(
     workflow(*more, status=0 if max_failed else 1)
     workflow.news()
     for _ in range(2):  # the second time under the same name
-        command = [sys.executable, "-m", "featuremill", "retry", "results/test"]
-        subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+        workflow.verb("retry", "results/test")
         said = workflow(*more, status=0 if max_failed else 1)
         assert sorted(set(workflow.news())) == ["GREEDKL", "NANK", "RAISEK"]
         assert "distinct records to compute" not in said, "it planned again"
     assert "4 of 44 records" in said or "40 of 44 records ok, 4 failed" in said
     parts = {path: path.read_bytes() for path in workflow.run_folder.store.glob("parts/*/*.arrows")}
     (tmp_path / "cured").touch()
-    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    workflow.verb("retry", "results/test")
     workflow(*more)
     assert sorted(set(workflow.news())) == ["GREEDKL", "NANK", "RAISEK"]
     assert workflow.counts()["ok"] == 44

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import Desk
 
 from featuremill import owner, typed
 from featuremill.__main__ import main
@@ -23,11 +23,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     config = {"inputs": "my.fa", "run": "my", "workload": "composition", "device": "cpu"}
     (tmp_path / "my run.yaml").write_text(json.dumps(config))
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
-    command = [sys.executable, "-m", "featuremill", *words]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    Desk(tmp_path, environment).type("featuremill", *words)
     results = tmp_path / "results" / "my"
     last = owner.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
@@ -50,18 +46,6 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     monkeypatch.setenv(typed.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
-
-
-def test_a_config_is_all_that_a_run_needs(tmp_path, environment):
-    """It is what init prints, and what is said to people without a checkout."""
-    (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
-    for words in (["init", "my.fa", "--workload", "composition"], ["run", "my.yaml"]):
-        command = [sys.executable, "-m", "featuremill", *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "results" / "my" / "report.html").exists()
 
 
 @pytest.mark.parametrize(

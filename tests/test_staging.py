@@ -13,6 +13,7 @@ from leases import NOBODY
 from programs import random_records
 
 from featuremill import staging, weights
+from featuremill.__main__ import main
 from featuremill.errors import IntegrityError, UserError
 
 MODEL = "mill_t6_8M"
@@ -118,7 +119,8 @@ def test_a_folder_that_others_can_write_to_or_lead_astray_is_not_used(shared, no
 
 def test_a_job_says_where_it_reads_its_weights(verbs, shared, tmp_path):
     entry = tmp_path / "weights.json"
-    verbs("weights", MODEL, "--cache", tmp_path / "cache", "--output", entry)
+    words = ["weights", MODEL, "--cache", str(tmp_path / "cache"), "--output", str(entry)]
+    assert main(words) == 0
     plan = verbs.plan(random_records(3), "esm2", {"model": MODEL}, more=("--weights", entry))
     verbs.environment = {**verbs.environment, "FEATUREMILL_STAGE": str(entry)}
     said = verbs.extract(plan)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from conftest import NOT_IMPORTED, ROOT
+from programs import Desk
 
 from featuremill import config, weights, workflow_refusals, workflow_start
 from featuremill.__main__ import main
@@ -36,21 +36,22 @@ def bare(tmp_path_factory):
     return folder / "bin" / "python"
 
 
-class Folder:
+class Folder(Desk):
     """A folder with an input and a config for esm2, and processes in it."""
 
     def __init__(self, path, environment):
-        self.path = path
-        self.environment = {**environment, "FEATUREMILL_CACHE": "cache"}
+        super().__init__(path, {**environment, "FEATUREMILL_CACHE": "cache"})
         self.results = RunFolder(path / "results" / "my")
         (path / "my.fa").write_text(RECORDS)
         self.config = {"run": "my", "inputs": "my.fa", "device": "cpu", "shards": {"cost": 60}}
         (path / "my.yaml").write_text(yaml.safe_dump(self.config))
 
-    def __call__(self, *words, python=sys.executable, status=0):
+    def __call__(self, *words, python=None, status=0):
+        if python is None:
+            return self.type(*words, status=status).err
         done = subprocess.run(
-            [str(python), "-m", *map(str, words)],
-            cwd=self.path,
+            [python, "-m", *map(str, words)],
+            cwd=self.folder,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -95,7 +96,7 @@ def test_without_the_extra_a_run_is_refused_before_it_plans(folder, bare):
 def test_without_the_extra_a_verb_says_what_to_install(folder, bare, words):
     said = folder("featuremill", *words, python=bare, status=2)
     assert f"error: {INSTALL.format(bare)}\n" in said and "Traceback" not in said
-    assert {path.name for path in folder.path.iterdir()} <= {"my.fa", "my.yaml", "cache"}
+    assert {path.name for path in folder.folder.iterdir()} <= {"my.fa", "my.yaml", "cache"}
 
 
 def test_without_the_extra_embed_says_what_to_install(folder, bare):
@@ -146,7 +147,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
 def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again(
     folder, monkeypatch
 ):
-    monkeypatch.chdir(folder.path)
+    monkeypatch.chdir(folder.folder)
     monkeypatch.setenv("FEATUREMILL_CACHE", "cache")
     json_path = Path("weights/mill_t6_8M.json")
     assert main(["weights", "mill_t6_8M", "--output", str(json_path)]) == 0

@@ -1,8 +1,6 @@
 """One result has values of one version: of the workload, and of the engine that runs it."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import Verbs, Workflow, random_records
+from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill import journal, workflow_start
 from featuremill.config import validate
@@ -45,29 +43,17 @@ class Versioned(Workflow):
         config["shards"] = {"cost": 8}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
-    def __call__(self, version, *arguments, status=0, **environment):
-        kept, self.environment = self.environment, {**self.environment, **environment}
-        self.environment["VERSIONED"] = version
-        try:
-            return super().__call__(*arguments, status=status)
-        finally:
-            self.environment = kept
+    def __call__(self, version, *arguments, **more):
+        return super().__call__(NO_REPORT, *arguments, VERSIONED=version, **more)
 
-    def status(self, version):
-        done = subprocess.run(
-            [sys.executable, "-m", "featuremill", "status", "results/test", "--json"],
-            cwd=self.folder,
-            env={**self.environment, "VERSIONED": version},
-            capture_output=True,
-            text=True,
-        )
-        said = json.loads(done.stdout)
-        return done.returncode, {problem["code"] for problem in said["problems"]}
+    def status(self, version, status=0):
+        said = self.verb("status", "results/test", "--json", VERSIONED=version, status=status)
+        return {problem["code"] for problem in json.loads(said.out)["problems"]}
 
 
 def test_a_run_of_another_version_is_planned_and_computed_anew(tmp_path, environment):
     """Wherever the run of the earlier version was killed, and with the same command."""
-    run = Versioned(tmp_path, environment, random_records(40))
+    run = Versioned(tmp_path, environment, random_records(16))
     plan = run.run_folder.plan
     run("1.1", status=-9, DIES_PLANNING="1")
     run("2.1", status=-9, DIES_AFTER="4")
@@ -77,9 +63,9 @@ def test_a_run_of_another_version_is_planned_and_computed_anew(tmp_path, environ
     said = run("2.2")
     assert "engine and not version 1: it is planned and computed anew" in said
     assert delivered(run.run_folder) == 2.2
-    assert run.status("2.2") == (0, set())
+    assert run.status("2.2") == set()
 
-    assert run.status("3.2") == (1, {"version_changed"})
+    assert run.status("3.2", status=1) == {"version_changed"}
     said = run("3.2", "--dry-run")
     assert "here is version 3 of workload versioned and not version 2" in said
     assert "a dry run does not show" in said and read_sealed(plan)["settings"]["version"] == "2"
@@ -120,21 +106,12 @@ class Steps(Verbs):
     """The same without Snakemake, a verb a step, each of whatever version is installed then."""
 
     def take(self, version, verb, *arguments, **environment):
-        environment = {**self.environment, "VERSIONED": version, **environment}
-        done = subprocess.run(
-            [sys.executable, "-m", "featuremill", verb, self.run_folder.root, *arguments],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            start_new_session=True,
-        )
-        return done.returncode, done.stderr
+        words = ("featuremill", verb, self.run_folder.root, *arguments)
+        said = self.type(*words, status=None, VERSIONED=version, **environment)
+        return said.status, said.err
 
     def plan(self, version):
-        (self.folder / "in.fa").write_text(
-            "".join(f">{id}\n{sequence}\n" for id, sequence in random_records(12))
-        )
+        (self.folder / "in.fa").write_text(fasta(random_records(12)))
         config = {"run": "test", "inputs": ["in.fa"], "workload": "versioned", "device": "cpu"}
         asked = json.dumps({**config, "shards": {"cost": 6}})
         status, said = self.take(version, "plan", "--config-json", asked)

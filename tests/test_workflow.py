@@ -1,6 +1,7 @@
 """The workflow under the real Snakemake: what is computed again, what a kill leaves, who is
 refused."""
 
+import itertools
 import json
 import logging
 import os
@@ -9,12 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
-from programs import LETTERS, ROOT, Workflow, random_records, wait_for
+from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
 from featuremill import owner
 from featuremill.calm import RefusedError
@@ -24,59 +24,65 @@ from featuremill.workflow_failures import Failures
 from featuremill.workflow_refusals import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
 
+RECORDS = random_records(100)
+HOLDS = {"hold": "hold", "hold_from": 2}
+"""Options that do something only while there is a file of this name."""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    """Return a run of two shards that was computed, for who makes a copy of it; and what it said.
+
+    No test changes it.
+    """
+    workflow = Workflow(tmp_path_factory.mktemp("finished"), environment, RECORDS, **HOLDS)
+    said = workflow()
+    assert sorted(workflow.news()) == sorted(sequence for _, sequence in RECORDS)
+    return workflow, said
+
 
 @pytest.fixture
-def workflow(tmp_path, environment):
-    return Workflow(tmp_path, environment, random_records(200))
+def workflow(finished, tmp_path):
+    """Return a copy of the computed run."""
+    return finished[0].copy(tmp_path)
 
 
-def test_only_what_is_new_is_computed(workflow):
-    records = random_records(200)
-    said = workflow()
-    assert "200 of 200 records ok" in said and "Select jobs" not in said
-    assert sorted(workflow.news()) == sorted(sequence for _, sequence in records)
+def test_only_what_is_new_is_computed(workflow, finished):
+    records = RECORDS.copy()
+    assert "100 of 100 records ok" in finished[1] and "Select jobs" not in finished[1]
     before = workflow.data()
-
+    assert "Nothing to be done" in workflow()
     os.utime(workflow.folder / "in.fa")
-    workflow()
-    assert workflow.news() == [], "a touched input"
-    workflow("--forceall", "--resources", "gpu=4")
-    assert workflow.news() == [], "everything forced, another number of GPUs"
+    workflow(NO_REPORT, "--forceall", "--resources", "gpu=4")
+    assert workflow.news() == [], "a touched input, everything forced, another number of GPUs"
     assert workflow.data() == before
 
-    records[100] = (records[100][0], "MKVLLWY")
-    workflow.write(records)
-    workflow()
-    assert workflow.news() == ["MKVLLWY"], "one record edited"
-
+    records[50] = (records[50][0], "MKVLLWY")
     records += random_records(2, seed=1)
     workflow.write(records)
-    workflow("--cores", "1")
-    assert sorted(workflow.news()) == sorted(s for _, s in records[-2:]), "1 % appended"
+    workflow(NO_REPORT, "--cores", "1")
+    edited = sorted(["MKVLLWY", *(sequence for _, sequence in records[-2:])])
+    assert sorted(workflow.news()) == edited, "one record edited, 2 % appended"
 
     workflow.write([(f"new_{id}", sequence) for id, sequence in reversed(records)])
-    workflow()
+    workflow(NO_REPORT)
     assert workflow.news() == [], "reordered and renamed"
-    assert workflow.counts() == {"input": 202, "ok": 202, "failed": 0, "refused": 0, "duplicate": 0}
+    assert workflow.counts() == {"input": 102, "ok": 102, "failed": 0, "refused": 0, "duplicate": 0}
 
 
 def test_what_is_gone_is_made_again(workflow):
     """Snakemake itself sees nothing to do while the results stand; the run's plain command, which
     status says, is enough."""
-    root = workflow.run_folder.root
-    workflow("plan")
-    (typed,) = look(root).next
-    assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
-    workflow()
-    assert len(workflow.news()) == 200
-    before = workflow.data()
+    root, before = workflow.run_folder.root, workflow.data()
     workflow.run_folder.plan.unlink()
-    assert "200 of 200 records ok" in workflow()
+    workflow("plan")
+    assert "100 of 100 records ok" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
-    assert look(root).next == [typed]
-    workflow()
-    assert len(workflow.news()) == 200 and workflow.data() == before
+    (typed,) = look(root).next
+    assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
+    workflow(NO_REPORT)
+    assert len(workflow.news()) == 100 and workflow.data() == before
 
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
     part.unlink()
@@ -84,46 +90,51 @@ def test_what_is_gone_is_made_again(workflow):
     assert look(root).next == [typed]
     said = workflow()
     assert "a part is gone, although there is a receipt" in said
-    assert 0 < len(workflow.news()) < 200 and workflow.data() == before
+    assert 0 < len(workflow.news()) < 100 and workflow.data() == before
     assert look(root).next == []
 
 
-def test_an_input_that_is_mended_before_a_retry_is_read(tmp_path, environment):
-    records = random_records(30)
-    workflow = Workflow(tmp_path, environment, [*records, ("bad", "RAISEK")])
-    workflow(status=1)
-    workflow.news()
-    workflow.write([*records, ("bad", "MKV")])
-    retry = [sys.executable, "-m", "featuremill", "retry", "results/test"]
-    subprocess.run(retry, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    workflow()
+def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is_read(
+    tmp_path, environment
+):
+    records = random_records(60)
+    workflow = Workflow(tmp_path, environment, [*records, ("odd", "RAISEK")])
+    said = workflow(status=1)
+    assert "1 of 61 records failed and max_failed is 0" in said
+    assert set(workflow.news()) == {"RAISEK", *(sequence for _, sequence in records)}
+    said = workflow(NO_REPORT, "--config", "max_failed=1")
+    assert "60 of 61 records ok, 1 failed: all accounted for" in said
+    assert workflow.news() == []
+    workflow.write([*records, ("odd", "MKV")])
+    workflow.verb("retry", "results/test")
+    workflow(NO_REPORT)
     assert workflow.news() == ["MKV"]
-    assert workflow.counts()["ok"] == 31
+    assert workflow.counts()["ok"] == 61
 
 
 def test_an_option_changed_and_changed_back_costs_one_computation(workflow):
-    workflow()
-    workflow.news()
     before = workflow.data()
     workflow.configure(batch_records=7)
-    workflow()
-    assert len(workflow.news()) == 200
+    workflow(NO_REPORT)
+    assert len(workflow.news()) == 100
     workflow.configure()
-    workflow()
-    assert workflow.news() == []
+    parts = workflow.run_folder.store / "parts"
+    assert len(list(parts.iterdir())) == 2
+    assert "keep: parts: removed" in workflow("--config", "keep=parts")
+    assert workflow.news() == [] and len(list(parts.iterdir())) == 1
     assert workflow.data() == before
 
 
 def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, environment):
     """Above 1 MB Snakemake compares no checksums, so plan runs again; it must change nothing."""
     rng = random.Random(5)
-    sequences = ("".join(rng.choices(LETTERS, k=50_000)) for _ in range(100))
+    sequences = ("".join(rng.choices(LETTERS, k=50_000)) for _ in range(50))
     workflow = Workflow(tmp_path, environment, [(f"p{n}", s) for n, s in enumerate(sequences)])
-    assert (tmp_path / "in.fa").stat().st_size > 5_000_000
-    workflow()
-    assert len(workflow.news()) == 100
+    assert (tmp_path / "in.fa").stat().st_size > 2_000_000
+    workflow(NO_REPORT)
+    assert len(workflow.news()) == 50
     os.utime(tmp_path / "in.fa")
-    assert "distinct records to compute" in workflow(), "plan ran"
+    assert "distinct records to compute" in workflow(NO_REPORT), "plan ran"
     assert workflow.news() == []
 
     for part in ("Snakefile", "workflow", "envs"):
@@ -132,46 +143,72 @@ def test_a_large_touched_input_and_an_edited_rule_compute_nothing(tmp_path, envi
     edited = rule.read_text().replace("exec featuremill extract", "true; exec featuremill extract")
     assert edited != rule.read_text()
     rule.write_text(edited)
-    assert "the part is there already" in workflow(snakefile=tmp_path / "Snakefile")
+    assert "the part is there already" in workflow(NO_REPORT, snakefile=tmp_path / "Snakefile")
     assert workflow.news() == []
 
 
+HOOK = """
+import os, sys, time
+
+def wait(event, arguments):
+    if event == "os.rename":
+        while os.path.exists("names") and open("names").read() in os.fsdecode(arguments[0]):
+            time.sleep(0.01)
+
+sys.addaudithook(wait)
+"""
+"""A sitecustomize.py: while there is a file `names`, no file whose path has what it says gets its
+name."""
 MOMENTS = {
-    "plan": lambda run: any((run.store / "spool").rglob("rows*")),
-    "extract": lambda run: any(
-        "commit" in log.read_text() for log in run.store.glob("journals/*/*.log")
+    "plan": (
+        ("names", "/store/shards/."),
+        lambda run: any((run.store / "spool").rglob("rows*")) and any(run.store.glob("shards/.*")),
     ),
-    "merge": lambda run: any(run.root.glob(".per-protein*")),
+    "extract": (
+        ("hold", ""),
+        lambda run: (
+            [log.read_text().count("commit") for log in run.store.glob("journals/*/*.log")] == [2]
+        ),
+    ),
+    "merge": (("names", "/.per-protein.h5."), lambda run: any(run.root.glob(".per-protein*"))),
 }
+"""The file that holds a job, and what is there when it is held: no clock decides what a kill
+meets."""
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, environment, moment):
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    options = {"cost_seconds": 0.003, "batch_seconds": 0.05}  # while they are spooled
-    records = random_records(400)
-    whole = Workflow(tmp_path / "whole", environment, records, **options)
-    whole()
-    killed = Workflow(tmp_path / "killed", environment, records, **options)
-    process = killed.start()
-    wait_for(lambda: MOMENTS[moment](killed.run_folder))
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert list((killed.folder / ".snakemake" / "locks").iterdir()), "the lock was left behind"
-    assert not (killed.run_folder.root / "manifest.json").exists()
-    assert killed.run_folder.plan.exists() == (moment != "plan")
-    time.sleep(0.5)  # jobs get SIGTERM from the kernel and leave
-    assert not orphans(killed.folder)
-    said = killed()
+def test_sigkill_of_snakemake_needs_no_unlock_and_changes_no_byte(tmp_path, environment, finished):
+    """While it plans, while it computes and while it merges, one after another."""
+    whole, killed = finished[0], Workflow(tmp_path, environment, RECORDS, **HOLDS)
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    path = os.pathsep.join([str(tmp_path), environment["PYTHONPATH"]])
+    killed.environment["PYTHONPATH"] = path
+    said = [kill(killed, moment) for moment in MOMENTS]
+    assert "batches resumed" in said[-1]
+    killed(NO_REPORT)
     assert killed.data() == whole.data()
-    assert killed.counts()["ok"] == 400
+    assert killed.counts()["ok"] == 100
     again = killed.news()
-    if moment == "extract":
-        assert "batches resumed" in said
-        assert len(again) - len(set(again)) <= 10, "at most the batch in flight twice"
-    else:
-        assert len(again) == len(set(again)) == 400
+    assert len(set(again)) == 100
+    assert len(again) == 110, "the batch in flight twice, else nothing"
+
+
+def kill(workflow, moment):
+    """Kill Snakemake while a job is held, and see the job leave; return what they said."""
+    (name, text), is_held = MOMENTS[moment]
+    (workflow.folder / name).write_text(text)
+    process = workflow.start(NO_REPORT)
+    try:
+        wait_for(lambda: process.poll() is not None or is_held(workflow.run_folder))
+    finally:
+        process.kill()
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGKILL, said
+    assert list((workflow.folder / ".snakemake" / "locks").iterdir()), "the lock was left behind"
+    assert not (workflow.run_folder.root / "manifest.json").exists()
+    assert workflow.run_folder.plan.exists() == (moment != "plan")
+    wait_for(lambda: not orphans(workflow.folder))  # the kernel tells them
+    (workflow.folder / name).unlink()
+    return said
 
 
 def orphans(folder):
@@ -187,33 +224,21 @@ def orphans(folder):
 
 
 def test_a_second_run_is_refused_while_the_first_lives(tmp_path, environment):
-    workflow = Workflow(tmp_path, environment, random_records(100), hold="hold")
+    workflow = Workflow(tmp_path, environment, random_records(10), hold="hold")
     (tmp_path / "hold").touch()
     (tmp_path / "two.fa").write_text(">a\nMKV\n>b\nMKL\n")
-    first = workflow.start()
-    wait_for(lambda: workflow.computed.exists())
-    assert "another snakemake is computing this run" in workflow(status=1)
+    first = workflow.start(NO_REPORT)
+    wait_for(lambda: workflow.computed.exists() or first.poll() is not None)
     # A run of another name may go on beside it, and its end opens no door: Snakemake removes the
     # whole folder of locks then, those of others too.
     workflow("-n")
-    workflow("--config", "run=other", "inputs=two.fa", "options={hold: ''}")
+    workflow(NO_REPORT, "--config", "run=other", "inputs=two.fa", "options={hold: ''}")
     assert first.poll() is None
     assert "another snakemake is computing this run" in workflow(status=1)
     (tmp_path / "hold").unlink()
-    first.communicate(timeout=120)
-    assert first.returncode == 0
-    assert len(workflow.news()) == 102
-
-
-def test_a_failed_shard_stops_no_other_and_the_rest_is_kept(tmp_path, environment):
-    records = [*random_records(100), ("odd", "RAISEK")]
-    workflow = Workflow(tmp_path, environment, records)
-    said = workflow(status=1)
-    assert "1 of 101 records failed and max_failed is 0" in said
-    assert len(workflow.news()) >= 101
-    said = workflow("--config", "max_failed=1")
-    assert "100 of 101 records ok, 1 failed: all accounted for" in said
-    assert workflow.news() == []
+    said, _ = first.communicate(timeout=120)
+    assert first.returncode == 0, said
+    assert len(workflow.news()) == 12
 
 
 def configured(name, **config):
@@ -222,39 +247,32 @@ def configured(name, **config):
     return validate(config, name)
 
 
-def typed_in_a_shell(folder, environment, command, status=0):
-    environment = environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def test_another_configs_results_are_not_replaced(tmp_path, environment, monkeypatch):
+def test_another_configs_results_are_not_replaced(workflow):
     """Nor are those that a changed `outputs` removes, without a word."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("in.fa", "other.fa"):
-        Path(name).write_text(f">{name}\nMKVLAAGIVGL\n")
-    configured("my.yaml")
-    configured("other.yaml", inputs="other.fa")
-    typed_in_a_shell(tmp_path, environment, "featuremill run my.yaml -c 2")
-    before = Path("results/my/manifest.json").read_bytes()
-    said = typed_in_a_shell(tmp_path, environment, "featuremill run other.yaml -c 2", status=1)
+    folder, root = workflow.folder, workflow.run_folder.root
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "other.fa").write_text(">p1\nMKVLAAGIVGL\n")
+
+    def computed_with(name, status=0, **changes):
+        (folder / name).write_text(yaml.safe_dump(config | changes))
+        words = [name if word == "config.yaml" else word for word in workflow.words(NO_REPORT)]
+        return workflow.type(*words, status=status).text
+
+    before = (root / "manifest.json").read_bytes()
+    said = computed_with("other.yaml", inputs="other.fa", status=1)
     assert said.splitlines()[-1] == (
-        "other.yaml: run: my is the name of another config's run: my.yaml made results/my with "
-        "inputs: in.fa. Give one of them another `run:`, or, to have this one take its place, "
-        "delete results/my/plan.json: what is computed stays."
+        "other.yaml: run: test is the name of another config's run: config.yaml made results/test "
+        "with inputs: in.fa. Give one of them another `run:`, or, to have this one take its place, "
+        "delete results/test/plan.json: what is computed stays."
     )
-    assert Path("results/my/manifest.json").read_bytes() == before
-    Path("my.yaml").unlink()
-    configured("renamed.yaml", outputs=["npy", "parquet"])
-    said = typed_in_a_shell(tmp_path, environment, "featuremill run renamed.yaml -c 2")
-    beforehand = "results/my/per-protein.h5: this result is not among `outputs` any more"
-    done = "removed results/my/per-protein.h5"
+    assert (root / "manifest.json").read_bytes() == before
+    (folder / "config.yaml").unlink()
+    said = computed_with("renamed.yaml", outputs=["npy", "parquet"])
+    beforehand = "results/test/per-protein.h5: this result is not among `outputs` any more"
+    done = "removed results/test/per-protein.h5"
     assert said.index(beforehand) < said.index(done)
-    assert "embeddings.parquet: this result" not in said and "removed results/my/emb" not in said
-    assert not Path("results/my/per-protein.h5").exists()
+    assert "embeddings.parquet: this result" not in said and "removed results/test/emb" not in said
+    assert not (root / "per-protein.h5").exists()
 
 
 def test_what_another_config_is(tmp_path, monkeypatch):
@@ -318,8 +336,8 @@ def test_inputs_beside_a_config_that_was_named_from_elsewhere(tmp_path, environm
     folder.mkdir()
     (folder / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
     (folder / "my.yaml").write_text("inputs: in.fa\nworkload: composition\ndevice: cpu\nrun: my\n")
-    command = "featuremill run 'other place/my.yaml' -c 1"
-    said = typed_in_a_shell(tmp_path, environment, command, status=1)
+    words = ("featuremill", "run", "other place/my.yaml", "-c", "1")
+    said = Desk(tmp_path, environment).type(*words, status=1).text
     again = "cd 'other place' && featuremill run my.yaml"
     assert said.splitlines()[-1] == (
         "other place/my.yaml:1: inputs: in.fa: this file does not exist; check the path (seen from "
@@ -327,7 +345,9 @@ def test_inputs_beside_a_config_that_was_named_from_elsewhere(tmp_path, environm
         f"{again}"
     )
     assert not (tmp_path / "results").exists()
-    typed_in_a_shell(tmp_path, environment, f"{again} -c 1 plan")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    typed = {"shell": True, "cwd": tmp_path, "env": {**environment, "PATH": path}}
+    subprocess.run(f"{again} -c 1 plan", check=True, capture_output=True, **typed)
     assert (folder / "results" / "my" / "plan.json").exists()
 
 
@@ -337,15 +357,17 @@ def test_weights_that_failed_are_what_status_tells(tmp_path, environment):
     (tmp_path / "my.yaml").write_text(
         "inputs: in.fa\nrun: my\ndevice: cpu\noptions: {model: ./broken.pt}\n"
     )
-    typed_in_a_shell(tmp_path, environment, "featuremill run my.yaml -c 1", status=1)
-    said = typed_in_a_shell(tmp_path, environment, "featuremill status results/my", status=1)
+    desk = Desk(tmp_path, environment)
+    desk.type("featuremill", "run", "my.yaml", "-c", "1", status=1)
+    said = desk.type("featuremill", "status", "results/my", status=1).text
     assert "there is no plan: the model's weights could not be made." in said
     assert "making the weights failed: broken.pt: " in " ".join(said.split())
     assert "The log: logs/weights/broken.log" in " ".join(said.split())
     assert said.splitlines()[-1] == "  featuremill run my.yaml -c 1"
 
 
-def test_labels_draw_the_report_anew_and_nothing_else(workflow):
+def test_labels_draw_the_report_anew_and_nothing_else(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(200))
     config = {"inputs": "in.fa", "run": "test", "workload": "composition", "device": "cpu"}
     (workflow.folder / "config.yaml").write_text(yaml.safe_dump(config))
     workflow()
@@ -397,14 +419,16 @@ def test_snakemakes_tidying_behind_our_own_failures_is_not_told():
     assert [failures.hear(record) for record in records] == [True, False]
 
 
-def test_a_wrong_config_is_one_sentence(workflow):
+def test_a_wrong_config_is_one_sentence(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, RECORDS)
     wrong = "inputs: in.fa\nworkload: poison\nshard: {cost: 3}\n"
     (workflow.folder / "config.yaml").write_text(wrong)
     said = workflow(status=1)
     assert "shard" in said and "did you mean" in said and "Traceback" not in said
 
 
-def test_a_dry_run_reads_no_input_and_writes_nothing(workflow):
+def test_a_dry_run_reads_no_input_and_writes_nothing(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, RECORDS)
     said = workflow("-n")
     assert "rule plan" in said or "checkpoint plan" in said
     assert not (workflow.folder / "results").exists()
@@ -418,21 +442,21 @@ rule all:
 rule one:
     output: "{n}.done"
     resources: gpu=1
-    shell: "date +%s.%N > {output}; sleep 0.6; date +%s.%N >> {output}"
+    shell:
+        "echo begin >>events; until test $(grep -c begin events) -ge $MOST; do sleep 0.01; done;"
+        " sleep 0.3; echo end >>events; touch {output}"
 """
+"""Jobs that wait until as many have begun as may be at work at once; one more would begin while
+they linger."""
 
 
 @pytest.mark.parametrize(("arguments", "most"), [((), 1), (("--resources", "gpu=2"), 2)])
-def test_the_gpu_resource_is_capped_when_the_user_gives_none(tmp_path, arguments, most):
+def test_the_gpu_resource_is_capped_when_the_user_gives_none(
+    tmp_path, environment, arguments, most
+):
     """No GPU is visible here, so the cap is 1; what the user gives stands."""
     (tmp_path / "Snakefile").write_text(CAP)
-    subprocess.run(
-        [sys.executable, "-m", "snakemake", "--cores", "4", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""},
-        check=True,
-        capture_output=True,
-    )
-    spans = [[float(x) for x in (tmp_path / f"{n}.done").read_text().split()] for n in range(4)]
-    together = max(sum(a <= start < b for a, b in spans) for start, _ in spans)
-    assert together == most
+    desk = Desk(tmp_path, {**environment, "CUDA_VISIBLE_DEVICES": "", "MOST": str(most)})
+    desk.type("snakemake", "--cores", "4", *arguments)
+    steps = [{"begin": 1, "end": -1}[line] for line in (tmp_path / "events").read_text().split()]
+    assert len(steps) == 8 and max(itertools.accumulate(steps)) == most

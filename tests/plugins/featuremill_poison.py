@@ -12,6 +12,7 @@ with the devices that the process sees.
 
 import atexit
 import ctypes
+import itertools
 import os
 import resource
 import signal
@@ -33,6 +34,7 @@ TEXTS = {
     "RAISECLING": RuntimeError("CUDA hangs: out of memory: a worker crashed"),
 }
 """Errors whose texts have words of other kinds in them."""
+_batches = itertools.count()
 
 
 class Options(WorkloadOptions):
@@ -54,6 +56,8 @@ class Options(WorkloadOptions):
     """Records in a batch."""
     hold: str = ""
     """While this file exists, no batch ends."""
+    hold_from: int = 0
+    """How many batches of a worker end all the same."""
     computed: str = ""
     """File that gets a line for each record that reaches `run`."""
     spans: str = ""
@@ -131,7 +135,8 @@ def run(options, batch):
     for sequence in batch:
         _harm(sequence, len(batch), options)
     _note(options, "begin")
-    while options.hold and Path(options.hold).exists():
+    is_held = next(_batches) >= options.hold_from
+    while is_held and options.hold and Path(options.hold).exists():
         time.sleep(0.05)
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None

@@ -3,17 +3,22 @@
 PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_list`, `missing`
 (as if it were not installed), and by UUID what using a GPU comes to: `fails` (an error's text),
 `hangs`, `crashes`. Nothing is computed.
+
+Who hangs says so with a file in the folder `hung`, named by its process id. With the file `notes`,
+a GPU that works notes there when it begins and ends: first, after one work to get warm, for itself;
+then with others, of which none ends before as many as `together` says have begun.
 """
 
+import itertools
 import json
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 _WORLD = {"cuda": "13.0", "arch_list": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_120"]}
 _WORLD |= json.loads(os.environ.get("PRETEND_TORCH", "{}"))
-_SECONDS_OF_WORK = 0.2
 if _WORLD.get("missing"):
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
@@ -56,6 +61,8 @@ def _use():
     uuid = os.environ["CUDA_VISIBLE_DEVICES"]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     if uuid in _WORLD.get("hangs", ()):
+        if "hung" in _WORLD:
+            (Path(_WORLD["hung"]) / str(os.getpid())).touch()
         time.sleep(60)
     if uuid in _WORLD.get("crashes", ()):
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -63,9 +70,28 @@ def _use():
         raise RuntimeError(_WORLD["fails"][uuid])
 
 
+def _synchronize():
+    turn = next(_TURNS)
+    if "notes" not in _WORLD or turn == _WARM:
+        return
+    with Path(_WORLD["notes"]).open("a+", 1) as notes:
+        uuid = os.environ["CUDA_VISIBLE_DEVICES"]
+        notes.write(f"begins {uuid}\n")
+        while turn == _TOGETHER and _num_begun(notes) < 2 * _WORLD["together"]:
+            time.sleep(0.005)
+        notes.write(f"ends {uuid}\n")
+
+
+def _num_begun(notes):
+    notes.seek(0)
+    return notes.read().count("begins")
+
+
+_TURNS = itertools.count()
+_WARM, _ALONE, _TOGETHER = range(3)
 cuda = SimpleNamespace(
     get_arch_list=lambda: _WORLD["arch_list"],
     get_device_capability=lambda index: (8, 0),
     get_device_properties=lambda index: SimpleNamespace(multi_processor_count=100),
-    synchronize=lambda: time.sleep(_SECONDS_OF_WORK),
+    synchronize=_synchronize,
 )
