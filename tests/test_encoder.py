@@ -64,10 +64,10 @@ def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
 
 
 def test_the_product_follows_device_and_dtype():
-    assert products.choose(torch.device("cuda", 0), torch.bfloat16) is products.Plain
-    assert products.choose(HOST, torch.float32) is products.OneDnn
+    assert products.forms(torch.device("cuda", 0), torch.bfloat16)[0] is products.Plain
+    assert products.forms(HOST, torch.float32)[0] is products.OneDnn
     # What a CPU does not multiply in hardware is left to torch.
-    product = products.choose(HOST, torch.float16)(torch.ones(4, 4).half(), torch.ones(4).half())
+    product = products.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
     assert product(torch.ones(64, 4).half()).tolist() == [[5.0] * 4] * 64
 
 
@@ -77,7 +77,7 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_batch(dtype, inputs, output
     """Whatever the other rows are, and on any number of threads; with AMX on one and the same."""
     rows = torch.randn(4096, inputs).to(dtype)
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
-    product = products.choose(HOST, dtype)(weight.to(dtype), bias.to(dtype))
+    product = products.forms(HOST, dtype)[0](weight.to(dtype), bias.to(dtype))
     expected, activated = product(rows), product.gelu(rows)
     for num_threads in NUM_THREADS:
         torch.set_num_threads(num_threads)
@@ -104,7 +104,7 @@ def test_attention_stays_within_each_sequence(dtype, bound):
     lengths = [3, 40, 255, 256, 257, 300, 1]
     pack = packing.pack([np.full(length, 5) for length in lengths])
     qkv_T3Hd = (torch.randn(len(pack.tokens_T), 3, 4, 24) * 2).to(dtype)
-    backend = attention.choose(HOST, dtype, 4, 24)
+    (backend,) = attention.backends(HOST, dtype, 4, 24)
     assert backend.name == "scores up to 256 tokens, sdpa flash_attention per sequence"
     context_THd = backend.attend(qkv_T3Hd, pack)
     for start, end in pairwise(pack.bounds):
@@ -118,30 +118,19 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
     pack = packing.pack([np.full(30, 5), np.full(9, 5)], 256, torch.device("cuda", 0))
     pack = pack.to(torch.device("meta"))
     qkv_T3Hd = torch.empty(256, 3, 20, 64, device="meta", dtype=torch.bfloat16)
-    context_THd = attention.attend_varlen(qkv_T3Hd, pack)
+    more = {"num_splits": 1} if attention._takes("num_splits") else {}
+    context_THd = attention.attend_varlen(qkv_T3Hd, pack, **more)
     assert (context_THd.shape, context_THd.dtype) == ((256, 20, 64), torch.bfloat16)
     weight = torch.empty(640, 1280, device="meta", dtype=torch.bfloat16)
     product = products.Plain(weight, weight[:, 0].clone())
     assert product.gelu(context_THd.flatten(1)).shape == (256, 640)
 
 
-def test_a_backend_with_other_results_is_refused():
-    right = attention.choose(HOST, torch.bfloat16, 4, 24)
-    attention.check(right, HOST, torch.bfloat16, 4, 24)
-
-    def across_sequences(qkv_T3Hd, pack):
-        return right.attend(qkv_T3Hd, pack._replace(bounds=[0, pack.bounds[-1]]))
-
-    wrong = attention.Backend("varlen wrong", across_sequences)
-    with pytest.raises(RuntimeError, match=r"varlen wrong: its attention is not that of torch's"):
-        attention.check(wrong, HOST, torch.bfloat16, 4, 24)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
     qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
-    attend = attention.choose(HOST, dtype, 20, 16).attend
+    attend = attention.backends(HOST, dtype, 20, 16)[0].attend
     expected = attend(qkv_T3Hd, pack)
     for num_threads in NUM_THREADS:
         torch.set_num_threads(num_threads)
@@ -174,7 +163,7 @@ class Choosy(products.Plain):
 
 
 def test_a_protein_alone_and_in_any_batch_meets_the_same_kernels(found, monkeypatch):
-    monkeypatch.setattr(products, "choose", lambda device, dtype: Choosy)
+    monkeypatch.setattr(products, "forms", lambda device, dtype: [Choosy])
     encoder = Encoder(found.path, found.metadata, [HOST], torch.float32)
     sequences = [tokenize(p.encode(), (0, len(p))) for p in ["M", "MKVLAAG", *demo_proteins(4, 90)]]
 

@@ -334,44 +334,14 @@ CUDA = torch.device("cuda")
 
 
 def test_a_cpu_has_the_twins():
-    assert kernels.choose(torch.device("cpu")) == kernels.TORCH
+    assert kernels.ways(torch.device("cpu")) == [kernels.TORCH]
 
 
-def test_where_triton_fails_the_twins_stand_in_and_a_warning_says_so(monkeypatch, caplog):
-    def fail(*_):
-        raise RuntimeError("Failed to find C compiler.\nPlease specify.")
-
-    monkeypatch.setattr(kernels, "_probe", fail)
-    assert kernels.choose(CUDA) == kernels.TORCH
-    [record] = caplog.records
-    assert record.levelname == "WARNING" and "\n" not in record.message
-    assert "(RuntimeError: Failed to find C compiler.)" in record.message
-    assert "install gcc" in record.message
-
-
-def test_kernels_that_pass_the_probe_are_named(monkeypatch, caplog):
+def test_triton_comes_first_on_a_gpu_and_the_twins_behind_it():
     triton = pytest.importorskip("triton")
-    monkeypatch.setattr(kernels, "_probe", lambda *_: None)
-    chosen = kernels.choose(CUDA)
-    assert chosen.name == f"triton {triton.__version__}" and not caplog.records
-    assert chosen[1:] == tuple(getattr(triton_kernels(), field) for field in chosen._fields[1:])
-
-
-@pytest.mark.parametrize("field", ["rotate_", "add_norm", "mean_rows"])
-def test_the_probe_refuses_wrong_results(field):
-    right = getattr(twins, field)
-
-    def wrong(first, *others):
-        result = right(first, *others)
-        (first if result is None else result)[-1, -1] += 0.01
-        return result
-
-    cpu = torch.device("cpu")
-    kernels._probe(kernels.TORCH, cpu)
-    if field == "rotate_":
-        wrong = lambda qkv, turns, positions: right(qkv, turns, positions.flip(0))  # noqa: E731
-    with pytest.raises(RuntimeError, match="twin"):
-        kernels._probe(kernels.TORCH._replace(**{field: wrong}), cpu)
+    first, last = kernels.ways(CUDA)
+    assert first.name == f"triton {triton.__version__}" and last == kernels.TORCH
+    assert first[1:] == tuple(getattr(triton_kernels(), field) for field in first._fields[1:])
 
 
 # Triton's compiler needs no GPU.
@@ -447,7 +417,7 @@ def test_mean_rows_kernel(width):
 
 @pytest.mark.gpu
 def test_a_gpu_has_triton(caplog):
-    assert kernels.choose(CUDA).name.startswith("triton ") and not caplog.records
+    assert kernels.ways(CUDA)[0].name.startswith("triton ") and not caplog.records
 
 
 @pytest.mark.gpu
