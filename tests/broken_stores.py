@@ -92,8 +92,21 @@ def last_plan_of(run: RunFolder) -> Path:
     return run.store / "plan.json"
 
 
+class OfShard(RunFolder):
+    """A run of whose shards another one than the first is meant."""
+
+    number: int = 0
+
+    @classmethod
+    def numbered(cls, run: RunFolder, number: int) -> OfShard:
+        one = cls(run.root)
+        one.number = number
+        return one
+
+
 def _first(run: RunFolder) -> tuple[str, str]:
-    (receipt, *_) = sorted(run.root.glob("receipts/*/*.json"))
+    receipts = sorted(run.root.glob("receipts/*/*.json"))
+    receipt = receipts[run.number if isinstance(run, OfShard) else 0]
     return receipt.parent.name, receipt.stem
 
 

@@ -231,7 +231,7 @@ def test_who_kills_a_worker_may_be_about_to_kill_its_job(verbs, monkeypatch):
 
 def test_a_failure_leaves_the_order_of_rows(verbs):
     """Also where a batch behind the one that fails has run already."""
-    records = [*GOOD, ("bad", "RAISEA"), ("late", "LATERAISEA")]
+    records = [*GOOD, ("bad", "RAISEA"), ("late", "LATERAISEL")]
     found = []
     for late in (False, True):
         plan = verbs.plan(records, "poison", {"late_beside": late})
