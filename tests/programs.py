@@ -61,6 +61,14 @@ def wait_for(condition, seconds=PATIENCE_SECONDS):
     return value
 
 
+def is_running(pid):
+    """Tell whether a process runs: not one that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def random_records(count, seed=0):
     rng = random.Random(seed)
     return [

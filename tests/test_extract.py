@@ -3,12 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from broken_stores import damage_of
-from programs import wait_for
+from programs import is_running, wait_for
 
 from featuremill import supervisor
 from featuremill.__main__ import main
@@ -160,7 +159,7 @@ def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(ver
     doom.write_text("run 3 supervisor")
     verbs.extract(plan, -signal.SIGKILL)
     worker = int(moments.read_text().split()[0])
-    wait_for(lambda: not Path(f"/proc/{worker}").exists())
+    wait_for(lambda: not is_running(worker))
     commits = log_of(verbs, plan).read_text().count("commit")
     assert 1 <= commits <= 2, "the third batch has begun"
     assert f"{commits} of 5 batches resumed" in verbs.extract(plan)

@@ -15,7 +15,7 @@ import pytest
 from broken_stores import DAMAGES, PART, RECEIPT, OfShard, damage_of, part_of, receipt_of
 from conftest import ROOT
 from mounts import Mount
-from programs import Desk, Workflow, fasta, random_records, wait_for
+from programs import Desk, Workflow, fasta, is_running, random_records, wait_for
 from test_workflow import MOMENTS
 
 from featuremill.__main__ import main
@@ -403,7 +403,7 @@ def test_a_person_who_kills_strikes_no_record(verbs):
             os.kill(job.pid, signal.SIGTERM)
         job.kill()
         job.communicate()
-        wait_for(lambda gone=worker: not Path(f"/proc/{gone}").exists())
+        wait_for(lambda gone=worker: not is_running(gone))
         assert "strike" not in log.read_text(), how
     hold.unlink()
     verbs.extract(plan)
