@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -178,6 +177,7 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     assert reader.look().totals.records_done == 100
 
 
+@pytest.mark.slow
 def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
     """Twentieths of a core at a look a second: processor time, drawing and all."""
     run = RunningRun(tmp_path, 2500)
@@ -219,27 +219,21 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     )
 
 
-def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(verbs, tmp_path):
-    run = RunningRun(tmp_path, 2)
+def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypatch, capsys):
     job = run.start(0, A, clock=time.time() - 3600, host=FAR_AWAY, holds=False)
     job.sample(100)
-    answer = json.loads(top(verbs, "--once", "--json")[1])
-    assert answer["phase"] == "unknown" and answer["jobs"][0]["state"] == "unclear"
-    is_over = threading.Event()
+    slept = []
 
-    def append():
-        while not is_over.wait(0.1):
-            job.sample(min(900, job.cost_done + 1), seconds=0.1)
+    def look():
+        slept.clear()
+        status = visited(SimpleNamespace(run_folder=run.folder), once=True, json=True)
+        answer = json.loads(capsys.readouterr().out)
+        return status, answer["phase"], answer["jobs"][0]["state"]
 
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        code, said, _ = top(verbs, "--once", "--json")
-    finally:
-        is_over.set()
-        thread.join()
-    answer = json.loads(said)
-    assert (code, answer["phase"], answer["jobs"][0]["state"]) == (1, "computing", "running")
+    monkeypatch.setattr(visit.time, "sleep", slept.append)
+    assert look() == (1, "unknown", "unclear") and slept == [visit.GROWTH_SECONDS]
+    monkeypatch.setattr(visit.time, "sleep", lambda seconds: job.sample(200, seconds=seconds))
+    assert look() == (1, "computing", "running")
 
 
 def test_a_held_lock_without_news_is_said(run):
