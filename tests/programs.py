@@ -120,17 +120,20 @@ class Desk:
     def type(self, *words, status=0, **variables):
         """Let `python -m …` run to its end, which has this status and no traceback; return what it
         said. The environment gets the `variables`."""
-        environment = {**self.environment, **variables}
-        if words[0] in PROGRAMS and _read_at_start(environment) == _read_at_start(os.environ):
-            said = _forked([str(word) for word in words], self.folder, environment)
-        else:
-            streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
-            with Desk.start(self, *words, **streams, env=environment) as process:
-                out, err = process.communicate(timeout=PATIENCE_SECONDS)
-            said = Said(process.returncode, out, err)
+        said = self.ended(*words, **variables)
         assert said.status == status, said.text
         assert "Traceback" not in said.text or status not in (0, 2), said.text
         return said
+
+    def ended(self, *words, **variables):
+        """Return what `python -m …` said to its end, whatever that is."""
+        environment = {**self.environment, **variables}
+        if words[0] in PROGRAMS and _read_at_start(environment) == _read_at_start(os.environ):
+            return _forked([str(word) for word in words], self.folder, environment)
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
+        with Desk.start(self, *words, **streams, env=environment) as process:
+            out, err = process.communicate(timeout=PATIENCE_SECONDS)
+        return Said(process.returncode, out, err)
 
 
 def _forked(words, folder, environment):

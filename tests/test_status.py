@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
-from programs import Verbs, wait_for
+from programs import Desk, Verbs, wait_for
 
 from featuremill import journal, owner, working
 from featuremill.clean.whole import check_whole
@@ -36,10 +36,9 @@ DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
 
 def status(verbs, *more, folder="results/test"):
     """Return the verb's exit status and what it prints on both outputs."""
-    process = verbs.start("status", folder, *more, stdout=subprocess.PIPE)
-    stdout, stderr = process.communicate(timeout=60)
-    assert "Traceback" not in stderr, stderr
-    return process.returncode, stdout, stderr
+    said = verbs.ended("featuremill", "status", folder, *more)
+    assert "Traceback" not in said.err, said.err
+    return said
 
 
 def found(folder, verifies=False):
@@ -52,7 +51,9 @@ def codes(answer):
 
 
 def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.6}, cost=10)
+    hold = verbs.folder / "hold"
+    hold.write_text("2")
+    plan = verbs.plan(GOOD, "poison", {"hold": str(hold)}, cost=10)
     assert len(plan["shards"]) == 2
     first = plan["shards"][0]["shard"]
     root = verbs.run_folder.root
@@ -73,6 +74,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
     lock = log.with_suffix(".lock")
     wait_for(lambda: not working.is_held(lock))
     assert working.read(lock)["pid"] == process.pid, "what it said is left behind"
+    hold.unlink()
     commits = log.read_text().count("commit")
     answer = found(root)
     (begun,) = answer["begun"]
@@ -92,7 +94,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
 
 
 def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.2}, cost=5)
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.1}, cost=5)
     verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
     (receipt,) = [
         json.loads(path.read_text())
@@ -357,8 +359,7 @@ def test_without_snakemake_the_verbs_are_named_and_mend(run, environment, monkey
     assert codes(answer) == {"part_missing", "output_missing"}
     assert [command.split()[1] for command in answer["next"]] == ["extract", "merge"]
     for command in answer["next"]:
-        words = [sys.executable, "-m", *command.split()]
-        subprocess.run(words, env=environment, check=True)
+        Desk(run.root.parent, environment).type(*command.split())
     assert found(run.root, verifies=True)["exit_status"] == 0
 
 

@@ -14,6 +14,7 @@ beginnings and the ends. They are counted in each process, and noted in the file
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import resource
@@ -60,7 +61,7 @@ class Options(WorkloadOptions):
     batch_records: int = 4
     """Records in a batch."""
     hold: str = ""
-    """While this file exists, no batch ends."""
+    """While this file exists, no batch ends: from that number on which it holds."""
     collect_hold: str = ""
     """While this file exists, no batch is collected."""
     late_beside: bool = False
@@ -150,7 +151,7 @@ def run(options, batch):
     for sequence in batch:
         _harm(sequence, len(batch), options)
     _note(options, "begin")
-    while options.hold and Path(options.hold).exists():
+    while options.hold and _holds(Path(options.hold), number):
         time.sleep(0.01)
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None
@@ -185,6 +186,12 @@ def _wait_for_batch(number):
     deadline = time.monotonic() + PATIENCE_SECONDS
     while counts["run"] < number and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def _holds(hold, number):
+    with contextlib.suppress(FileNotFoundError):
+        return number >= int(hold.read_text() or 0)
+    return False
 
 
 def _moment(options, what):
