@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from bench.scale_proteins import write_proteins
 from programs import is_running, wait_for
 
 from featuremill.inputs import proteins
@@ -161,17 +160,21 @@ def test_a_process_that_is_killed_is_one_sentence(planning):
 
 
 def test_made_proteins_are_distinct_and_always_the_same(environment, tmp_path):
-    def make(name, seed):
-        call = f"write_proteins(Path('{tmp_path / name}'), 21_000, seed={seed})"
-        code = f"from pathlib import Path; from bench.scale_proteins import *; print({call})"
+    def make(**seeds):
+        """Write a file a seed, in one process; return what was said of each, and what it holds."""
+        calls = [
+            f"print(write_proteins(Path('{tmp_path / name}.fasta'), 21_000, seed={seed}))"
+            for name, seed in seeds.items()
+        ]
+        code = "; ".join(["from pathlib import Path", "from bench.scale_proteins import *", *calls])
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
-        return int(done.stdout), (tmp_path / name).read_bytes()
+        contents = [(tmp_path / f"{name}.fasta").read_bytes() for name in seeds]
+        return list(zip(map(int, done.stdout.split()), contents, strict=True))
 
-    num_residues, made = make("a.fasta", 1)
-    assert write_proteins(tmp_path / "c.fasta", 21_000, seed=2) != num_residues
-    assert (tmp_path / "c.fasta").read_bytes() != made
-    assert make("b.fasta", 1) == (num_residues, made)
+    ((num_residues, made),) = make(a=1)
+    again, other = make(b=1, c=2)
+    assert again == (num_residues, made) and other[1] != made
     records = list(proteins([tmp_path / "a.fasta"]))
     assert not any(record.reason for record in records)
     lengths = [len(record.payload) for record in records]
