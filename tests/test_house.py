@@ -202,6 +202,49 @@ def test_files_stay_short(pattern):
     assert {path: n for path, n in lengths.items() if n > MAX_LINES[pattern]} == {}
 
 
+CLOCK = {"sleep", "time", "monotonic", "perf_counter"}
+WAITERS = {
+    "programs.py::wait_for": "the one that waits for a condition",
+    "browser.py::Tab": "waits for a browser's word; only slow tests have one",
+    "chaos.py::Chain": "kills at random moments, in slow tests",
+    "mutants.py::Tree": "no test: gives files times that lie in the future",
+    "mutants.py::main": "no test: says how long each mutant took",
+    "slurm_cluster.py::Cluster": "waits for a real Slurm, in slow tests",
+    "slurm_cluster.py::_child_of": "waits for a real Slurm, in slow tests",
+}
+"""Who may look at a clock or sleep, and why."""
+STILL_THERE = set()
+"""Fast tests, and helpers of theirs, that do so although they had better not. It only shrinks."""
+
+
+def is_slow(node):
+    marks = [*getattr(node, "decorator_list", ())]
+    return any(re.search(r"mark\.(slow|gpu)\b", ast.unparse(mark)) for mark in marks)
+
+
+def clocks_in(path):
+    """Yield the top-level function or class of each use of a clock, but for those of slow tests."""
+    tree = ast.parse(path.read_text("utf-8"))
+    for node in tree.body:
+        is_pytestmark = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        if is_pytestmark and re.search(r"mark\.(slow|gpu)\b", ast.unparse(node.value)):
+            return
+    for node in tree.body:
+        for part in ast.walk(node) if not is_slow(node) else ():
+            is_of_time = isinstance(part, ast.Attribute) and ast.unparse(part.value) == "time"
+            is_import = isinstance(part, ast.ImportFrom) and part.module == "time"
+            names = {alias.name for alias in part.names} if is_import else set()
+            if names & CLOCK or (is_of_time and part.attr in CLOCK):
+                yield f"{path.name}::{getattr(node, 'name', '')}"
+
+
+def test_no_fast_test_sleeps_or_looks_at_a_clock():
+    """What waits for a time fails on a busy machine, and costs the time on a quiet one: wait for a
+    condition (`wait_for`), or let the test own the clock."""
+    found = {name for path in (ROOT / "tests").glob("*.py") for name in clocks_in(path)}
+    assert found - WAITERS.keys() == STILL_THERE
+
+
 def test_each_mutant_still_has_its_text_and_its_tests():
     for mutant in mutants.read_list():
         for test in mutant.tests:
