@@ -1,12 +1,13 @@
 """Broken and odd inputs, one `Case` each: the file, and what must come of it.
 
-Used for the readers (test_inputs) and for whole commands. Every file that is refused in part also
-holds a good record, so that a run has something left to do.
+Used for the readers and for whole commands (test_broken_inputs, test_audit). Every file that is
+refused in part also holds a good record, so that a run has something left to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import random
@@ -79,6 +80,7 @@ def _with_good(record: bytes | str) -> Callable[[Path], Path]:
     return _file(GOOD.encode() + data)
 
 
+@functools.cache
 def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
     """Return records that don't compress to nothing, so that half of them is half of the file."""
     letters = random.Random(1)
@@ -86,6 +88,7 @@ def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
     return "".join(template.format(*pair) for pair in enumerate(sequences)).encode()
 
 
+@functools.cache
 def _packed(data: bytes, format: str) -> bytes:
     buffer = io.BytesIO()
     with xopen(buffer, "wb", threads=0, format=format) as stream:

@@ -15,6 +15,7 @@ from nvml_node import Node
 from programs import wait_for
 
 import featuremill
+from featuremill.lease import slots
 
 TIMEOUT_SECONDS = 60
 NOBODY = 65534
@@ -72,6 +73,10 @@ class Leases:
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
 
+    def num_held(self):
+        """Return how many slots are held, as a look at the locks tells."""
+        return len(slots.holders(self.node.locks))
+
     def num_drawn(self):
         """Return how many places in the queue were ever drawn."""
         file = self.node.locks / "turnstile"
@@ -88,6 +93,10 @@ class Leases:
         for process in self._started:
             process.kill()
             process.communicate()
+
+    def beside(self, command, **more):
+        """Start a process that has no lease of its own."""
+        return self._popen(command, **more)
 
 
 def end(process):

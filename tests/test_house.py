@@ -226,7 +226,9 @@ def clocks_in(path):
     """Yield the top-level function or class of each use of a clock, but for those of slow tests."""
     tree = ast.parse(path.read_text("utf-8"))
     for node in tree.body:
-        is_pytestmark = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        is_pytestmark = (
+            isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        )
         if is_pytestmark and re.search(r"mark\.(slow|gpu)\b", ast.unparse(node.value)):
             return
     for node in tree.body:
