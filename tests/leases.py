@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 from nvml_node import Node
-from programs import wait_for
+from programs import PATIENCE_SECONDS, wait_for
 
 import featuremill
 from featuremill.lease import slots
 
-TIMEOUT_SECONDS = 60
 NOBODY = 65534
 
 
@@ -61,7 +60,7 @@ class Leases:
     ):
         """Run a lease to its end; return what the command printed and what was said."""
         process = self.start(*arguments, run=run, **more)
-        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == status, err
         assert "Traceback" not in err, err
         return out.strip(), err
@@ -101,7 +100,7 @@ class Leases:
 
 def end(process):
     """Let a `hold` end well."""
-    process.communicate("\n", timeout=TIMEOUT_SECONDS)
+    process.communicate("\n", timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from leases import NOBODY, Leases, end, for_all_users
 from nvml_node import Gpu, Slice
-from programs import wait_for
+from programs import PATIENCE_SECONDS, wait_for
 
 from featuremill.lease import folder
 
@@ -84,7 +84,7 @@ def test_overlapping_wants_never_deadlock(node_of):
     leases = node_of(3)
     ring = [leases.python(RING, wants) for wants in ("0,1", "1,2", "2,0") * 2]
     for process in ring:
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == 0, err
 
 
@@ -103,7 +103,7 @@ def test_first_come_first_served_without_backfill(node_of, tmp_path):
     queue[3].kill()
     end(holder)
     for process in [both, *queue]:
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE_SECONDS)
     served = order.read_text().split()
     assert served[0] == "both"
     # Two that want one each run at once, so they may write in either order.
@@ -133,14 +133,14 @@ def test_a_waiter_that_dies_or_gives_up_leaves_no_gap(node_of):
     wait_for(lambda: leases.num_drawn() == 3)
     impatient = leases.queue("--wait", 0.6)
     last = leases.queue()
-    _, err = impatient.communicate(timeout=20)
+    _, err = impatient.communicate(timeout=PATIENCE_SECONDS)
     assert impatient.returncode == 3 and "others came first and still wait" in err
     stopped.terminate()
-    out, err = stopped.communicate(timeout=20)
+    out, err = stopped.communicate(timeout=PATIENCE_SECONDS)
     assert (stopped.returncode, out, err) == (143, "left\n", "")
     first.kill()
     end(holder)
-    assert last.wait(20) == 0
+    assert last.wait(PATIENCE_SECONDS) == 0
 
 
 SAY = """
@@ -191,7 +191,7 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
     """
     for word, is_held in (("", False), ("keep", True)):
         process = leases.python(code, word)
-        child = int(process.communicate(timeout=20)[0])
+        child = int(process.communicate(timeout=PATIENCE_SECONDS)[0])
         assert leases.num_held() == is_held
         os.kill(child, signal.SIGKILL)
 
@@ -210,7 +210,7 @@ def test_a_grandchild_without_the_locks_is_seen_by_its_memory(node_of):
     middle.wait()
     assert f"used by process {grandchild}" in leases("--wait", 0, status=3)[1]
     os.kill(grandchild, signal.SIGKILL)
-    leases("--wait", 20)
+    leases("--wait", PATIENCE_SECONDS)
 
 
 def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_path):
@@ -229,7 +229,7 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         place.mkdir()
         os.mkfifo(place / "ask")
         trap = f"trap {ignores}; " if ignores else ""
-        command = " ".join([*words, *options, "--", "sh", str(script)])
+        command = " ".join([*words, *options, "--", "sh", str(script), ">out", "2>&1"])
         parent = leases.beside(["sh", "-c", f"{trap}{command} & echo $!; wait"], cwd=place)
         child = int(parent.stdout.readline())
         wait_for(lambda: leases.num_held() == 1)
@@ -262,7 +262,8 @@ def test_a_watched_command_ends_as_it_would_alone(node_of):
     process = leases.start("--watch", run=slow)
     assert process.stdout.readline() == "ready\n"
     process.terminate()
-    assert process.communicate(timeout=20)[0] == "caught\n" and process.returncode == 3
+    assert process.communicate(timeout=PATIENCE_SECONDS)[0] == "caught\n"
+    assert process.returncode == 3
     failures = (leases.node.locks / f"{leases.node.uuids[0]}.failures").read_text()
     assert failures.count("left with status") == 2, "7 and SEGV; the others blame no device"
 
@@ -332,7 +333,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     assert f"(GPU 0: used by process {stranger.pid}, which has no lease)" in looked
     stranger.kill()
     stranger.wait()
-    assert waiting.wait(20) == 0
+    assert waiting.wait(PATIENCE_SECONDS) == 0
 
 
 def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
@@ -372,7 +373,7 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     waiting = leases.queue()
     leases.node.gpus[2].lost = True
     leases.node.write()
-    _, err = waiting.communicate(timeout=20)
+    _, err = waiting.communicate(timeout=PATIENCE_SECONDS)
     assert waiting.returncode == 3 and "GPU 2: GPU is lost" in err, "waiting would be of no use"
     end(holder)
 
@@ -502,7 +503,7 @@ def test_leases_inside_a_lease_share_what_it_holds(node_of):
     for process in inner:
         end(process)
     end(outer)
-    assert waits_for_outer.wait(20) == 0
+    assert waits_for_outer.wait(PATIENCE_SECONDS) == 0
 
 
 FAIL = """
@@ -620,7 +621,7 @@ def test_it_imports_only_the_standard_library_and_pynvml(node_of):
         names -= set(sys.stdlib_module_names)
         print(*sorted(name for name in names if not name.startswith("_")), file=sys.stderr)
     """
-    _, err = node_of(1).python(code).communicate(timeout=30)
+    _, err = node_of(1).python(code).communicate(timeout=PATIENCE_SECONDS)
     assert set(err.splitlines()[-1].split()) == {"featuremill", "pynvml"}
 
 
