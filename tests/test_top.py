@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import NOT_IMPORTED, ROOT
 from nvml_node import Gpu
+from programs import wait_for
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
@@ -203,7 +204,7 @@ def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
 @pytest.mark.parametrize("skew", [-3600, 0, 3600])
 def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     """Its lock cannot be seen from here, and its clock may be wrong."""
-    job = run.start(0, A, clock=time.time() + skew, host=FAR_AWAY, holds=False)
+    job = run.start(0, A, clock=run.now + skew, host=FAR_AWAY, holds=False)
     job.sample(100, seconds=0)
     reader = Reader(run.folder.root)
     (first,) = reader.look().jobs
@@ -218,7 +219,7 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
 
 
 def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypatch, capsys):
-    job = run.start(0, A, clock=time.time() - 3600, host=FAR_AWAY, holds=False)
+    job = run.start(0, A, clock=run.now - 3600, host=FAR_AWAY, holds=False)
     job.sample(100)
     slept = []
 
@@ -235,7 +236,7 @@ def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypa
 
 
 def test_a_held_lock_without_news_is_said(run):
-    job = run.start(0, A, clock=time.time() - 600)
+    job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
     scene = Reader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
@@ -245,8 +246,8 @@ def test_a_held_lock_without_news_is_said(run):
 
 def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
     run = RunningRun(tmp_path, 2)
-    run.start(0, A, clock=time.time() - 600).sample(0)
-    other = run.start(1, B, clock=time.time() - 30)
+    run.start(0, A, clock=run.now - 600).sample(0)
+    other = run.start(1, B, clock=run.now - 30)
     for _ in range(3):
         other.sample(other.cost_done + 100)
     # At 10 a second: 700 of its own, then 1,000 of the silent one's, after 10 s of start-up.
@@ -387,19 +388,21 @@ class Terminal:
         os.close(theirs)
         self.said = ""
 
-    def read_until(self, word, seconds=60):
+    def read_until(self, word):
         """Read until the word comes; None: until the process has ended."""
-        deadline = time.monotonic() + seconds
-        while word is None or word not in self.said:
-            assert time.monotonic() < deadline, self.said
-            if select.select([self._ours], [], [], 0.1)[0]:
-                try:
-                    self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
-                except OSError:  # the other end is closed
-                    return self.said
-            elif word is None and self.process.poll() is not None:
-                return self.said
+        wait_for(lambda: self._reads_up_to(word))
         return self.said
+
+    def _reads_up_to(self, word):
+        if word is not None and word in self.said:
+            return True
+        if select.select([self._ours], [], [], 0.1)[0]:
+            try:
+                self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
+            except OSError:  # the other end is closed
+                return True
+            return False
+        return word is None and self.process.poll() is not None
 
 
 def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
@@ -458,14 +461,16 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     monkeypatch.setattr(workflow_totals, "LOOK_SECONDS", 0.05)
     is_over = workflow_totals.start(run.folder.root)
     said = ""
+
+    def says_more():
+        nonlocal said
+        said += capfd.readouterr().err
+        return said
+
     try:
         job = run.start(0, A)
         job.sample(500)
-        deadline = time.monotonic() + 30
-        while said.count("\n") < 2:
-            said += capfd.readouterr().err
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: says_more().count("\n") >= 2)
     finally:
         is_over.set()
     assert said.splitlines()[0].startswith(
@@ -537,7 +542,7 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     (tmp_path / "in.fa").write_text(f"{records}>bad\nRAISEK\n>refused\nMK*L\n")
     process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
     claimed = owner.path_of(workflow.run_folder.root)
-    until(lambda: working.is_held(claimed))
+    wait_for(lambda: working.is_held(claimed))
     command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
     terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
     try:
@@ -561,13 +566,6 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     assert any(all(found) for found in rows), "all three at work at once"
     assert any("about" in screen and "left with 3 devices" in screen for screen in screens)
     check_end(screens[-1], workflow, heads)
-
-
-def until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def check_end(screen, workflow, heads):
