@@ -396,6 +396,7 @@ def test_a_disk_without_locks(see, verbs, monkeypatch, capsys):
 @shows("A package is missing")
 def test_a_package_that_is_missing(see, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path))  # in which nothing is converted yet
     assert main(["weights", "mill_t6_8M", "--output", str(tmp_path / "w.json")]) == 2
     see(capsys.readouterr().err)
 
