@@ -1,12 +1,13 @@
 """Broken and odd inputs, one `Case` each: the file, and what must come of it.
 
-Used for the readers (test_inputs) and for whole commands. Every file that is refused in part also
-holds a good record, so that a run has something left to do.
+Used for the readers and for whole commands (test_broken_inputs, test_audit). Every file that is
+refused in part also holds a good record, so that a run has something left to do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import os
 import random
@@ -79,13 +80,16 @@ def _with_good(record: bytes | str) -> Callable[[Path], Path]:
     return _file(GOOD.encode() + data)
 
 
+@functools.cache
 def _many(num_records: int, template: str = ">p{}\n{}\n") -> bytes:
     """Return records that don't compress to nothing, so that half of them is half of the file."""
     letters = random.Random(1)
     sequences = ("".join(letters.choices(AMINO_ACIDS, k=60)) for _ in range(num_records))
-    return "".join(template.format(*pair) for pair in enumerate(sequences)).encode()
+    records = "".join(template.format(*pair) for pair in enumerate(sequences))
+    return ("" if template.startswith(">") else "id,sequence\n").encode() + records.encode()
 
 
+@functools.cache
 def _packed(data: bytes, format: str) -> bytes:
     buffer = io.BytesIO()
     with xopen(buffer, "wb", threads=0, format=format) as stream:
@@ -93,15 +97,23 @@ def _packed(data: bytes, format: str) -> bytes:
     return buffer.getvalue()
 
 
+def _packed_records(format: str, template: str = ">p{}\n{}\n") -> bytes:
+    """Return what has more than one block of its format, so that half of it has records."""
+    return _packed(_many(30_000 if format == "bz2" else 8_000, template), format)
+
+
 def _cut(format: str, name: str = "", template: str = ">p{}\n{}\n") -> Callable[[Path], Path]:
     """Return a maker of a compressed file of which the last third is missing."""
-    head = b"" if template.startswith(">") else b"id,sequence\n"
-    data = _packed(head + _many(30_000, template), format)
-    return _file(data[: len(data) * 2 // 3], name or f"in.fa.{format}")
+
+    def make(folder: Path) -> Path:  # not before: whoever needs another case imports this as well
+        data = _packed_records(format, template)
+        return _file(data[: len(data) * 2 // 3], name or f"in.fa.{format}")(folder)
+
+    return make
 
 
 def _corrupt(folder: Path) -> Path:
-    data = bytearray(_packed(_many(30_000), "gz"))
+    data = bytearray(_packed_records("gz"))
     data[-6] ^= 0xFF  # in the check sum
     return _file(bytes(data), "in.fa.gz")(folder)
 
@@ -207,7 +219,7 @@ BROKEN: list[Case] = [
     Case("NUL bytes", _with_good(b">nul\nMKV\0\0\0LL\n"), "error", "in.fa:4: there are NUL bytes"),
     Case(
         "NUL bytes far in",
-        _file(_many(9000) + b">nul\nMK\0VLL\n>p\nMKV\n"),
+        lambda folder: _file(_many(9000) + b">nul\nMK\0VLL\n>p\nMKV\n")(folder),
         "error",
         "in.fa:18001: there are NUL bytes",
     ),

@@ -1,4 +1,4 @@
-"""What can be wrong with a run's own files and with weights: one `Damage` each, and the answer."""
+"""What can be wrong with a run's own files and with weights, and what each verb answers."""
 
 from __future__ import annotations
 
@@ -9,22 +9,39 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featuremill.store import RunFolder
+from featuremill.store import RunFolder, read_sealed, write_sealed
 
 GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
 
 
+Answer = tuple[int, str]
+"""A verb's exit status, and part of its one sentence."""
+MENDED: Answer = (0, "")
+"""The verb mends it by itself, without a word of error."""
+
+
 @dataclass(frozen=True)
 class Damage:
-    """One kind of damage, the verb that meets it, and how that verb ends."""
+    """One kind of damage, done to the first shard's files where it is a shard's; and the answers of
+    the verbs that are asked."""
 
     name: str
     harm: Callable[[RunFolder], None]
-    verb: str
-    """`merge`, `plan`, `report`, or `extract` (of the first shard, without its part)."""
-    status: int
-    fragment: str = ""
-    """Part of the one sentence; empty where the verb mends it by itself."""
+    merge: Answer | None = None
+    extract: Answer | None = None
+    """Of the first shard, without its part."""
+    plan: Answer | None = None
+    report: Answer | None = None
+    seen: str = ""
+    """What `status` calls it at a quick look."""
+    verified: str = ""
+    """What only `status --verify` finds, by this name."""
+
+    @property
+    def answers(self) -> dict[str, Answer]:
+        """The answers that there are, by verb."""
+        asked = {verb: getattr(self, verb) for verb in ("merge", "extract", "plan", "report")}
+        return {verb: answer for verb, answer in asked.items() if answer is not None}
 
 
 def plan_of(run: RunFolder) -> Path:
@@ -51,12 +68,20 @@ def manifest_of(run: RunFolder) -> Path:
     return run.manifest
 
 
+def input_of(run: RunFolder) -> Path:
+    return run.root.parents[1] / "in.fa"
+
+
 def results_of(run: RunFolder) -> Path:
     return run.root / "manifest.json"
 
 
 def vectors_of(run: RunFolder) -> Path:
     return run.root / "embeddings.parquet"
+
+
+def array_of(run: RunFolder) -> Path:
+    return run.root / "embeddings.npy"
 
 
 def failed_of(run: RunFolder) -> Path:
@@ -67,8 +92,21 @@ def last_plan_of(run: RunFolder) -> Path:
     return run.store / "plan.json"
 
 
+class OfShard(RunFolder):
+    """A run of whose shards another one than the first is meant."""
+
+    number: int = 0
+
+    @classmethod
+    def numbered(cls, run: RunFolder, number: int) -> OfShard:
+        one = cls(run.root)
+        one.number = number
+        return one
+
+
 def _first(run: RunFolder) -> tuple[str, str]:
-    (receipt, *_) = sorted(run.root.glob("receipts/*/*.json"))
+    receipts = sorted(run.root.glob("receipts/*/*.json"))
+    receipt = receipts[run.number if isinstance(run, OfShard) else 0]
     return receipt.parent.name, receipt.stem
 
 
@@ -91,21 +129,74 @@ def gone(place: Place) -> Harm:
     return lambda run: place(run).unlink()
 
 
-def cut(place: Place, share: float = 0.6) -> Harm:
+def cut(place: Place, share: float = 0.6, less: int = 0) -> Harm:
     def harm(run: RunFolder) -> None:
         path = place(run)
-        os.truncate(path, int(path.stat().st_size * share))
+        os.truncate(path, int(path.stat().st_size * share) - less)
+
+    return harm
+
+
+def appended(place: Place) -> Harm:
+    def harm(run: RunFolder) -> None:
+        with place(run).open("ab") as file:
+            file.write(b"A\n")
 
     return harm
 
 
 def flipped(place: Place, share: float) -> Harm:
-    """Return what changes one bit, at this share of the file's length."""
+    """Return what changes one bit, at this share of the file's length, and nothing that a quick
+    look sees."""
 
     def harm(run: RunFolder) -> None:
+        times = place(run).stat()
         content = bytearray(place(run).read_bytes())
         content[int(len(content) * share)] ^= 0x10
         place(run).write_bytes(content)
+        os.utime(place(run), ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    return harm
+
+
+def edited(place: Place, seconds: float) -> Harm:
+    """Return what changes one bit so long after the file was written."""
+
+    def harm(run: RunFolder) -> None:
+        flipped(place, 0.5)(run)
+        later = place(run).stat().st_mtime + seconds
+        os.utime(place(run), (later, later))
+
+    return harm
+
+
+def lies(place: Place, **told: object) -> Harm:
+    """Return what lets a receipt say something else under a good seal."""
+
+    def harm(run: RunFolder) -> None:
+        found = read_sealed(place(run))
+        assert found
+        write_sealed(place(run), found | told)
+
+    return harm
+
+
+def moved(place: Place) -> Harm:
+    """Return what lets a receipt count one good record as failed, under a good seal."""
+
+    def harm(run: RunFolder) -> None:
+        found = read_sealed(place(run))
+        assert found
+        lies(place, ok=found["ok"] - 1, failed=found["failed"] + 1)(run)
+
+    return harm
+
+
+def altered(place: Place, **told: object) -> Harm:
+    """Return what lets a receipt say something else under the seal that it has."""
+
+    def harm(run: RunFolder) -> None:
+        place(run).write_text(json.dumps(json.loads(place(run).read_text()) | told))
 
     return harm
 
@@ -129,14 +220,6 @@ def of_another(kind: str) -> Harm:
     return harm
 
 
-def folder_there(place: Place) -> Harm:
-    def harm(run: RunFolder) -> None:
-        place(run).unlink()
-        place(run).mkdir()
-
-    return harm
-
-
 def journal_with(lines: str) -> Harm:
     return written(log_of, f"featuremill-journal 1 {lines}".encode())
 
@@ -156,87 +239,163 @@ DAMAGES: list[Damage] = [
     Damage(
         "no plan",
         gone(plan_of),
-        "merge",
-        2,
-        "there is no plan yet; make one first (featuremill run YOUR.yaml)",
+        merge=(2, "there is no plan yet; make one first (featuremill run YOUR.yaml)"),
+        extract=(2, "there is no plan yet"),
     ),
-    Damage("empty plan", written(plan_of, b""), "merge", 4, PLAN),
-    Damage("plan of zeros", written(plan_of, bytes(900)), "merge", 4, PLAN),
-    Damage("plan is a pickle", written(plan_of, GARBAGE), "merge", 4, PLAN),
-    Damage("plan is a list", written(plan_of, b"[]"), "merge", 4, PLAN),
-    Damage("plan nested deeply", written(plan_of, b"[" * 99_999), "merge", 4, PLAN),
-    Damage("plan cut", cut(plan_of), "merge", 4, PLAN),
-    Damage("plan's recipe", replaced(plan_of, '"recipe": "', '"recipe": "0'), "merge", 4, PLAN),
-    Damage("plan's counts", replaced(plan_of, '"input": 4', '"input": 5'), "merge", 4, PLAN),
-    Damage("plan's key", replaced(plan_of, '"shards"', '"shardz"'), "merge", 4, PLAN),
-    Damage("plan's rows", replaced(plan_of, '"records": ', '"records": 1'), "merge", 4, PLAN),
-    Damage("plan's notes", replaced(plan_of, '"notes"', '"nots"'), "merge", 4, PLAN),
-    Damage("no plan to extract", gone(plan_of), "extract", 2, "there is no plan yet"),
-    Damage("empty plan to extract", written(plan_of, b""), "extract", 4, PLAN),
-    Damage("plan cut, to extract", cut(plan_of), "extract", 4, PLAN),
-    Damage("no manifest", gone(manifest_of), "merge", 4, NO_MANIFEST),
-    Damage("empty manifest", written(manifest_of, b""), "merge", 4, MANIFEST),
-    Damage("manifest cut", cut(manifest_of), "merge", 4, MANIFEST),
-    Damage("manifest's first bytes", flipped(manifest_of, 0.01), "merge", 4, MANIFEST),
-    Damage("manifest's pages", flipped(manifest_of, 0.3), "merge", 4, MANIFEST),
-    Damage("manifest's footer", flipped(manifest_of, 0.9), "merge", 4, MANIFEST),
-    Damage("no receipt", gone(receipt_of), "merge", 4, NO_RECEIPT),
-    Damage("empty receipt", written(receipt_of, b""), "merge", 4, RECEIPT),
-    Damage("receipt of zeros", written(receipt_of, bytes(100)), "merge", 4, RECEIPT),
-    Damage("receipt cut", cut(receipt_of), "merge", 4, RECEIPT),
-    Damage("receipt is a list", written(receipt_of, b"[1]"), "merge", 4, RECEIPT),
+    Damage("empty plan", written(plan_of, b""), merge=(4, PLAN), extract=(4, PLAN)),
+    Damage("plan of zeros", written(plan_of, bytes(900)), merge=(4, PLAN)),
+    Damage("plan is a pickle", written(plan_of, GARBAGE), merge=(4, PLAN)),
+    Damage("plan is a list", written(plan_of, b"[]"), merge=(4, PLAN)),
+    Damage("plan nested deeply", written(plan_of, b"[" * 99_999), merge=(4, PLAN)),
+    Damage("plan cut", cut(plan_of), merge=(4, PLAN), extract=(4, PLAN)),
+    Damage("plan's recipe", replaced(plan_of, '"recipe": "', '"recipe": "0'), merge=(4, PLAN)),
+    Damage("plan's counts", replaced(plan_of, '"input": ', '"input": 1'), merge=(4, PLAN)),
+    Damage("plan's key", replaced(plan_of, '"shards"', '"shardz"'), merge=(4, PLAN)),
+    Damage("plan's rows", replaced(plan_of, '"records": ', '"records": 1'), merge=(4, PLAN)),
+    Damage("plan's notes", replaced(plan_of, '"notes"', '"nots"'), merge=(4, PLAN)),
+    Damage("no manifest", gone(manifest_of), merge=(4, NO_MANIFEST), seen="manifest_missing"),
     Damage(
-        "receipt's seconds", replaced(receipt_of, '"seconds"', '"secondz"'), "merge", 4, RECEIPT
+        "empty manifest", written(manifest_of, b""), merge=(4, MANIFEST), seen="manifest_missing"
     ),
-    Damage("receipt's devices", replaced(receipt_of, '"devices"', '"device"'), "merge", 4, RECEIPT),
+    Damage("manifest cut", cut(manifest_of), merge=(4, MANIFEST), seen="manifest_missing"),
     Damage(
-        "receipt's digest", replaced(receipt_of, '"part": "', '"part": "0'), "merge", 4, RECEIPT
+        "manifest's first bytes",
+        flipped(manifest_of, 0.01),
+        merge=(4, MANIFEST),
+        verified="manifest_missing",
     ),
-    Damage("receipt of another", of_another("receipts/*/*.json"), "merge", 4, RECEIPT),
-    Damage("no part", gone(part_of), "merge", 4, PART),
-    Damage("empty part", written(part_of, b""), "merge", 4, PART),
-    Damage("part of zeros", written(part_of, bytes(5000)), "merge", 4, PART),
-    Damage("part cut", cut(part_of), "merge", 4, PART),
-    Damage("part cut by a byte", cut(part_of, 0.9999), "merge", 4, PART),
-    Damage("part's schema", flipped(part_of, 0.05), "merge", 4, PART),
-    Damage("part's rows", flipped(part_of, 0.7), "merge", 4, PART),
-    Damage("part of another", of_another("store/parts/*/*.arrows"), "merge", 4, PART),
-    Damage("no shard", gone(shard_of), "extract", 2, "this shard is gone; run"),
-    Damage("empty shard", written(shard_of, b""), "extract", 4, SHARD),
-    Damage("shard is a pickle", written(shard_of, GARBAGE), "extract", 4, SHARD),
-    Damage("shard's payload", flipped(shard_of, 0.5), "extract", 4, SHARD),
-    Damage("shard's footer", flipped(shard_of, 0.95), "extract", 4, SHARD),
-    Damage("shard of another", of_another("store/shards/*.arrow"), "extract", 4, SHARD),
-    Damage("shard gone, planned anew", gone(shard_of), "plan", 0),
-    Damage("shard empty, planned anew", written(shard_of, b""), "plan", 0),
-    Damage("shard cut, planned anew", cut(shard_of), "plan", 0),
-    Damage("shard flipped, planned anew", flipped(shard_of, 0.95), "plan", 0),
-    Damage("last plan gone", gone(last_plan_of), "plan", 0),
-    Damage("last plan cut", cut(last_plan_of), "plan", 0),
-    Damage("last plan's key", replaced(last_plan_of, '"shard"', '"shart"'), "plan", 0),
-    Damage("log is a pickle", written(log_of, GARBAGE), "extract", 0),
-    Damage("log with a vast budget", journal_with("9" * 30 + "\n"), "extract", 0),
-    Damage("log without a budget", journal_with("0\n"), "extract", 0),
-    Damage("log of rows that are not", journal_with("9\nbegin 98,99\nstrike 97\n"), "extract", 0),
-    Damage("log that condemns", journal_with("9\nstrike 99\nstrike 99\n"), "extract", 0),
-    Damage("log of bytes that are not", journal_with("9\ncommit 999 00\n"), "extract", 0),
     Damage(
-        "no results to report",
+        "manifest's pages",
+        flipped(manifest_of, 0.3),
+        merge=(4, MANIFEST),
+        verified="manifest_missing",
+    ),
+    Damage(
+        "manifest's footer",
+        flipped(manifest_of, 0.9),
+        merge=(4, MANIFEST),
+        verified="manifest_missing",
+    ),
+    Damage("no receipt", gone(receipt_of), merge=(4, NO_RECEIPT)),
+    Damage("empty receipt", written(receipt_of, b""), merge=(4, RECEIPT), seen="receipt_damaged"),
+    Damage(
+        "receipt of zeros",
+        written(receipt_of, bytes(100)),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage("receipt cut", cut(receipt_of), merge=(4, RECEIPT), seen="receipt_damaged"),
+    Damage(
+        "receipt is a list",
+        written(receipt_of, b"[1]"),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "receipt's seconds",
+        replaced(receipt_of, '"seconds"', '"secondz"'),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "receipt's devices",
+        replaced(receipt_of, '"devices"', '"device"'),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "receipt's digest",
+        replaced(receipt_of, '"part": "', '"part": "0'),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "receipt of another",
+        of_another("receipts/*/*.json"),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "receipt altered",
+        altered(receipt_of, ok=3, failed=1),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage(
+        "another shard, sealed",
+        lies(receipt_of, shard="0" * 32),
+        merge=(4, RECEIPT),
+        seen="receipt_damaged",
+    ),
+    Damage("another digest, sealed", lies(receipt_of, part="0" * 32), merge=(4, PART)),
+    Damage("other counts, sealed", moved(receipt_of), merge=(4, PART)),
+    Damage("no part", gone(part_of), merge=(4, PART), seen="part_missing"),
+    Damage("empty part", written(part_of, b""), merge=(4, PART), verified="part_damaged"),
+    Damage(
+        "part of zeros", written(part_of, bytes(5000)), merge=(4, PART), verified="part_damaged"
+    ),
+    Damage("part cut", cut(part_of), merge=(4, PART), verified="part_damaged"),
+    Damage(
+        "part without its end", cut(part_of, 1.0, less=8), merge=(4, PART), verified="part_damaged"
+    ),
+    Damage(
+        "part cut by a byte", cut(part_of, 1.0, less=1), merge=(4, PART), verified="part_damaged"
+    ),
+    Damage("part's schema", flipped(part_of, 0.05), merge=(4, PART), verified="part_damaged"),
+    Damage("part's rows", flipped(part_of, 0.7), merge=(4, PART), verified="part_damaged"),
+    Damage(
+        "part of another",
+        of_another("store/parts/*/*.arrows"),
+        merge=(4, PART),
+        verified="part_damaged",
+    ),
+    Damage("no shard", gone(shard_of), extract=(2, "this shard is gone; run"), plan=MENDED),
+    Damage("empty shard", written(shard_of, b""), extract=(4, SHARD), plan=MENDED),
+    Damage("shard cut", cut(shard_of), extract=(4, SHARD), plan=MENDED),
+    Damage("shard is a pickle", written(shard_of, GARBAGE), extract=(4, SHARD)),
+    Damage("shard's payload", flipped(shard_of, 0.5), extract=(4, SHARD)),
+    Damage("shard's footer", flipped(shard_of, 0.95), extract=(4, SHARD), plan=MENDED),
+    Damage("shard of another", of_another("store/shards/*.arrow"), extract=(4, SHARD)),
+    Damage("last plan gone", gone(last_plan_of), plan=MENDED),
+    Damage("last plan cut", cut(last_plan_of), plan=MENDED),
+    Damage("last plan's key", replaced(last_plan_of, '"shard"', '"shart"'), plan=MENDED),
+    Damage("log is a pickle", written(log_of, GARBAGE), extract=MENDED),
+    Damage("log with a vast budget", journal_with("9" * 30 + "\n"), extract=MENDED),
+    Damage("log without a budget", journal_with("0\n"), extract=MENDED),
+    Damage("log of rows that are not", journal_with("9\nbegin 98,99\nstrike 97\n"), extract=MENDED),
+    Damage("log that condemns", journal_with("9\nstrike 99\nstrike 99\n"), extract=MENDED),
+    Damage("log of bytes that are not", journal_with("9\ncommit 999 00\n"), extract=MENDED),
+    Damage(
+        "no results",
         gone(results_of),
-        "report",
-        2,
-        "make them first (featuremill run YOUR.yaml)",
+        report=(2, "make them first (featuremill run YOUR.yaml)"),
     ),
-    Damage("empty results", written(results_of, b""), "report", 4, RESULTS),
-    Damage("results cut", cut(results_of), "report", 4, RESULTS),
-    Damage("results are a list", written(results_of, b"[]"), "report", 4, RESULTS),
-    Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), "report", 4, RESULTS),
-    Damage("vectors cut", cut(vectors_of), "report", 4, RESULTS),
-    Damage("vectors empty", written(vectors_of, b""), "report", 4, RESULTS),
-    Damage("no vectors", gone(vectors_of), "report", 4, RESULTS),
-    Damage("no failed table", gone(failed_of), "report", 4, RESULTS),
-    Damage("failed table is a pickle", written(failed_of, GARBAGE), "report", 4, RESULTS),
+    Damage("empty results", written(results_of, b""), report=(4, RESULTS), seen="manifest_damaged"),
+    Damage("results cut", cut(results_of), report=(4, RESULTS), seen="manifest_damaged"),
+    Damage(
+        "results are a list",
+        written(results_of, b"[]"),
+        report=(4, RESULTS),
+        seen="manifest_damaged",
+    ),
+    Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), report=(4, RESULTS)),
+    Damage("vectors cut", cut(vectors_of), report=(4, RESULTS), seen="output_damaged"),
+    Damage("vectors empty", written(vectors_of, b""), report=(4, RESULTS), seen="output_damaged"),
+    Damage("no vectors", gone(vectors_of), report=(4, RESULTS), seen="output_missing"),
+    Damage("vectors' middle", flipped(vectors_of, 0.5), verified="output_damaged"),
+    Damage("no array", gone(array_of), seen="output_missing"),
+    Damage("array with more behind it", appended(array_of), seen="output_damaged"),
+    Damage("no failed table", gone(failed_of), report=(4, RESULTS), seen="output_missing"),
+    Damage("failed table is a pickle", written(failed_of, GARBAGE), report=(4, RESULTS)),
+    Damage("input appended to", appended(input_of), seen="input_changed"),
+    Damage("input edited", edited(input_of, 5), seen="input_changed"),
+    Damage("input's middle", flipped(input_of, 0.5), verified="input_changed"),
 ]
+
+
+def damage_of(name: str) -> Damage:
+    (found,) = (damage for damage in DAMAGES if damage.name == name)
+    return found
 
 
 def config_beside(text: str) -> Callable[[Path, bytes], Path]:

@@ -230,7 +230,7 @@ class Chain:
                 return False
             if time.monotonic() > deadline:
                 self.fail(f"{kill.phase} never came")
-            time.sleep(0.002 if count else 0.02)
+            time.sleep(0.005 if count else 0.02)
         return False
 
     def _num_noted(self):

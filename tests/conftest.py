@@ -6,9 +6,11 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
-from nvml_node import gpu_node, nvml_library  # noqa: F401  (fixtures)
+from nvml_node import CUDA_VARIABLES, gpu_node, nvml_library  # noqa: F401  (two are fixtures)
 from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
+
+pytest_plugins = ["skips"]
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ROOT / "tests" / "plugins"
@@ -21,10 +23,13 @@ OF_TESTS = ("FEATUREMILL_CHAOS_", "FEATUREMILL_ESM")
 """Beginnings of variables that are meant for the tests; others are what a user set for runs."""
 
 
-def pytest_configure():
+def pytest_configure(config):
     for name in list(os.environ):
         if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
             del os.environ[name]
+    if "not gpu" in config.option.markexpr:  # which of this machine's GPUs is meant means none then
+        for name in CUDA_VARIABLES:
+            os.environ.pop(name, None)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -11,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from nvml_node import Node
-from programs import wait_for
+from programs import PATIENCE_SECONDS, wait_for
 
 import featuremill
+from featuremill.lease import slots
 
-TIMEOUT_SECONDS = 60
 NOBODY = 65534
 
 
@@ -59,7 +60,7 @@ class Leases:
     ):
         """Run a lease to its end; return what the command printed and what was said."""
         process = self.start(*arguments, run=run, **more)
-        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+        out, err = process.communicate(timeout=PATIENCE_SECONDS)
         assert process.returncode == status, err
         assert "Traceback" not in err, err
         return out.strip(), err
@@ -70,6 +71,10 @@ class Leases:
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()
+
+    def num_held(self):
+        """Return how many slots are held, as a look at the locks tells."""
+        return len(slots.holders(self.node.locks))
 
     def num_drawn(self):
         """Return how many places in the queue were ever drawn."""
@@ -88,10 +93,14 @@ class Leases:
             process.kill()
             process.communicate()
 
+    def beside(self, command, **more):
+        """Start a process that has no lease of its own."""
+        return self._popen(command, **more)
+
 
 def end(process):
     """Let a `hold` end well."""
-    process.communicate("\n", timeout=TIMEOUT_SECONDS)
+    process.communicate("\n", timeout=PATIENCE_SECONDS)
     assert process.returncode == 0
 
 
@@ -115,9 +124,11 @@ def for_all_users(library, environment, *gpus):
 
 
 def _interpreter_for_all():
+    if os.getuid():
+        return sys.executable  # an ordinary user can start processes of nobody else
     code = "import sys, ctypes, json; sys.exit(sys.version_info < (3, 11))"
     for interpreter in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
         with contextlib.suppress(OSError):
             if not subprocess.run([interpreter, "-c", code], user=NOBODY, cwd="/").returncode:
                 return interpreter
-    return pytest.skip("no Python 3.11 that the user nobody may run")
+    return pytest.skip("no Python 3.11 that the user nobody may run (install one in /usr/bin)")

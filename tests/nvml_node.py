@@ -18,6 +18,8 @@ import pytest
 
 SOURCES = Path(__file__).parent / "nvml"
 CUDA_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES")
+NOT_TAKEN_OVER = (*CUDA_VARIABLES, "PYTHONPATH")
+"""What a user's shell says of GPUs, and of Python: that is for the fixture `environment` to say."""
 LINE = "{}={}\n".format
 
 
@@ -94,7 +96,7 @@ class Node:
         self.locks = folder / "locks"
         self._state = folder / "gpus.txt"
         self._processes = folder / "processes"
-        self.environment = {k: v for k, v in os.environ.items() if k not in CUDA_VARIABLES} | {
+        self.environment = {k: v for k, v in os.environ.items() if k not in NOT_TAKEN_OVER} | {
             "LD_LIBRARY_PATH": str(library),
             "SIMULATED_NVML_STATE": str(self._state),
             "SIMULATED_NVML_PROCESSES": str(self._processes),
@@ -127,7 +129,7 @@ def nvml_library(tmp_path_factory):
     """Build the pretend libnvidia-ml.so.1 once; return its folder."""
     compiler = shutil.which("cc")
     if not compiler:
-        pytest.skip("needs a C compiler (cc) to build the simulated NVML")
+        pytest.skip("needs a C compiler (cc: install gcc) to build the simulated NVML")
     folder = tmp_path_factory.mktemp("nvml")
     folder.chmod(0o755)
     library = folder / "libnvidia-ml.so.1"

@@ -34,7 +34,7 @@ IMPORTED = (
     *("estimate.visit", "doctor.visit", "search.visit", "status.visit", "report.page"),
     *("report.figures", "inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
-OF_OTHERS = ("snakemake.cli", "pandas", "altair", "vl_convert")
+OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
 PATIENCE_SECONDS = 120
@@ -63,6 +63,14 @@ def wait_for(condition, seconds=PATIENCE_SECONDS):
         assert time.monotonic() < deadline, "it never came"
         time.sleep(0.005)
     return value
+
+
+def is_running(pid):
+    """Tell whether a process runs: not one that has ended and that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def random_records(count, seed=0):

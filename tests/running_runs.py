@@ -34,6 +34,7 @@ class RunningRun:
     """A run that is planned: `num_shards` of 100 records and a cost of 1,000 each."""
 
     def __init__(self, folder, num_shards, failed=0):
+        self.now = time.time()
         self.folder = RunFolder(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         shards = [
@@ -66,11 +67,12 @@ class RunningRun:
         write_sealed(self.folder.plan, self.plan)
 
     def finish(self, number, device=A, seconds=100.0, ago=0.0, failed=(), host=HERE):
-        """Leave the part and the receipt of a shard that took `seconds`, 10 of them to start up."""
+        """Leave the part and the receipt of a shard that took `seconds`, 10 of them to start up,
+        and ended so long `ago`, seen from when the run was made."""
         name = self.names[number]
         part = self.folder.part(RECIPE, name)
         part.write_bytes(_part(failed) if failed else b"")
-        finished = datetime.datetime.fromtimestamp(time.time() - ago, datetime.UTC)
+        finished = datetime.datetime.fromtimestamp(self.now - ago, datetime.UTC)
         receipt = {
             "version": 2,
             "shard": name,

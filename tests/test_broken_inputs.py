@@ -14,36 +14,43 @@ from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
 from programs import Verbs
 
 from featuremill.__main__ import main
+from featuremill.errors import UserError
+from featuremill.inputs import proteins
+from featuremill.inputs.residues import ALPHABET
 from featuremill.shardfile import read_verified
 from featuremill.store import RunFolder
 from featuremill.workloads.esm2.sources import BUNDLED
 
 
-@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_plan_ends_as_documented(case, tmp_path, capsys, request):
-    if case.unprivileged:  # pytest's own folders are closed to other users
-        place = tempfile.TemporaryDirectory()
-        request.addfinalizer(place.cleanup)
-        tmp_path = Path(place.name)
-    path = case.make(tmp_path)
+def check_reader(case, path):
+    """Let the reader have the file."""
+    if case.outcome == "error":
+        with pytest.raises(UserError) as caught:
+            list(proteins([path]))
+        sentence = str(caught.value)
+        assert case.fragment in sentence
+        assert sentence.startswith(str(path)) and sentence.endswith(".") and ";" in sentence
+        assert sentence.isprintable()
+        return
+    records = list(proteins([path]))
+    refused = [record for record in records if record.reason]
+    notes = [record.note for record in records if record.note]
+    for record in records:
+        assert bool(record.reason) != bool(record.payload)
+        assert not record.payload.translate(None, ALPHABET)
+        for text in (record.id, record.description, record.reason, record.note):
+            text.encode()  # whatever stood in the file, Arrow and HDF5 can hold this
+    if case.outcome == "refused":
+        assert any(case.fragment in record.reason for record in refused)
+    else:
+        assert not refused
+        assert any(case.fragment in note for note in notes) if case.fragment else not notes
+
+
+def check_plan(case, folder, status, said):
+    """Check what `featuremill plan` said and left."""
     outcome = case.plan or case.outcome
     fragment = case.plan_fragment or case.fragment
-    config = {"inputs": [str(path)], "workload": "composition", "device": "cpu"}
-    folder = tmp_path / "run"
-    folder.mkdir()
-    if case.unprivileged:
-        tmp_path.chmod(0o755)
-        folder.chmod(0o777)
-    with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
-        status = main(["plan", str(folder), "--config-json", json.dumps(config)])
-        said = capsys.readouterr().err
-        # What plan refuses, init has refused before it, on the same ground.
-        written = ["--workload", "composition", "--output", str(folder / "my.yaml")]
-        assert main(["init", str(path), *written]) == status
-        surveyed = capsys.readouterr().err
-    if status:
-        last = surveyed.splitlines()[-1]
-        assert fragment in last or "every record is refused" in last
     if outcome == "error":
         assert status == 2
         (sentence,) = [line for line in said.splitlines() if "error:" in line]
@@ -51,8 +58,7 @@ def test_plan_ends_as_documented(case, tmp_path, capsys, request):
         assert not (folder / "plan.json").exists()
         return
     assert status == 0, said
-    plan = json.loads((folder / "plan.json").read_text())
-    counts = plan["counts"]
+    counts = json.loads((folder / "plan.json").read_text())["counts"]
     assert counts["planned"] >= 1
     assert counts["input"] == counts["planned"] + counts["refused"] + counts["duplicate"]
     rows = pq.read_table(folder / "manifest.parquet").to_pylist()
@@ -64,11 +70,42 @@ def test_plan_ends_as_documented(case, tmp_path, capsys, request):
         assert counts["refused"] == 0
 
 
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
+def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, request):
+    if case.unprivileged:  # pytest's own folders are closed to other users
+        place = tempfile.TemporaryDirectory()
+        request.addfinalizer(place.cleanup)
+        tmp_path = Path(place.name)
+    path = case.make(tmp_path)
+    config = {"inputs": [str(path)], "workload": "composition", "device": "cpu"}
+    folder = tmp_path / "run"
+    folder.mkdir()
+    if case.unprivileged:
+        tmp_path.chmod(0o755)
+        folder.chmod(0o777)
+    with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
+        check_reader(case, path)
+        status = main(["plan", str(folder), "--config-json", json.dumps(config)])
+        said = capsys.readouterr().err
+        # What plan refuses, init has refused before it, on the same ground.
+        written = ["--workload", "composition", "--output", str(folder / "my.yaml")]
+        assert main(["init", str(path), *written]) == status
+        surveyed = capsys.readouterr().err
+    if status:
+        last = surveyed.splitlines()[-1]
+        assert (case.plan_fragment or case.fragment) in last or "every record is refused" in last
+    check_plan(case, folder, status, said)
+
+
+ANSWERS = [(damage, verb) for damage in DAMAGES for verb in damage.answers]
+
+
 def test_broken_things_are_many():
-    cases = [*BROKEN, *DAMAGES, *WEIGHTS]
-    assert len(cases) >= 180
-    names = [case.name for case in DAMAGES]
-    assert len(names) == len(set(names))
+    assert len([*BROKEN, *ANSWERS, *WEIGHTS]) >= 180
+    for cases in (DAMAGES, BROKEN):
+        names = [case.name for case in cases]
+        assert len(names) == len(set(names)) >= 45
+    assert all(case.answers or case.seen or case.verified for case in DAMAGES)
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +123,17 @@ def finished(tmp_path_factory, environment):
 KEPT = ["embeddings.parquet", "failed.tsv", "manifest.json"]
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
-def test_a_damaged_run_is_answered_in_one_sentence(damage, finished, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("damage", "verb"), ANSWERS, ids=[f"{d.name}-{v}" for d, v in ANSWERS])
+def test_a_damaged_run_is_answered_in_one_sentence(
+    damage, verb, finished, tmp_path, capsys, monkeypatch
+):
     shutil.copytree(finished.folder, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     monkeypatch.setenv("PYTHONPATH", finished.environment["PYTHONPATH"])
     run = RunFolder(Path("results/test"))
     recipe, shard = receipt_of(run).parent.name, receipt_of(run).stem
-    if damage.verb == "extract":
+    expected, fragment = damage.answers[verb]
+    if verb == "extract":
         part_of(run).unlink()
     damage.harm(run)
     left = {name: (run.root / name) for name in KEPT}
@@ -105,19 +145,19 @@ def test_a_damaged_run_is_answered_in_one_sentence(damage, finished, tmp_path, c
         "plan": ["plan", str(run.root), "--config-json", json.dumps(config)],
         "report": ["report", str(run.root), "--output", "report.html"],
     }
-    assert main(arguments[damage.verb]) == damage.status
+    assert main(arguments[verb]) == expected
     said = capsys.readouterr().err
     errors = [line for line in said.splitlines() if "error:" in line]
     assert "Traceback" not in said
-    if damage.status:
+    if expected:
         (sentence,) = errors
-        assert damage.fragment in sentence and "results/test" in sentence
+        assert fragment in sentence and "results/test" in sentence
         assert sentence.endswith(".") and len(sentence) < 500
         assert not Path("report.html").exists()
         assert {name: (run.root / name).read_bytes() for name in left} == left
     else:
         assert not errors
-        if damage.verb == "extract":
+        if verb == "extract":
             assert run.part(recipe, shard).exists()
         else:
             plan = json.loads(run.plan.read_text())

@@ -1,14 +1,16 @@
 """extract: whatever a record, a device or a person does to a worker, no other record suffers."""
 
 import os
-import random
 import signal
 import time
 
 import pyarrow as pa
 import pytest
+from broken_stores import damage_of
+from programs import is_running, wait_for
 
 from featuremill import supervisor
+from featuremill.__main__ import main
 from featuremill.extract import Extraction
 from featuremill.reasons import kind_of
 from featuremill.store import read_sealed, write_sealed
@@ -24,42 +26,71 @@ def rows(verbs, plan):
         return pa.ipc.open_stream(source).read_all().to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("poison", "reason", "retries"),
-    [
-        ("CRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
-        ("SEGVA", "crashed the worker twice: was killed by SIGSEGV", 2),
-        ("QUITA", "crashed the worker twice: left with status 1", 2),
-        ("RAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
-        ("NANA", "values are missing or not finite: try a wider dtype", 0),
-        ("GREEDA", "out of memory: MemoryError", 0),
-        ("LATECRASHA", "crashed the worker twice: was killed by SIGABRT", 2),
-        ("LATERAISEA", "error in the workload: ValueError: I don't like RAISEA", 0),
-    ],
-)
-def test_a_poison_record_fails_alone(verbs, poison, reason, retries):
+def failures(verbs, plan):
+    """Return why records failed, by their id's sequence; all the others have their own values."""
+    found = rows(verbs, plan)
+    good = sorted(row["letters"][0] for row in found if row["status"] == "ok")
+    assert good == [float(len(sequence)) for _, sequence in GOOD]
+    failed = [row for row in found if row["status"] == "failed"]
+    assert all(row["letters"] is None for row in failed)
+    return sorted(row["reason"] for row in failed)
+
+
+@pytest.mark.parametrize("poison", ["CRASHA", "LATECRASHA"])
+def test_a_poison_record_fails_alone(verbs, poison):
     plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
     verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, retries)
-    found = rows(verbs, plan)
-    (failed,) = [row for row in found if row["status"] == "failed"]
-    assert failed["reason"].startswith(reason)
-    assert failed["letters"] is None
-    good = sorted(row["letters"][0] for row in found if row["status"] == "ok")
-    assert good == [float(len(sequence)) for _, sequence in GOOD]
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
+    (reason,) = failures(verbs, plan)
+    assert reason == "crashed the worker twice: was killed by SIGABRT"
 
 
-@pytest.mark.parametrize("poison", ["HANGA", "GILA", "LATEHANGA", "LATEGILA"])
-def test_a_hang_is_ended_with_a_stack_and_fails_alone(verbs, poison):
-    plan = verbs.plan([*GOOD, ("bad", poison)], "poison")
+def test_poison_of_many_kinds_in_one_shard(verbs):
+    bad = [("a", "CRASHA"), ("b", "SEGVA"), ("c", "QUITA"), ("d", "RAISEK")]
+    plan = verbs.plan([*GOOD, *bad], "poison")
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"]) == (20, 4)
+    assert 4 <= receipt["retries"] <= 6, "three alone, and before that the batches they were in"
+    assert failures(verbs, plan) == [
+        "crashed the worker twice: left with status 1",
+        "crashed the worker twice: was killed by SIGABRT",
+        "crashed the worker twice: was killed by SIGSEGV",
+        "error in the workload: ValueError: I don't like RAISEK",
+    ]
+
+
+def test_what_fails_without_harm_to_the_worker_costs_no_worker(verbs):
+    bad = [("a", "RAISEA"), ("b", "NANA"), ("c", "GREEDA"), ("d", "LATERAISEA")]
+    plan = verbs.plan([*GOOD, *bad], "poison")
+    verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 4, 0)
+    expected = [
+        "error in the workload: ValueError: I don't like RAISEA",
+        "error in the workload: ValueError: I don't like RAISEA",
+        "out of memory: MemoryError",
+        "values are missing or not finite: try a wider dtype",
+    ]
+    for reason, beginning in zip(failures(verbs, plan), expected, strict=True):
+        assert reason.startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("poison", "batch_records"), [(("HANGA", "GILA"), 100), (("LATEHANGA", "LATEGILA"), 12)]
+)
+def test_hangs_are_ended_with_a_stack_and_fail_alone(verbs, poison, batch_records):
+    """Both hang while all that there is is in flight: in one batch, or in two that are."""
+    options = {"batch_records": batch_records, "late_beside": True}
+    plan = verbs.plan([*GOOD, *((word, word) for word in poison)], "poison", options)
     said = verbs.extract(plan, 0, "--stall-seconds", "1")
     (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
-    assert "Timeout" in said and "featuremill_poison.py" in said
-    (reason,) = (row["reason"] for row in rows(verbs, plan) if row["status"] == "failed")
-    assert reason.startswith("hung the worker twice: was ended, as it hung (the log has the stack")
-    assert kind_of(reason).name == "hang"
+    assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 2, 3)
+    assert said.count("Timeout") == 3 and said.count("featuremill_poison.py") >= 3
+    for reason in failures(verbs, plan):
+        assert reason.startswith("hung the worker twice: was ended, as it hung (the log has the st")
+        assert kind_of(reason).name == "hang"
 
 
 def test_one_death_condemns_no_record(verbs):
@@ -73,13 +104,18 @@ def test_one_death_condemns_no_record(verbs):
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (1, 0, 1)
 
 
-def test_workers_that_die_on_everything_are_not_started_for_ever(verbs):
+def test_workers_that_die_on_everything_are_not_started_for_ever(verbs, monkeypatch, capsys):
     """Where no batch comes through, a device or a workload is at fault, and not 30 records."""
-    records = [(str(n), "CRASH" + "A" * n) for n in range(30)]
+    assert supervisor.MAX_DEATHS_IN_A_ROW == 10
+    monkeypatch.setattr(supervisor, "MAX_DEATHS_IN_A_ROW", 2)
+    monkeypatch.setenv("PYTHONPATH", verbs.environment["PYTHONPATH"])
+    records = [(str(n), "CRASH" + "A" * n) for n in range(4)]
     plan = verbs.plan(records, "poison", {"batch_records": 1})
-    said = verbs.extract(plan, 3)
-    assert "11 workers died in a row: was killed by SIGABRT" in said
-    assert said.count("starting another") == 10
+    words = ["extract", str(verbs.run_folder.root), plan["shards"][0]["shard"]]
+    assert main(words) == 3
+    said = capsys.readouterr().err
+    assert "3 workers died in a row: was killed by SIGABRT" in said
+    assert said.count("starting another") == 2
 
 
 def test_other_weights_than_the_planned_ones_are_refused(verbs):
@@ -90,14 +126,6 @@ def test_other_weights_than_the_planned_ones_are_refused(verbs):
     write_sealed(path, {**read_sealed(path), "sha256": "0" * 64})
     said = verbs.extract(plan, 2)
     assert "weights/mill_t6_8M.json: these are other weights than those the run was planned" in said
-
-
-def test_two_poison_records_in_one_shard(verbs):
-    records = [*GOOD, ("bad", "CRASHA"), ("worse", "SEGVAA"), ("odd", "RAISEK")]
-    plan = verbs.plan(records, "poison")
-    verbs.extract(plan)
-    (receipt,) = verbs.receipts(plan)
-    assert (receipt["ok"], receipt["failed"]) == (20, 3)
 
 
 def test_out_of_memory_halves_the_batch_and_fails_nothing(verbs):
@@ -119,30 +147,27 @@ def test_a_device_error_costs_no_record(verbs, poison):
     assert "gave up its device" in said
 
 
+def log_of(verbs, plan):
+    (shard,) = plan["shards"]
+    return verbs.run_folder.journal(plan["recipe"], shard["shard"]).with_suffix(".log")
+
+
 def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(verbs):
-    computed = verbs.folder / "computed.txt"
-    options = {"batch_seconds": 0.3, "computed": str(computed)}
+    computed, moments, doom = (verbs.folder / name for name in ("computed", "moments", "doom"))
+    options = {"computed": str(computed), "moments": str(moments), "doom": str(doom)}
     plan = verbs.plan(GOOD, "poison", options)
-    shard = plan["shards"][0]["shard"]
-    journal = verbs.run_folder.journal(plan["recipe"], shard)
-    process = verbs.start("extract", verbs.run_folder.root, shard)
-    deadline = time.monotonic() + 60
-    log = journal.with_suffix(".log")
-    while not (log.exists() and log.read_text().count("commit") == 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    size = -1
-    while size != (size := computed.stat().st_size) or time.monotonic() > deadline:
-        time.sleep(0.7)
-    said = verbs.extract(plan)
-    assert "2 of 5 batches resumed" in said
+    doom.write_text("run 3 supervisor")
+    verbs.extract(plan, -signal.SIGKILL)
+    worker = int(moments.read_text().split()[0])
+    wait_for(lambda: not is_running(worker))
+    commits = log_of(verbs, plan).read_text().count("commit")
+    assert 1 <= commits <= 2, "the third batch has begun"
+    assert f"{commits} of 5 batches resumed" in verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 0, 0)
     attempts = computed.read_text().splitlines()
     assert set(attempts) == {sequence for _, sequence in GOOD}
-    assert len(attempts) - len(set(attempts)) <= 4, "at most the batch in flight is computed again"
+    assert len(attempts) - len(set(attempts)) == 4 * (3 - commits), "only what was in flight"
 
 
 def part_of(verbs, plan):
@@ -151,20 +176,34 @@ def part_of(verbs, plan):
 
 
 def test_the_next_batch_runs_while_the_last_is_collected(verbs):
-    """8 batches of 0.3 s and 0.3 s: 4.8 s one after the other, 2.7 s overlapped."""
-    options = {"batch_seconds": 0.3, "collect_seconds": 0.3, "batch_records": 3}
+    hold, moments = verbs.folder / "hold", verbs.folder / "moments"
+    hold.touch()
     records = [(str(n), "MKV" + "L" * n) for n in range(24)]
+    options = {"collect_hold": str(hold), "moments": str(moments), "batch_records": 3}
     plan = verbs.plan(records, "poison", options)
-    verbs.extract(plan)
+    process = verbs.start("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
+
+    def noted():
+        return [line.partition(" ")[2] for line in moments.read_text().splitlines()]
+
+    wait_for(lambda: moments.exists() and {"collect 1", "ran 2", "prepare 3"} <= set(noted()))
+    hold.unlink()
+    assert process.wait(60) == 0
+    process.stderr.close()
+    order = noted()
+    assert {moment for moment in order if moment.startswith("collected")} == {
+        f"collected {number}" for number in range(1, 9)
+    }
+    for number in range(1, 9):
+        of_batch = [f"{what} {number}" for what in ("prepare", "run", "ran", "collect")]
+        assert sorted(of_batch, key=order.index) == of_batch
+    for number in range(1, 7):
+        assert order.index(f"collected {number}") < order.index(f"run {number + 2}"), "two at most"
     (receipt,) = verbs.receipts(plan)
-    seconds = receipt["seconds"]
     assert receipt["batches"] == 8
-    assert seconds["run"] < 3.6, "what overlaps counts once"
-    assert seconds["total"] - seconds["load"] - seconds["wait"] < 4.8
+    assert receipt["seconds"]["run"] <= receipt["seconds"]["compute"], "what overlaps counts once"
     slow = part_of(verbs, plan).read_bytes()
-    plan = verbs.plan(
-        [(str(n), "MKV" + "L" * n) for n in range(24)], "poison", {"batch_records": 3}
-    )
+    plan = verbs.plan(records, "poison", {"batch_records": 3})
     verbs.extract(plan)
     assert part_of(verbs, plan).read_bytes() == slow, "the rows have one order"
 
@@ -189,57 +228,45 @@ def test_who_kills_a_worker_may_be_about_to_kill_its_job(verbs, monkeypatch):
     assert "begin 0" in log and "strike" not in log
 
 
-@pytest.mark.parametrize("poison", ["RAISEA", "LATERAISEA"])
-def test_a_failure_leaves_the_order_of_rows(verbs, poison):
-    records = [*GOOD, ("bad", poison)]
+def test_a_failure_leaves_the_order_of_rows(verbs):
+    """Also where a batch behind the one that fails has run already."""
+    records = [*GOOD, ("bad", "RAISEA"), ("late", "LATERAISEL")]
     found = []
-    for late in (0.0, 0.2):
-        plan = verbs.plan(records, "poison", {"collect_seconds": late})
+    for late in (False, True):
+        plan = verbs.plan(records, "poison", {"late_beside": late})
         verbs.extract(plan)
         found.append(part_of(verbs, plan).read_bytes())
         computed = [row["sha256"] for row in rows(verbs, plan)]
     assert found[0] == found[1]
-    assert computed[1:] == sorted(computed[1:]), "but for the first batch, which tells the speed"
+    left = computed[len(records) % 4 :]
+    assert left == sorted(left), "but for the first batch, which tells the speed"
 
 
 def test_kills_at_any_moment_change_no_byte(verbs):
-    options = {"batch_seconds": 0.02, "collect_seconds": 0.04, "batch_records": 2}
+    doom = verbs.folder / "doom"
     records = [(str(n), "MKV" + "L" * n) for n in range(60)]
-    whole = verbs.plan(records, "poison", options)
-    verbs.extract(whole)
-    expected = part_of(verbs, whole).read_bytes()
-    part_of(verbs, whole).unlink()
-    rng = random.Random(7)
-    shard = whole["shards"][0]["shard"]
-    journal = verbs.run_folder.journal(whole["recipe"], shard)
-    log = journal.with_suffix(".log")
-    num_kills = 0
-    for num_commits in (1, 7, 15, 24):
-        process = verbs.start("extract", verbs.run_folder.root, shard, start_new_session=True)
-        while process.poll() is None and not (
-            log.exists() and log.read_text().count("commit") >= num_commits
-        ):
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0, 0.06))
-        num_kills += process.poll() is None
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-    assert "strike" not in log.read_text()
-    said = verbs.extract(whole)
-    assert num_kills == 4 and "batches resumed" in said
-    assert part_of(verbs, whole).read_bytes() == expected
+    plan = verbs.plan(records, "poison", {"doom": str(doom), "batch_records": 2})
+    verbs.extract(plan)
+    expected = part_of(verbs, plan).read_bytes()
+    part_of(verbs, plan).unlink()
+    for moment in ("prepare 4", "run 5", "ran 6", "collect 5", "collected 4"):
+        doom.write_text(f"{moment} job")
+        verbs.extract(plan, -signal.SIGKILL)
+        assert "strike" not in log_of(verbs, plan).read_text(), moment
+    said = verbs.extract(plan)
+    assert "batches resumed" in said
+    assert part_of(verbs, plan).read_bytes() == expected
 
 
 def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
     """The device's orders are given ahead: whose fault it was, nobody can tell."""
     computed = verbs.folder / "computed.txt"
-    options = {"collect_seconds": 0.5, "computed": str(computed), "batch_records": 5}
+    options = {"late_beside": True, "computed": str(computed), "batch_records": 5}
     plan = verbs.plan([*GOOD, ("bad", "LATECRASHK")], "poison", options)
     verbs.extract(plan)
     (receipt,) = verbs.receipts(plan)
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (20, 1, 2)
-    journal = verbs.run_folder.journal(plan["recipe"], plan["shards"][0]["shard"])
-    assert not journal.with_suffix(".log").exists()
+    assert not log_of(verbs, plan).exists()
     attempts = computed.read_text().splitlines()
     assert attempts.count("LATECRASHK") == 2
     assert set(attempts) == {sequence for _, sequence in [*GOOD, ("", "LATECRASHK")]}
@@ -255,7 +282,7 @@ def test_a_full_disk_ends_the_job_and_loses_nothing_that_was_written(verbs):
     full.touch()
     said = verbs("extract", verbs.run_folder.root, shard, status=1)
     assert "File too large" in said and "starting another" not in said
-    log = verbs.run_folder.journal(plan["recipe"], shard).with_suffix(".log").read_text()
+    log = log_of(verbs, plan).read_text()
     assert log.count("commit") > 3 and "strike" not in log
     full.unlink()
     assert "batches resumed" in verbs.extract(plan)
@@ -266,51 +293,57 @@ def test_a_full_disk_ends_the_job_and_loses_nothing_that_was_written(verbs):
     assert part_of(verbs, plan).read_bytes() == resumed
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopping_a_run_is_held_against_no_record(verbs, number):
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.4})
-    shard = plan["shards"][0]["shard"]
-    log = verbs.run_folder.journal(plan["recipe"], shard).with_suffix(".log")
-    process = verbs.start("extract", verbs.run_folder.root, shard, start_new_session=True)
-    while not (log.exists() and "commit" in log.read_text()):
-        time.sleep(0.01)
-    os.killpg(process.pid, number)
-    _, stderr = process.communicate(timeout=10)
-    assert process.returncode == 128 + number
-    assert "Traceback" not in stderr
-    assert "strike" not in log.read_text()
+def test_stopping_a_run_is_held_against_no_record(verbs):
+    """The same record is in flight each time: struck twice, it would be a failed row."""
+    hold = verbs.folder / "hold"
+    hold.touch()
+    plan = verbs.plan(GOOD, "poison", {"hold": str(hold)})
+    log = log_of(verbs, plan)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        log.unlink(missing_ok=True)
+        words = ("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
+        process = verbs.start(*words, start_new_session=True)
+        wait_for(lambda: log.exists() and "begin" in log.read_text())
+        os.killpg(process.pid, number)
+        _, stderr = process.communicate(timeout=60)
+        assert process.returncode == 128 + number
+        assert "Traceback" not in stderr
+        assert "strike" not in log.read_text()
+    hold.unlink()
     verbs.extract(plan)
-    assert verbs.receipts(plan)[0]["failed"] == 0
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["failed"], receipt["retries"]) == (0, 0)
 
 
 def test_two_jobs_for_one_shard_compute_it_once(verbs):
-    computed = verbs.folder / "computed.txt"
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.1, "computed": str(computed)})
-    shard = plan["shards"][0]["shard"]
-    both = [verbs.start("extract", verbs.run_folder.root, shard) for _ in range(2)]
-    said = [process.communicate(timeout=60)[1] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert sum("another job is at it; waiting" in text for text in said) == 1
-    assert sum("the part is there already" in text for text in said) == 1
+    computed, hold = verbs.folder / "computed.txt", verbs.folder / "hold"
+    hold.touch()
+    plan = verbs.plan(GOOD, "poison", {"hold": str(hold), "computed": str(computed)})
+    words = ("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
+    first = verbs.start(*words)
+    wait_for(computed.exists)
+    second = verbs.start(*words)
+    said = second.stderr.readline()
+    assert "another job is at it; waiting" in said
+    hold.unlink()
+    said += second.communicate(timeout=60)[1]
+    assert "the part is there already" in said
+    said = first.communicate(timeout=60)[1]
+    assert "waiting" not in said and "already" not in said
+    assert [process.returncode for process in (first, second)] == [0, 0]
     assert len(computed.read_text().splitlines()) == 20
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone"])
-def test_a_damaged_part_is_computed_again(verbs, damage):
+def test_a_damaged_part_is_computed_again(verbs):
     plan = verbs.plan(GOOD, "poison")
     verbs.extract(plan)
-    part = verbs.run_folder.part(plan["recipe"], plan["shards"][0]["shard"])
-    content = part.read_bytes()
-    if damage == "flip":
-        middle = len(content) // 2
-        part.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-    elif damage == "cut":
-        part.write_bytes(content[:-100])
-    else:
-        part.unlink()
-    said = verbs.extract(plan)
-    assert part.read_bytes() == content
-    assert ("not those that were written" in said) == (damage != "gone")
+    content = part_of(verbs, plan).read_bytes()
+    for damage in ("part's rows", "part cut", "no part"):
+        damage_of(damage).harm(verbs.run_folder)
+        said = verbs.extract(plan)
+        assert part_of(verbs, plan).read_bytes() == content, damage
+        told = "its bytes are not those that were written; computing it again" in said
+        assert told == (damage != "no part")
 
 
 def test_a_damaged_shard_is_found_and_written_anew(verbs):
@@ -343,18 +376,18 @@ def test_a_record_that_breaks_the_device_every_time_fails_alone(verbs, poison):
 
 def test_a_worker_that_hangs_at_its_exit_is_not_waited_for(verbs):
     plan = verbs.plan(GOOD, "poison", {"hang_at_exit": True})
-    start = time.monotonic()
     verbs.extract(plan)
-    assert time.monotonic() - start < 30
     assert verbs.receipts(plan)[0]["retries"] == 0
 
 
-def test_the_log_has_what_a_worker_printed(verbs):
+def test_a_workload_that_cannot_load_is_not_tried_again_and_the_log_has_what_it_printed(verbs):
     plan = verbs.plan(GOOD, "poison", {"broken_load": True})
     shard = plan["shards"][0]["shard"]
     log = verbs.folder / "extract.log"
     said = verbs("extract", verbs.run_folder.root, shard, "--log", log, status=1)
+    assert "KeyError: 'no such layer'" in said and "starting another" not in said
     assert "Traceback" in log.read_text() and "Traceback" not in said
+    assert not verbs.run_folder.receipt(plan["recipe"], shard).exists()
 
 
 def test_what_cannot_be_done_is_one_sentence(verbs):
@@ -367,10 +400,3 @@ def test_what_cannot_be_done_is_one_sentence(verbs):
     assert "this shard is gone" in verbs("extract", root, shard, status=2)
     assert not verbs.run_folder.plan.exists(), "so that Snakemake plans again"
     assert "there is no plan yet" in verbs("extract", root, shard, status=2)
-
-
-def test_a_workload_that_cannot_load_is_not_tried_again(verbs):
-    plan = verbs.plan(GOOD, "poison", {"broken_load": True})
-    said = verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"], status=1)
-    assert "KeyError: 'no such layer'" in said and "starting another" not in said
-    assert not verbs.run_folder.receipt(plan["recipe"], plan["shards"][0]["shard"]).exists()

@@ -109,23 +109,27 @@ def requirements_below(requirements):
     return set(found)
 
 
-@pytest.mark.parametrize("requirement", [*CORE, *EXTRAS["esm2"]], ids=lambda r: r.name)
-def test_a_dependency_is_imported(requirement):
-    assert modules_of(requirement.name) & imports_of("src")
+def test_each_dependency_is_imported():
+    names = [requirement.name for requirement in (*CORE, *EXTRAS["esm2"])]
+    assert [name for name in names if not modules_of(name) & imports_of("src")] == []
 
 
-@pytest.mark.parametrize("requirement", IN_TESTS, ids=lambda r: r.name)
-def test_a_test_dependency_is_used(requirement):
-    name = requirement.name
+def is_used(name):
+    """Say whether the tests use a package: import it, or have it do something for them."""
     makefile = (ROOT / "Makefile").read_text()
     stubs_of = name.removeprefix("types-").removesuffix("-stubs").lower()
-    assert (
+    return (
         modules_of(name) & imports_of("tests")
         or f"$(BIN)/{name} " in makefile
         or (name != stubs_of and stubs_of in {core.name for core in CORE})
         or (name == "pytest-timeout" and "\ntimeout = " in (ROOT / "pyproject.toml").read_text())
         or (name == "pytest-xdist" and " --dist " in makefile)
     )
+
+
+def test_each_test_dependency_is_used():
+    assert [needed.name for needed in IN_TESTS if not is_used(needed.name)] == []
+    assert not is_used("nonesuch")
 
 
 @pytest.mark.parametrize(
@@ -151,11 +155,15 @@ def test_constraints_pin_everything_that_is_installed_and_nothing_for_one_kind_o
     assert lines == sorted(lines, key=str.upper)
 
 
-@pytest.mark.parametrize("extra", ["", *EXTRAS])
-def test_pins_lie_within_the_declared_bounds(extra):
+def test_pins_lie_within_the_declared_bounds():
     pins = {canonicalize_name(name): version for name, version in PINS.items()}
-    for requirement in EXTRAS.get(extra, CORE):
-        assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
+    declared = [*CORE, *(needed for extra in EXTRAS.values() for needed in extra)]
+    outside = {
+        str(needed)
+        for needed in declared
+        if pins[canonicalize_name(needed.name)] not in needed.specifier
+    }
+    assert outside == set()
 
 
 @pytest.mark.parametrize(("name", "extra"), [("base", []), ("esm2", EXTRAS["esm2"])])
@@ -173,13 +181,19 @@ def test_the_version_is_the_same_everywhere():
     assert PROJECT["version"] == featuremill.__version__ == headings[0]
 
 
-@pytest.mark.parametrize("requirement", [*CORE, *EXTRAS["esm2"]], ids=lambda r: r.name)
-def test_no_dependency_is_under_the_gpl(requirement):
-    about = metadata.metadata(requirement.name)
+def licence_of(name):
+    about = metadata.metadata(name)
+    classifiers = about.get_all("Classifier") or ()
     licence = [about["License-Expression"] or about["License"] or ""]
-    licence += [text for text in about.get_all("Classifier") or () if text.startswith("License")]
-    assert any(licence), "unknown"
-    assert not re.search(r"\bA?GPL|General Public", " ".join(licence))
+    return " ".join([*licence, *(text for text in classifiers if text.startswith("License"))])
+
+
+def test_no_dependency_is_under_the_gpl():
+    names = [requirement.name for requirement in (*CORE, *EXTRAS["esm2"])]
+    licences = {name: licence_of(name) for name in names}
+    assert {name for name, licence in licences.items() if not licence.strip()} == set(), "unknown"
+    is_gpl = re.compile(r"\bA?GPL|General Public").search
+    assert {name: licence for name, licence in licences.items() if is_gpl(licence)} == {}
 
 
 def test_no_file_names_a_registry_or_a_folder_of_one_machine():
@@ -200,6 +214,77 @@ def test_files_stay_short(pattern):
     assert paths
     lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in paths}
     assert {path: n for path, n in lengths.items() if n > MAX_LINES[pattern]} == {}
+
+
+CLOCK = {"sleep", "time", "monotonic", "perf_counter"}
+MAY_LOOK = {
+    "programs.py::wait_for": "the one that waits for a condition",
+    "batch_commands.py::_run": "plays a queue whose jobs wait until GPUs are free",
+    "browser.py::Tab": "waits for a browser, which only slow tests have",
+    "chaos.py::Chain": "kills at random moments, and waits for the ends",
+    "mutants.py::Tree": "no test: gives files times that lie ahead",
+    "mutants.py::main": "no test: says how long each mutant took",
+    "slurm_cluster.py::Cluster": "waits for a real Slurm, which only slow tests have",
+    "slurm_cluster.py::child_of": "waits for a real Slurm, which only slow tests have",
+    "running_runs.py::RunningRun": "writes files as of so long ago; others read the real clock",
+    "running_runs.py::RunningJob": "writes files as of so long ago; others read the real clock",
+    "test_doctor.py::test_leased_gpus_count_and_those_that_cool_down_are_said": "failures of now",
+    "test_extract.py::test_who_kills_a_worker_may_be_about_to_kill_its_job": "patches a sleep",
+    "test_faults.py::test_a_clock_that_runs_hours_behind_changes_nothing": "sets a clock back",
+    "test_status.py::test_a_touched_or_archived_input_changes_nothing": "touches a file",
+    "test_telemetry.py::test_a_file_of_a_long_shard_stays_small_and_its_end_says_all": "fakes one",
+}
+"""Who may look at a clock or sleep, and why."""
+
+
+SLOW = ("pytest.mark.slow", "pytest.mark.gpu")
+
+
+def clocks_in(path):
+    """Yield the top-level function or class of each use of a clock, but for those of slow tests."""
+    body = ast.parse(path.read_text("utf-8")).body
+    marks = "".join(text for text in map(ast.unparse, body) if text.startswith("pytestmark ="))
+    if any(mark in marks for mark in SLOW):
+        return
+    for node in body:
+        if any(ast.unparse(mark) in SLOW for mark in getattr(node, "decorator_list", ())):
+            continue
+        for part in ast.walk(node):
+            is_of_time = isinstance(part, ast.Attribute) and ast.unparse(part.value) == "time"
+            is_import = isinstance(part, ast.ImportFrom) and part.module == "time"
+            names = {alias.name for alias in part.names} if is_import else set()
+            if names & CLOCK or (is_of_time and part.attr in CLOCK):
+                yield f"{path.name}::{getattr(node, 'name', '')}"
+
+
+def test_no_fast_test_sleeps_or_looks_at_a_clock():
+    """What waits for a time fails on a busy machine, and costs the time on a quiet one: wait for a
+    condition (`wait_for`), or let the test own the clock."""
+    found = {name for path in (ROOT / "tests").glob("*.py") for name in clocks_in(path)}
+    assert found - MAY_LOOK.keys() == set(), "these sleep, or look at a clock"
+    assert MAY_LOOK.keys() - found == set(), "these no longer do: take them off"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import time\n\ndef test(): time.sleep(1)", ["x.py::test"]),
+        ("import time\n\nclass A:\n    def wait(self): return time.monotonic()", ["x.py::A"]),
+        ("from time import sleep", ["x.py::"]),
+        ("import time\n\nnow = time.time", ["x.py::"]),
+        ("import time\n\n@pytest.mark.slow\ndef test(): time.sleep(1)", []),
+        (
+            "import time\n\n@parametrize(n=[pytest.param(1, marks=pytest.mark.slow)])\n"
+            "def test(n): time.sleep(n)",
+            ["x.py::test"],
+        ),
+        ("import time\n\npytestmark = [pytest.mark.gpu]\n\ndef test(): time.sleep(1)", []),
+        ("import time\n\ndef test(): return time.strftime('%Y', time.gmtime(0))", []),
+    ],
+)
+def test_clocks_are_found(text, found, tmp_path):
+    (tmp_path / "x.py").write_text(text)
+    assert list(clocks_in(tmp_path / "x.py")) == found
 
 
 def test_each_mutant_still_has_its_text_and_its_tests():

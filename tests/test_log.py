@@ -2,25 +2,18 @@
 
 import json
 import logging
-import subprocess
-import sys
 import threading
 
 import pytest
+from conftest import PLUGINS
+from programs import fasta
 
-from featuremill import log, progress
+from featuremill import log, machine, progress
 from featuremill.__main__ import VERBS, main
 from featuremill.machine import DIE_WITH_PARENT
 from featuremill.progress import Progress
 
 GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
-HASTY = """
-import sys
-from featuremill import progress
-progress.EVERY_SECONDS = 0.0
-from featuremill.__main__ import main
-sys.exit(main())
-"""
 
 
 @pytest.mark.parametrize(
@@ -34,19 +27,6 @@ sys.exit(main())
 def test_a_wrong_verb_gets_the_nearest_and_the_way_to_all(words, said, capsys):
     assert main(words) == 2
     assert said in capsys.readouterr().err
-
-
-def hasty(verbs, *words, **variables):
-    """Run a verb that says at once what it would say after ten seconds."""
-    done = subprocess.run(
-        [sys.executable, "-c", HASTY, *map(str, words)],
-        cwd=verbs.folder,
-        env=verbs.environment | variables,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stderr
 
 
 @pytest.fixture
@@ -95,30 +75,40 @@ def test_what_the_screen_and_the_file_get(verbs):
     assert "worker: Traceback" in loud and "leased the CPU" in loud
 
 
-def test_long_work_says_how_far_it_is_off_a_terminal(verbs):
+def test_long_work_says_how_far_it_is_off_a_terminal(verbs, monkeypatch, capsys):
+    """What it would say after ten seconds, it says at once here."""
+    monkeypatch.chdir(verbs.folder)
+    monkeypatch.setenv("PYTHONPATH", verbs.environment["PYTHONPATH"])
+    monkeypatch.syspath_prepend(PLUGINS)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+
+    def hasty(*words):
+        assert main(list(map(str, words))) == 0
+        return capsys.readouterr().err
+
     config = {"inputs": "in.fa", "workload": "poison", "shards": {"cost": 4}, "device": "cpu"}
     config["options"] = {"batch_seconds": 0.7, "batch_records": 1}
-    (verbs.folder / "in.fa").write_text("".join(f">{i}\n{s}\n" for i, s in GOOD))
+    (verbs.folder / "in.fa").write_text(fasta(GOOD))
     root = verbs.run_folder.root
-    planned = hasty(verbs, "plan", root, "--config-json", json.dumps(config))
+    planned = hasty("plan", root, "--config-json", json.dumps(config))
     assert "plan │ reading: 8 records, " in planned
     assert "plan │ cutting new shards: 2 of 2 shards, " in planned
     assert "plan │ writing the manifest: 8 of 8 records, " in planned
     plan = json.loads(verbs.run_folder.plan.read_text())
     first, second = (shard["shard"] for shard in plan["shards"])
-    alone = hasty(verbs, "extract", root, first)
+    alone = hasty("extract", root, first)
     assert f"extract │ shard {first[:8]}: " in alone and " of 4 records, " in alone
     kept = verbs.folder / "x.log"
-    words = ("extract", root, second, "--log-file", kept)
-    beside = hasty(verbs, *words, **{DIE_WITH_PARENT: "1@elsewhere"})
+    with monkeypatch.context() as under_snakemake:
+        under_snakemake.setattr(machine, "die_with_starter", lambda *_: None)
+        under_snakemake.setenv(DIE_WITH_PARENT, "1@elsewhere")
+        beside = hasty("extract", root, second, "--log-file", kept)
     assert " of 4 records, " not in beside, "other jobs say the same beside it"
     assert " of 4 records, " in kept.read_text()
-    merged = hasty(verbs, "merge", root)
+    merged = hasty("merge", root)
     for line in ("checking the parts: 2 of 2", "reading the parts: 2 of 2", "writing: 8 of 8"):
         assert f"merge │ {line} " in merged
-    assert "clean │ removing: 1 files, " in hasty(
-        verbs, "clean", root, "--keep", "nothing", "--yes"
-    )
+    assert "clean │ removing: 1 files, " in hasty("clean", root, "--keep", "nothing", "--yes")
     assert " left" in planned and "/s, " in planned
 
 

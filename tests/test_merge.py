@@ -321,34 +321,6 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, mon
     assert "going on, as FEATUREMILL_WITHOUT_ROOM=1 says" in caplog.text
 
 
-def one_part(run):
-    plan = json.loads(run.plan.read_text())
-    shard = plan["shards"][1]["shard"]
-    return run.part(plan["recipe"], shard), run.receipt(plan["recipe"], shard)
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "gone", "lie", "other", "counts"])
-def test_nothing_damaged_is_delivered(run, damage):
-    part, receipt = one_part(run)
-    content = bytearray(part.read_bytes())
-    if damage == "flip":
-        content[len(content) // 2] ^= 4
-        part.write_bytes(content)
-    elif damage == "cut":
-        part.write_bytes(content[:-8])
-    elif damage == "gone":
-        part.unlink()
-    else:
-        told = read_sealed(receipt)
-        changes = {"lie": {"part": "0" * 32}, "other": {"shard": "0" * 32}}
-        changes["counts"] = {"ok": told["ok"] - 1, "failed": told["failed"] + 1}
-        write_sealed(receipt, told | changes[damage])
-    with pytest.raises(IntegrityError, match="run the same command again"):
-        merge(run, ALL, 0)
-    assert not (run.root / "manifest.json").exists()
-    assert not receipt.exists(), "so that the next run computes the part again"
-
-
 def test_parts_swapped_with_their_digests_are_found(run):
     plan = json.loads(run.plan.read_text())
     first, second = (shard["shard"] for shard in plan["shards"][:2])

@@ -50,7 +50,7 @@ def finish(folder, environment, *command, status=0, path=PATH):
 def snakemake(folder, environment, *arguments, status=0):
     """Let Snakemake work on the workflow in `folder`; return what it said."""
     words = ("snakemake", "--cores", "2", *arguments)
-    return Desk(folder, environment).type(*words, status=status).text
+    return Desk(folder, {**environment, "PATH": PATH}).type(*words, status=status).text
 
 
 def without_model(folder):

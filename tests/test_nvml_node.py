@@ -1,11 +1,14 @@
 """The simulated node itself: real nvidia-ml-py reads what a test wrote, also while it changes."""
 
+import contextlib
 import json
 import subprocess
 import sys
 import textwrap
 
+import pytest
 from nvml_node import Gpu, Slice
+from programs import PATIENCE_SECONDS
 
 READ = """
     import json, sys
@@ -24,6 +27,19 @@ READ = """
         ])
     print(json.dumps([nvmlSystemGetDriverVersion(), found]))
 """
+
+
+@pytest.fixture
+def start():
+    """Return a function that starts a process, which is gone and closed when the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def start(command, **more):
+            process = stack.enter_context(subprocess.Popen(command, **more))
+            stack.callback(process.kill)
+            return process
+
+        yield start
 
 
 def ask(node, code, **more):
@@ -47,9 +63,9 @@ def test_pynvml_reads_what_the_test_wrote(gpu_node):
     ]
 
 
-def test_a_process_holds_memory_until_it_is_killed(gpu_node):
+def test_a_process_holds_memory_until_it_is_killed(gpu_node, start):
     node = gpu_node(1)
-    process = subprocess.Popen(["sleep", "100"])
+    process = start(["sleep", "100"])
     node.run_on(node.uuids[0], process.pid, 7000)
     assert ask(node, READ)[1][0][-1] == [[process.pid, 7000]]
     process.kill()
@@ -57,7 +73,7 @@ def test_a_process_holds_memory_until_it_is_killed(gpu_node):
     assert ask(node, READ)[1][0][3] == 80_000
 
 
-def test_a_running_process_sees_a_device_get_lost(gpu_node):
+def test_a_running_process_sees_a_device_get_lost(gpu_node, start):
     node = gpu_node(2)
     watch = """
         from pynvml import *
@@ -72,11 +88,11 @@ def test_a_running_process_sees_a_device_get_lost(gpu_node):
     """
     pipe = subprocess.PIPE
     command = [sys.executable, "-c", textwrap.dedent(watch)]
-    process = subprocess.Popen(command, env=node.environment, text=True, stdin=pipe, stdout=pipe)
+    process = start(command, env=node.environment, text=True, stdin=pipe, stdout=pipe)
     assert process.stdout.readline() == "Simulated GPU\n"
     node.gpus[1].lost = True
     node.write()
-    assert process.communicate("\n", timeout=20)[0].split() == ["lost", "lost", "2"]
+    assert process.communicate("\n", timeout=PATIENCE_SECONDS)[0].split() == ["lost", "lost", "2"]
 
 
 def test_slices_errors_and_a_missing_driver(gpu_node):

@@ -1,9 +1,7 @@
 """plan: nothing is lost, nothing is planned twice, and an edit costs only what is new."""
 
 import hashlib
-import json
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +23,7 @@ from featuremill.recipe import recipe_of, settings_of
 from featuremill.shardfile import SHARD, read_shard
 from featuremill.store import RunFolder, digest_of, read_sealed, write_sealed
 from featuremill.workload import Weights, find_workload
+from featuremill.workloads import composition
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 
@@ -242,7 +241,7 @@ def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch
     records += [(f"copy{n}", sequence) for n, (_, sequence) in enumerate(records[:40])]
     edited = [*records[300:], *random_proteins(500, seed=1)]
     found = []
-    for threads in (1, 3):
+    for threads in (1, 2):
         folder = tmp_path / str(threads)
         for each in (records, edited):
             fasta = write_fasta(tmp_path / "in.fa", each)
@@ -310,19 +309,24 @@ def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     assert repeats_module.repeated_rows(rows, [tmp_path / "ids.bin"]).tolist() == [2]
 
 
-def test_an_input_that_changes_meanwhile_is_refused(verbs):
-    records = random_proteins(300)
-    config = {"inputs": ["in.fa"], "workload": "poison", "options": {"record_seconds": 0.01}}
-    write_fasta(verbs.folder / "in.fa", records)
-    planning = verbs.start("plan", verbs.run_folder.root, "--config-json", json.dumps(config))
-    while not (verbs.run_folder.store / "spool").exists():
-        time.sleep(0.01)
-    time.sleep(0.5)
-    with (verbs.folder / "in.fa").open("a") as handle:
-        handle.write(">late\nMKV\n")
-    _, said = planning.communicate(timeout=60)
-    assert planning.returncode == 2 and "it changed while it was read" in said
-    assert not verbs.run_folder.plan.exists()
+def test_an_input_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
+    fasta = write_fasta(tmp_path / "in.fa", random_proteins(300))
+    read = composition.records
+
+    def read_while_it_grows(files, options):
+        for number, record in enumerate(read(files, options)):
+            if number == 100:
+                with fasta.open("a") as handle:
+                    handle.write(">late\nMKV\n")
+            yield record
+
+    monkeypatch.setattr(composition, "records", read_while_it_grows)
+    with pytest.raises(UserError, match=r"in\.fa: it changed while it was read; run the same"):
+        make_plan(tmp_path / "run", fasta)
+    assert not (tmp_path / "run" / "plan.json").exists()
+    assert not (tmp_path / "run" / "store" / "spool").exists()
+    monkeypatch.undo()
+    assert make_plan(tmp_path / "run", fasta)["counts"]["input"] == 301
 
 
 def test_an_input_without_a_good_record_is_an_error(tmp_path):

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import vl_convert
 from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_of
 
 from featuremill import __main__, config, reasons, receipts, report
 from featuremill.errors import UserError
+from featuremill.report import page as report_page
 from featuremill.report import projection, timeline, words
 from featuremill.report.timeline import Interval
 
@@ -155,6 +157,34 @@ def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
     manifest["counts"]["ok"] -= 1
     (root / "manifest.json").write_text(json.dumps(manifest))
     assert "1 record not accounted for" in make(root).text
+
+
+def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "cache"))
+    bundles: list[str] = []
+
+    def bundle(names: str, schema: str) -> str:
+        bundles.append(schema)
+        return "/* the libraries */"
+
+    monkeypatch.setattr(vl_convert, "javascript_bundle", bundle)
+    for _ in range(2):
+        report_page._environment.cache_clear()
+        assert report_page._environment().globals["vega"] == "/* the libraries */"
+    assert len(bundles) == 1
+    (kept,) = (tmp_path / "cache").rglob("*.js")
+    kept.write_text("/* a stranger's */")
+    kept.parent.chmod(0o777)  # as where somebody else could have put it
+    report_page._environment.cache_clear()
+    assert report_page._environment().globals["vega"] == "/* the libraries */"
+    kept.parent.chmod(0o700)
+    kept.unlink()
+    kept.mkdir()  # nothing can be kept: no reason to draw no page
+    report_page._environment.cache_clear()
+    assert report_page._environment().globals["vega"] == "/* the libraries */"
+    report_page._environment.cache_clear()
 
 
 def test_not_merged_is_a_user_error(tmp_path: Path) -> None:

@@ -7,12 +7,11 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
-from programs import wait_for
+from programs import is_running, wait_for
 
 from featuremill.inputs import proteins
 from featuremill.plan import hands
@@ -39,14 +38,14 @@ class Planning:
 
     def _hands(self):
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and self.process.poll() is None:
+
+        def found():
+            assert self.process.poll() is None, "nothing was started"
             # multiprocessing has a process of its own beside them.
-            found = [pid for pid in children.read_text().split() if "spawn_main" in command(pid)]
-            if len(found) == 2:
-                return [int(pid) for pid in found]
-            time.sleep(0.01)
-        raise AssertionError("nothing was started")
+            pids = [pid for pid in children.read_text().split() if "spawn_main" in command(pid)]
+            return len(pids) == 2 and [int(pid) for pid in pids]
+
+        return wait_for(found)
 
     def wait_until_all_spool(self):
         wait_for(lambda: len(list(self.spool().glob("*/rows*"))) == len(self.hands))
@@ -54,10 +53,7 @@ class Planning:
     def ends(self):
         """Wait for the end; return the status and what was said. A minute of it is a hang."""
         _, said = self.process.communicate(timeout=60)
-        deadline = time.monotonic() + 10
-        while any(Path(f"/proc/{pid}").exists() for pid in self.hands):
-            assert time.monotonic() < deadline, "processes outlive their parent"
-            time.sleep(0.01)
+        wait_for(lambda: not any(map(is_running, self.hands)))
         return self.process.returncode, said
 
     def spool(self):
@@ -164,16 +160,21 @@ def test_a_process_that_is_killed_is_one_sentence(planning):
 
 
 def test_made_proteins_are_distinct_and_always_the_same(environment, tmp_path):
-    def make(name, seed):
-        call = f"write_proteins(Path('{tmp_path / name}'), 21_000, seed={seed})"
-        code = f"from pathlib import Path; from bench.scale_proteins import *; print({call})"
+    def make(**seeds):
+        """Write a file a seed, in one process; return what was said of each, and what it holds."""
+        calls = [
+            f"print(write_proteins(Path('{tmp_path / name}.fasta'), 21_000, seed={seed}))"
+            for name, seed in seeds.items()
+        ]
+        code = "; ".join(["from pathlib import Path", "from bench.scale_proteins import *", *calls])
         command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=True)
-        return int(done.stdout), (tmp_path / name).read_bytes()
+        contents = [(tmp_path / f"{name}.fasta").read_bytes() for name in seeds]
+        return list(zip(map(int, done.stdout.split()), contents, strict=True))
 
-    num_residues, made = make("a.fasta", 1)
-    assert make("b.fasta", 1) == (num_residues, made)
-    assert make("c.fasta", 2)[1] != made
+    ((num_residues, made),) = make(a=1)
+    again, other = make(b=1, c=2)
+    assert again == (num_residues, made) and other[1] != made
     records = list(proteins([tmp_path / "a.fasta"]))
     assert not any(record.reason for record in records)
     lengths = [len(record.payload) for record in records]

@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT
+from programs import Desk
 
 from featuremill import config, journal, store
 from featuremill.__main__ import main
@@ -54,22 +55,44 @@ def sources():
     return sorted(path for place in folders for path in place.rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_module_can_execute_data(path):
+def executing(path):
+    """Yield what in a module may execute data that it reads."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {alias.name.partition(".")[0] for alias in node.names}
             names |= {(getattr(node, "module", "") or "").partition(".")[0]}
-            assert not names & MODULES, ast.unparse(node)
+            if names & MODULES:
+                yield ast.unparse(node)
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
-            assert name not in CALLS, ast.unparse(node)
-            for keyword in node.keywords:
-                value = getattr(keyword.value, "value", None)
-                assert value is None or value != UNSAFE.get(keyword.arg), ast.unparse(node)
-            if name == "torch.load":
-                kept = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
-                assert kept["weights_only"] == "True"
+            values = {
+                keyword.arg: getattr(keyword.value, "value", None) for keyword in node.keywords
+            }
+            unsafe = [arg for arg, value in values.items() if value is not None and arg in UNSAFE]
+            is_unsafe = any(values[argument] == UNSAFE[argument] for argument in unsafe)
+            is_load = name == "torch.load" and values.get("weights_only") is not True
+            if name in CALLS or is_unsafe or is_load:
+                yield ast.unparse(node)
+
+
+def test_no_module_can_execute_data():
+    assert len(sources()) > 150
+    found = {str(path.relative_to(ROOT)): list(executing(path)) for path in sources()}
+    assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("import pickle", "from joblib import load", "import dill.source", "eval(text)"),
+        *("yaml.load(text)", "np.load(path, allow_pickle=True)", "run(text, shell=True)"),
+        *("torch.load(path)", "torch.load(path, weights_only=False)", "os.system(text)"),
+        *("torch.load(path, weights_only=maybe)", "load(path, weights_only=False)"),
+    ],
+)
+def test_a_line_that_can_execute_data_is_found(line, tmp_path):
+    (tmp_path / "module.py").write_text(f"def function():\n    {line}\n")
+    assert list(executing(tmp_path / "module.py")) == [line]
 
 
 class Bomb:
@@ -324,24 +347,20 @@ PRINTABLE = [
 UNPRINTABLE = ["a\nb", "a\tb", "a\rb", "\x1b[2Jx", "a\x07", "\x9b31m", "a\u2028b", "a\x85b", "\x7f"]
 
 
-class Workflow:
+class Workflow(Desk):
     """A folder in which the real Snakemake runs."""
 
     def __init__(self, folder, environment):
-        self.folder = folder
+        super().__init__(folder, {**environment, "FEATUREMILL_QUIET": ""})
         self.results = folder / "results" / "t"
-        self.environment = {**environment, "FEATUREMILL_QUIET": ""}
 
-    def __call__(self, told, *arguments, status=0, **more):
+    def __call__(self, told, *arguments, status=0):
         told = {"run": "t", "workload": "composition", "device": "cpu", **told}
         (self.folder / "my.yaml").write_text(yaml.safe_dump(told))
-        command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
-        command += ["--workflow-profile", str(ROOT / "profiles" / "default")]
-        command += ["--configfile", "my.yaml", "--cores", "2", *arguments]
-        options = {"cwd": self.folder, "env": self.environment, "capture_output": True}
-        ended = subprocess.run(command, **options, **more)
-        self.said = (ended.stdout + ended.stderr).decode("utf-8")
-        assert ended.returncode == status, self.said
+        words = ["snakemake", "--snakefile", ROOT / "Snakefile"]
+        words += ["--workflow-profile", ROOT / "profiles" / "default"]
+        words += ["--configfile", "my.yaml", "--cores", "2", *arguments]
+        self.said = self.type(*words, status=status).text
         return self.said
 
 
@@ -365,7 +384,8 @@ def hostile(tmp_path_factory, environment):
     workflow.expected = dict(zip(PRINTABLE, sequences, strict=False))
     workflow.refused = table["id"][len(PRINTABLE) :]
     outputs = ["parquet", "npy", "per_protein_h5"]
-    workflow({"inputs": [name], "outputs": outputs, "shards": {"cost": 300}})
+    workflow({"inputs": [name], "outputs": outputs, "shards": {"cost": 600}})
+    assert len(json.loads((workflow.results / "plan.json").read_text())["shards"]) == 2
     return workflow
 
 
@@ -526,13 +546,7 @@ def test_init_writes_names_so_that_they_are_read_as_they_are(name, tmp_path, mon
     assert not acts_on_a_terminal(capsys.readouterr().err)
 
 
-SLOW_NAMES = ["a{run.run,.*}b.fa", "line\nbreak.fa"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["{x}.fa", "\x1b[2J.fa", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NAMES)],
-)
+@pytest.mark.parametrize("name", ["{x}.fa", "\x1b[2J.fa", "a{run.run,.*}b.fa", "line\nbreak.fa"])
 def test_names_that_snakemake_or_a_screen_would_act_on_are_refused(name, tmp_path, environment):
     (tmp_path / name).write_bytes(GOOD)
     workflow = Workflow(tmp_path, environment)
@@ -732,9 +746,12 @@ def test_spoiled_notes_decide_nothing_and_reach_no_screen(shared, content):
 
 def test_what_others_wrote_of_a_failure_is_shown_plainly(shared):
     leases, _ = shared
-    told = [[time.time(), "\x1b[2J\nok"]] * 3
+    failures = condition.Failures(leases, "GPU-1")
+    for _ in range(3):
+        failures.add("ours")
+    told = [[at, "\x1b[2J\nok"] for at, _ in json.loads((leases / "GPU-1.failures").read_text())]
     (leases / "GPU-1.failures").write_text(json.dumps(told))
-    assert "3 quick failures, \\x1b[2J" in condition.Failures(leases, "GPU-1").cooling()
+    assert "3 quick failures, \\x1b[2J" in failures.cooling()
 
 
 @pytest.mark.parametrize(
@@ -743,7 +760,6 @@ def test_what_others_wrote_of_a_failure_is_shown_plainly(shared):
 def test_a_spoiled_queue_still_serves(shared, number):
     leases, _ = shared
     (leases / "turnstile").write_bytes(number)
-    with soon(), turnstile.turn(leases / "turnstile", time.monotonic() + 5, lambda: 0.1):
-        pass
-    with soon(), turnstile.turn(leases / "turnstile", time.monotonic() + 5, lambda: 0.1):
-        pass
+    for _ in range(2):
+        with soon(), turnstile.turn(leases / "turnstile", None, lambda: 0.1):
+            pass

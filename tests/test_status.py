@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
-from programs import Verbs, wait_for
+from programs import Desk, Verbs, wait_for
 
 from featuremill import journal, owner, working
 from featuremill.clean.whole import check_whole
@@ -35,10 +36,9 @@ DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
 
 def status(verbs, *more, folder="results/test"):
     """Return the verb's exit status and what it prints on both outputs."""
-    process = verbs.start("status", folder, *more, stdout=subprocess.PIPE)
-    stdout, stderr = process.communicate(timeout=60)
-    assert "Traceback" not in stderr, stderr
-    return process.returncode, stdout, stderr
+    said = verbs.type("featuremill", "status", folder, *more, status=None)
+    assert "Traceback" not in said.err, said.err
+    return said
 
 
 def found(folder, verifies=False):
@@ -51,7 +51,9 @@ def codes(answer):
 
 
 def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.6}, cost=10)
+    hold = verbs.folder / "hold"
+    hold.write_text("2")
+    plan = verbs.plan(GOOD, "poison", {"hold": str(hold)}, cost=10)
     assert len(plan["shards"]) == 2
     first = plan["shards"][0]["shard"]
     root = verbs.run_folder.root
@@ -72,6 +74,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
     lock = log.with_suffix(".lock")
     wait_for(lambda: not working.is_held(lock))
     assert working.read(lock)["pid"] == process.pid, "what it said is left behind"
+    hold.unlink()
     commits = log.read_text().count("commit")
     answer = found(root)
     (begun,) = answer["begun"]
@@ -91,7 +94,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
 
 
 def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):
-    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.2}, cost=5)
+    plan = verbs.plan(GOOD, "poison", {"batch_seconds": 0.1}, cost=5)
     verbs("extract", verbs.run_folder.root, plan["shards"][0]["shard"])
     (receipt,) = [
         json.loads(path.read_text())
@@ -192,50 +195,6 @@ def first(run, pattern):
     return sorted(run.root.glob(pattern))[0]
 
 
-def flip(path):
-    """Change one byte of a file, and nothing that a quick look sees."""
-    times = path.stat()
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-
-
-def append(path):
-    with path.open("ab") as file:
-        file.write(b"A\n")
-
-
-def edit_later(path):
-    """Change an input's content, not its size, after the plan."""
-    flip(path)
-    later = time.time() + 5
-    os.utime(path, (later, later))
-
-
-DAMAGES = {
-    "an output deleted": (lambda run: (run.root / "embeddings.npy").unlink(), "output_missing"),
-    "an output cut": (lambda run: append(run.root / "embeddings.npy"), "output_damaged"),
-    "failed.tsv deleted": (lambda run: (run.root / "failed.tsv").unlink(), "output_missing"),
-    "a part deleted": (lambda run: first(run, "store/parts/*/*.arrows").unlink(), "part_missing"),
-    "a receipt cut": (
-        lambda run: first(run, "receipts/*/*.json").write_text('{"shard": '),
-        "receipt_damaged",
-    ),
-    "a manifest cut": (
-        lambda run: (run.root / "manifest.json").write_text("{"),
-        "manifest_damaged",
-    ),
-    "no manifest": (lambda run: run.manifest.unlink(), "manifest_missing"),
-    "an input appended to": (lambda run: append(run.root.parents[1] / "in.fa"), "input_changed"),
-    "an input edited": (lambda run: edit_later(run.root.parents[1] / "in.fa"), "input_changed"),
-}
-HIDDEN_DAMAGES = {
-    "an output": (lambda run: flip(run.root / "embeddings.parquet"), "output_damaged"),
-    "a part": (lambda run: flip(first(run, "store/parts/*/*.arrows")), "part_damaged"),
-    "an input": (lambda run: flip(run.root.parents[1] / "in.fa"), "input_changed"),
-    "a manifest": (lambda run: flip(run.manifest), "manifest_missing"),
-}
 VERBS_AGAIN = {
     "output_missing": "merge",
     "output_damaged": "merge",
@@ -258,22 +217,25 @@ def check_that_it_is_said(answer, code, command):
     assert f"`{code}`" in DOCUMENT
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+def named(damage):
+    return damage.name
+
+
+@pytest.mark.parametrize("damage", [one for one in DAMAGES if one.seen], ids=named)
 def test_what_is_not_whole_any_more_is_not_done(run, damage):
     """And the start of the run leaves nothing that Snakemake would take for done: the plain command
     mends it. What is newer than the plan Snakemake sees by itself."""
     assert found(run.root)["exit_status"] == 0
-    do, code = DAMAGES[damage]
-    do(run)
-    check_that_it_is_said(found(run.root), code, COMMAND)
+    damage.harm(run)
+    check_that_it_is_said(found(run.root), damage.seen, COMMAND)
     num_receipts = len(list(run.root.glob("receipts/*/*.json")))
-    is_newer = (run.root.parents[1] / "in.fa").stat().st_mtime > run.plan.stat().st_mtime
-    assert is_newer == (code == "input_changed")
+    is_newer = input_of(run).stat().st_mtime > run.plan.stat().st_mtime
+    assert is_newer == (damage.seen == "input_changed")
     forget_what_is_not_whole(str(run.root))
     assert (run.root / "manifest.json").exists() == is_newer
-    assert run.plan.exists() == (code != "manifest_missing")
+    assert run.plan.exists() == (damage.seen != "manifest_missing")
     left = len(list(run.root.glob("receipts/*/*.json")))
-    assert num_receipts - left == (VERBS_AGAIN[code] == "extract")
+    assert num_receipts - left == (VERBS_AGAIN[damage.seen] == "extract")
 
 
 def test_a_start_changes_nothing_of_a_run_that_is_whole_or_cannot_be_read(run, tmp_path):
@@ -292,29 +254,26 @@ def test_a_start_changes_nothing_of_a_run_that_is_whole_or_cannot_be_read(run, t
 
 def test_an_input_that_was_replaced_by_an_older_one_is_planned_again(run):
     """Snakemake goes by times of files, and a copy may keep an old one."""
-    source = run.root.parents[1] / "in.fa"
-    append(source)
-    os.utime(source, (1e9, 1e9))
+    damage_of("input appended to").harm(run)
+    os.utime(input_of(run), (1e9, 1e9))
     check_that_it_is_said(found(run.root), "input_changed", COMMAND)
     forget_what_is_not_whole(str(run.root))
     assert not run.plan.exists()
 
 
-@pytest.mark.parametrize("damage", HIDDEN_DAMAGES)
+@pytest.mark.parametrize("damage", [one for one in DAMAGES if one.verified], ids=named)
 def test_what_a_quick_look_misses_verify_finds(run, damage):
-    do, code = HIDDEN_DAMAGES[damage]
-    do(run)
+    damage.harm(run)
     assert found(run.root)["exit_status"] == 0
-    check_that_it_is_said(
-        found(run.root, verifies=True), code, f"{COMMAND} --forcerun {VERBS_AGAIN[code]}"
-    )
+    command = f"{COMMAND} --forcerun {VERBS_AGAIN[damage.verified]}"
+    check_that_it_is_said(found(run.root, verifies=True), damage.verified, command)
 
 
 def test_a_folder_of_results_is_verified_file_by_file(run):
     merge(run, ["parquet_dataset"], 0)
     (run.root / "embeddings" / ".snakemake_timestamp").touch()  # as Snakemake does
     assert found(run.root, verifies=True)["exit_status"] == 0
-    flip(run.root / "embeddings" / "part-00000.parquet")
+    flipped(lambda run: run.root / "embeddings" / "part-00000.parquet", 0.5)(run)
     assert found(run.root)["exit_status"] == 0
     assert codes(found(run.root, verifies=True)) == {"output_damaged"}
 
@@ -400,8 +359,7 @@ def test_without_snakemake_the_verbs_are_named_and_mend(run, environment, monkey
     assert codes(answer) == {"part_missing", "output_missing"}
     assert [command.split()[1] for command in answer["next"]] == ["extract", "merge"]
     for command in answer["next"]:
-        words = [sys.executable, "-m", *command.split()]
-        subprocess.run(words, env=environment, check=True)
+        Desk(run.root.parent, environment).type(*command.split())
     assert found(run.root, verifies=True)["exit_status"] == 0
 
 
@@ -631,13 +589,13 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     assert process.wait(120) == 0
     assert status(verbs, "--verify")[0] == 0
     first(run, "store/parts/*/*.arrows").unlink()
-    flip(run.root / "embeddings.parquet")
+    damage_of("vectors' middle").harm(run)
     code, said, _ = status(verbs, "--verify", "--json")
     (command,) = json.loads(said)["next"]
     assert command == f"{typed} --forcerun merge"
     subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
     assert status(verbs, "--verify")[0] == 0
-    flip(tmp_path / "in.fa")
+    damage_of("input's middle").harm(run)
     code, said, _ = status(verbs, "--verify", "--json")
     (command,) = json.loads(said)["next"]
     assert command == f"{typed} --forcerun plan"

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -19,6 +18,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import NOT_IMPORTED, ROOT
 from nvml_node import Gpu
+from programs import wait_for
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
@@ -38,12 +38,10 @@ DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
 FAR_AWAY = "node7"
 
 
-def top(verbs, *more, folder="results/test"):
-    """Return the verb's exit status and what it prints on both outputs."""
-    process = verbs.start("top", folder, *more, stdout=subprocess.PIPE)
-    stdout, stderr = process.communicate(timeout=120)
-    assert "Traceback" not in stderr, stderr
-    return process.returncode, stdout, stderr
+def top(verbs, *more, folder="results/test", status=0):
+    """Return what the verb prints on both outputs."""
+    said = verbs.type("featuremill", "top", folder, *more, status=status)
+    return said.out, said.err
 
 
 def visited(verbs, **given):
@@ -178,6 +176,7 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     assert reader.look().totals.records_done == 100
 
 
+@pytest.mark.slow
 def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
     """Twentieths of a core at a look a second: processor time, drawing and all."""
     run = RunningRun(tmp_path, 2500)
@@ -205,7 +204,7 @@ def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
 @pytest.mark.parametrize("skew", [-3600, 0, 3600])
 def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     """Its lock cannot be seen from here, and its clock may be wrong."""
-    job = run.start(0, A, clock=time.time() + skew, host=FAR_AWAY, holds=False)
+    job = run.start(0, A, clock=run.now + skew, host=FAR_AWAY, holds=False)
     job.sample(100, seconds=0)
     reader = Reader(run.folder.root)
     (first,) = reader.look().jobs
@@ -219,31 +218,25 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     )
 
 
-def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(verbs, tmp_path):
-    run = RunningRun(tmp_path, 2)
-    job = run.start(0, A, clock=time.time() - 3600, host=FAR_AWAY, holds=False)
+def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypatch, capsys):
+    job = run.start(0, A, clock=run.now - 3600, host=FAR_AWAY, holds=False)
     job.sample(100)
-    answer = json.loads(top(verbs, "--once", "--json")[1])
-    assert answer["phase"] == "unknown" and answer["jobs"][0]["state"] == "unclear"
-    is_over = threading.Event()
+    slept = []
 
-    def append():
-        while not is_over.wait(0.1):
-            job.sample(min(900, job.cost_done + 1), seconds=0.1)
+    def look():
+        slept.clear()
+        status = visited(SimpleNamespace(run_folder=run.folder), once=True, json=True)
+        answer = json.loads(capsys.readouterr().out)
+        return status, answer["phase"], answer["jobs"][0]["state"]
 
-    thread = threading.Thread(target=append)
-    thread.start()
-    try:
-        code, said, _ = top(verbs, "--once", "--json")
-    finally:
-        is_over.set()
-        thread.join()
-    answer = json.loads(said)
-    assert (code, answer["phase"], answer["jobs"][0]["state"]) == (1, "computing", "running")
+    monkeypatch.setattr(visit.time, "sleep", slept.append)
+    assert look() == (1, "unknown", "unclear") and slept == [visit.GROWTH_SECONDS]
+    monkeypatch.setattr(visit.time, "sleep", lambda seconds: job.sample(200, seconds=seconds))
+    assert look() == (1, "computing", "running")
 
 
 def test_a_held_lock_without_news_is_said(run):
-    job = run.start(0, A, clock=time.time() - 600)
+    job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
     scene = Reader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
@@ -253,8 +246,8 @@ def test_a_held_lock_without_news_is_said(run):
 
 def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
     run = RunningRun(tmp_path, 2)
-    run.start(0, A, clock=time.time() - 600).sample(0)
-    other = run.start(1, B, clock=time.time() - 30)
+    run.start(0, A, clock=run.now - 600).sample(0)
+    other = run.start(1, B, clock=run.now - 30)
     for _ in range(3):
         other.sample(other.cost_done + 100)
     # At 10 a second: 700 of its own, then 1,000 of the silent one's, after 10 s of start-up.
@@ -347,15 +340,25 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     said = watching.stdout.readline()
     assert re.match(r"\d\d:\d\d:\d\d  started, and there is no plan yet$", said)
     records = [*GOOD, ("bad", "RAISEK"), ("worse", "RAISEKK"), ("refused", "MK*L")]
-    options = {"batch_seconds": 0.4, "batch_records": 4}
-    plan = verbs.plan(records, "poison", options, cost=11)
-    verbs.extract(plan)
+    hold = verbs.folder / "hold"
+    hold.touch()
+    plan = verbs.plan(records, "poison", {"hold": str(hold), "batch_records": 4}, cost=11)
+    shards = [shard["shard"] for shard in plan["shards"]]
+    first = verbs.start("extract", verbs.run_folder.root, shards[0])
+    begun = ""
+    while " 1 job · " not in begun:
+        begun += watching.stdout.readline()
+    hold.unlink()
+    first.communicate(timeout=60)
+    verbs.extract({"shards": plan["shards"][1:]})
+    while "2 records failed: error in the workload → " not in begun:
+        begun += watching.stdout.readline()
     verbs("merge", verbs.run_folder.root, "--outputs", "npy", "--max-failed", "2")
     computing.close()
     said, stderr = watching.communicate(timeout=60)
+    said = begun + said
     assert watching.returncode == 2 and not stderr
     assert re.search(r"  \d+\.\d % of the work · \d+ of 22 records · 1 job · ", said)
-    assert "2 records failed: error in the workload → " in said
     assert "23 input records = 20 ok + 2 failed + 1 refused + 0 duplicate" in said
     written = said.splitlines()
     assert written == [line.rstrip() for line in written]
@@ -386,19 +389,21 @@ class Terminal:
         os.close(theirs)
         self.said = ""
 
-    def read_until(self, word, seconds=60):
+    def read_until(self, word):
         """Read until the word comes; None: until the process has ended."""
-        deadline = time.monotonic() + seconds
-        while word is None or word not in self.said:
-            assert time.monotonic() < deadline, self.said
-            if select.select([self._ours], [], [], 0.1)[0]:
-                try:
-                    self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
-                except OSError:  # the other end is closed
-                    return self.said
-            elif word is None and self.process.poll() is not None:
-                return self.said
+        wait_for(lambda: self._reads_up_to(word))
         return self.said
+
+    def _reads_up_to(self, word):
+        if word is not None and word in self.said:
+            return True
+        if select.select([self._ours], [], [], 0.1)[0]:
+            try:
+                self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
+            except OSError:  # the other end is closed
+                return True
+            return False
+        return word is None and self.process.poll() is not None
 
 
 def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
@@ -415,9 +420,8 @@ def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
 
 def test_it_waits_for_a_run_that_has_not_begun(verbs):
     for more, folder in ((("--once",), "results/test"), (("--json", "--once"), "results/test")):
-        code, _, said = top(verbs, *more, folder=folder)
-        assert code == 2 and "there is no such folder" in said
-    assert top(verbs, folder="reslts/test")[0] == 2, "no folder of runs"
+        assert "there is no such folder" in top(verbs, *more, folder=folder, status=2)[1]
+    top(verbs, folder="reslts/test", status=2)  # no folder of runs
     command = [sys.executable, "-m", "featuremill", "top", "results/test", "--every", "0.5"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=verbs.folder, env=verbs.environment, **pipes)
@@ -458,14 +462,16 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     monkeypatch.setattr(workflow_totals, "LOOK_SECONDS", 0.05)
     is_over = workflow_totals.start(run.folder.root)
     said = ""
+
+    def says_more():
+        nonlocal said
+        said += capfd.readouterr().err
+        return said
+
     try:
         job = run.start(0, A)
         job.sample(500)
-        deadline = time.monotonic() + 30
-        while said.count("\n") < 2:
-            said += capfd.readouterr().err
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: says_more().count("\n") >= 2)
     finally:
         is_over.set()
     assert said.splitlines()[0].startswith(
@@ -537,7 +543,7 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     (tmp_path / "in.fa").write_text(f"{records}>bad\nRAISEK\n>refused\nMK*L\n")
     process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
     claimed = owner.path_of(workflow.run_folder.root)
-    until(lambda: working.is_held(claimed))
+    wait_for(lambda: working.is_held(claimed))
     command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
     terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
     try:
@@ -561,13 +567,6 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     assert any(all(found) for found in rows), "all three at work at once"
     assert any("about" in screen and "left with 3 devices" in screen for screen in screens)
     check_end(screens[-1], workflow, heads)
-
-
-def until(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.01)
 
 
 def check_end(screen, workflow, heads):

@@ -25,7 +25,7 @@ from featuremill.workflow_refusals import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
 
 RECORDS = random_records(100)
-HOLDS = {"hold": "hold", "hold_from": 2}
+HOLDS = {"hold": "hold"}
 """Options that do something only while there is a file of this name."""
 
 
@@ -165,7 +165,7 @@ MOMENTS = {
         lambda run: any((run.store / "spool").rglob("rows*")) and any(run.store.glob("shards/.*")),
     ),
     "extract": (
-        ("hold", ""),
+        ("hold", "3"),  # the third batch of a worker
         lambda run: (
             [log.read_text().count("commit") for log in run.store.glob("journals/*/*.log")] == [2]
         ),

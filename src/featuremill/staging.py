@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,7 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         return weights
     copy = folder / f"{weights.sha256}{weights.path.suffix}"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _check_is_ours(folder)
+        store.make_own_folder(folder)
         with locked(copy.with_suffix(".lock")):
             if not _is_known(copy):
                 _copy(weights, copy)
@@ -63,19 +61,6 @@ def folder_of_this_user() -> Path | None:
             "variables that are set where the job runs."
         )
     return Path(named) / f"featuremill-{os.getuid()}"
-
-
-def _check_is_ours(folder: Path) -> None:
-    """Refuse a folder in which others could put weights: it may lie where everybody writes.
-
-    Raises:
-        OSError: when it is a link, somebody else's, or open to others.
-    """
-    about = folder.lstat()  # a link of somebody else's may lead to a folder of ours
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-        raise OSError("it is a link, or belongs to somebody else")
-    if about.st_mode & 0o022:
-        raise OSError("others may write into it; chmod 700 closes it")
 
 
 def _is_known(copy: Path) -> bool:

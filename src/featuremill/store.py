@@ -15,6 +15,7 @@ import contextlib
 import hashlib
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -77,6 +78,21 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of the file `path`, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def make_own_folder(folder: Path) -> None:
+    """Make `folder` for this user, if it is not there; see that nobody else can put files into it:
+    it may lie where everybody writes.
+
+    Raises:
+        OSError: when it is a link, somebody else's, or open to others.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    about = folder.lstat()  # a link of somebody else's may lead to a folder of ours
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        raise OSError("it is a link, or belongs to somebody else")
+    if about.st_mode & 0o022:
+        raise OSError("others may write into it; chmod 700 closes it")
 
 
 @contextlib.contextmanager

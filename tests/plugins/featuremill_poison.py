@@ -8,15 +8,19 @@ held, STICKY breaks the pretend device. LATE before such a word means: when the 
 not when it runs; EARLY: when it is prepared. REFVSE is refused as too long. Every batch takes
 `batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file `spans`,
 with the devices that the process sees.
+
+A batch has five moments: `prepare`, then `run` and `ran`, then `collect` and `collected`, the
+beginnings and the ends. They are counted in each process, and noted in the file `moments`.
 """
 
 import atexit
+import contextlib
 import ctypes
-import itertools
 import os
 import resource
 import signal
 import time
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -34,7 +38,9 @@ TEXTS = {
     "RAISECLING": RuntimeError("CUDA hangs: out of memory: a worker crashed"),
 }
 """Errors whose texts have words of other kinds in them."""
-_batches = itertools.count()
+PATIENCE_SECONDS = 30.0
+counts = Counter()
+"""How often each moment came in this process."""
 
 
 class Options(WorkloadOptions):
@@ -55,9 +61,16 @@ class Options(WorkloadOptions):
     batch_records: int = 4
     """Records in a batch."""
     hold: str = ""
-    """While this file exists, no batch ends."""
-    hold_from: int = 0
-    """How many batches of a worker end all the same."""
+    """While this file exists, no batch ends: from that number on which it holds."""
+    collect_hold: str = ""
+    """While this file exists, no batch is collected."""
+    late_beside: bool = False
+    """LATE harm is done when the next batch has begun, unless its record is alone."""
+    moments: str = ""
+    """File that gets a line a moment: the process, the moment, how often it came."""
+    doom: str = ""
+    """File with a moment, how often it came, and whom SIGKILL takes then: the whole `job`, or its
+    `supervisor`, in which case nothing goes on here. The file goes as well."""
     computed: str = ""
     """File that gets a line for each record that reaches `run`."""
     spans: str = ""
@@ -122,6 +135,7 @@ def load(options, devices, weights):
 
 def prepare(options, payloads, batch_cost):
     batch = [payload.decode() for payload in payloads]
+    _moment(options, "prepare")
     for sequence in batch:
         if sequence.startswith("EARLY"):
             _harm(sequence.removeprefix("EARLY"), len(batch), options)
@@ -132,30 +146,68 @@ def run(options, batch):
     if options.computed:
         with Path(options.computed).open("a") as computed:
             computed.write("".join(f"{sequence}\n" for sequence in batch))
+    _moment(options, "run")
+    number = counts["run"]
     for sequence in batch:
         _harm(sequence, len(batch), options)
     _note(options, "begin")
-    is_held = next(_batches) >= options.hold_from
-    while is_held and options.hold and Path(options.hold).exists():
-        time.sleep(0.05)
+    while options.hold and _holds(Path(options.hold), number):
+        time.sleep(0.01)
     time.sleep(options.batch_seconds / 2)
     lost = Path(options.lost_file) if options.lost_file else None
     if lost and lost.exists() and lost.read_text() in os.environ["CUDA_VISIBLE_DEVICES"]:
         raise RuntimeError("CUDA error: device not ready")
     time.sleep(options.batch_seconds / 2)
     _note(options, "end")
+    _moment(options, "ran")
     is_bad = "NAN" if not _is_cured(options) else "\n"
     lengths = [[float("nan") if s.startswith(is_bad) else float(len(s))] for s in batch]
-    return batch, pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+    values = pa.record_batch([pa.array(lengths, SCHEMA.field(0).type)], schema=SCHEMA)
+    return number, batch, values
 
 
 def collect(options, result):
-    batch, values = result
+    number, batch, values = result
+    _moment(options, "collect")
+    while options.collect_hold and Path(options.collect_hold).exists():
+        time.sleep(0.01)
     time.sleep(options.collect_seconds)
     for sequence in batch:
         if sequence.startswith("LATE"):
+            if options.late_beside and len(batch) > 1:
+                _wait_for_batch(number + 1)
             _harm(sequence.removeprefix("LATE"), len(batch), options)
+    _moment(options, "collected")
     return values
+
+
+def _wait_for_batch(number):
+    """Wait until so many batches have begun; not for ever, as this one may be the last."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while counts["run"] < number and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _holds(hold, number):
+    with contextlib.suppress(FileNotFoundError):
+        return number >= int(hold.read_text() or 0)
+    return False
+
+
+def _moment(options, what):
+    counts[what] += 1
+    moment = f"{what} {counts[what]}"
+    if options.moments:
+        with Path(options.moments).open("a") as moments:
+            moments.write(f"{os.getpid()} {moment}\n")
+    doom = Path(options.doom) if options.doom else None
+    if doom and doom.exists() and doom.read_text().startswith(f"{moment} "):
+        whom = doom.read_text().split()[-1]
+        doom.unlink()
+        if whom == "job":
+            os.killpg(0, signal.SIGKILL)
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(3600)
 
 
 def _note(options, what):

@@ -17,6 +17,7 @@ from featuremill.workloads.composition import prepare, resolve, schema, weights
 __all__ = ["prepare", "resolve", "schema", "weights"]
 VERSION = "1"
 COST_UNIT = "records"
+GATE_AT = 30
 WORKER = f"{os.getpid()}.{time.monotonic_ns()}"
 
 
@@ -31,13 +32,20 @@ class Options(WorkloadOptions):
     """Duration of a batch."""
     record_seconds: float = 0.0
     """Duration of reading a record."""
+    gate: str = ""
+    """A folder: where `closed` stands in it, reading stops after some records, leaves `came` there
+    and goes on when `closed` has gone."""
     noted: str = "noted.txt"
     """File that gets a line a batch."""
 
 
 def records(files, options):
-    for record in proteins(files):
+    for number, record in enumerate(proteins(files)):
         time.sleep(options.record_seconds)
+        if number == GATE_AT and options.gate and Path(options.gate, "closed").exists():
+            Path(options.gate, "came").touch()
+            while Path(options.gate, "closed").exists():
+                time.sleep(0.01)
         yield record
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
+import zlib
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,8 @@ from featuremill.receipts import devices_of, is_on_gpu
 from featuremill.report import energy, troubles, words
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
-from featuremill.store import replacing
+from featuremill.store import make_own_folder, replacing
+from featuremill.weights import cache_folder
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
@@ -92,14 +97,34 @@ def _environment() -> jinja2.Environment:
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     environment.filters.update(count=words.count, size=words.size)
-    schema = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
     environment.globals.update(
         figure=None,
         style=(ASSETS / "style.css").read_text("utf-8"),
         charts=(ASSETS / "charts.js").read_text("utf-8"),
-        vega=vl_convert.javascript_bundle(VEGA_NAMES, schema),
+        vega=_vega(),
     )
     return environment
+
+
+def _vega() -> str:
+    """Return the libraries that draw the figures.
+
+    To bundle them takes more than a second, so the bundle is kept, where only this user writes: on
+    the page it is a script.
+    """
+    schema = alt.SCHEMA_VERSION.removeprefix("v").rpartition(".")[0]
+    folder = cache_folder() / f"page-{os.getuid()}"
+    version = (
+        f"{schema}-{metadata.version('vl-convert-python')}-{zlib.crc32(VEGA_NAMES.encode()):08x}"
+    )
+    kept = folder / f"vega-{version}.js"
+    with contextlib.suppress(OSError):
+        make_own_folder(folder)
+        if not kept.exists():
+            with replacing(kept) as temporary:
+                temporary.write_text(vl_convert.javascript_bundle(VEGA_NAMES, schema), "utf-8")
+        return kept.read_text("utf-8")
+    return str(vl_convert.javascript_bundle(VEGA_NAMES, schema))
 
 
 def _title(manifest: dict[str, Any]) -> str:
