@@ -150,4 +150,4 @@ def _columns(path: Path) -> tuple[Digests, pa.Array]:
         sha256 = pa.chunked_array([batch.column("sha256") for batch in batches], pa.binary(32))
         reasons = pa.chunked_array([batch.column("reason") for batch in batches], pa.string())
         # Copies, so that no page of the part stays mapped.
-        return digests(sha256), pa.concat_arrays([pa.array([], pa.string()), *reasons.chunks])
+        return digests(sha256), pa.concat_arrays([pa.nulls(0, pa.string()), *reasons.chunks])

@@ -9,13 +9,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from pathlib import Path
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from featuremill.errors import UserError
 from featuremill.inputs import columns, source
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record
+
+if TYPE_CHECKING:  # it takes a third of a second to import, and most inputs are no tables
+    import pandas as pd
 
 CHUNK_ROWS = 10_000
 MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
@@ -24,6 +26,8 @@ MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
 
 def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
+    import pandas as pd
+
     separator, names = header(path)
     places = columns.find(path, names, chosen)
     with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
@@ -53,6 +57,8 @@ def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
 
 
 def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterator[Record]:
+    import pandas as pd
+
     if not isinstance(chunk.index, pd.RangeIndex):
         # pandas takes rows that are longer than the header for rows with an index column in front.
         raise UserError(
