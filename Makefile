@@ -38,7 +38,7 @@ test-slow: .venv/.test-clusters ## the tests that take minutes (EXTRA="…" goes
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -q -m gpu
 
-mutants: .venv/.test ## break the code on purpose in some fifty ways and see a test fail each time (minutes)
+mutants: .venv/.test ## break the code on purpose in some sixty ways and see a test fail each time (minutes)
 	@$(BIN)/python tests/mutants.py $(EXTRA)
 
 lint: .venv/.test ## style, types, workflow, generated files
