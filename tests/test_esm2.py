@@ -175,7 +175,9 @@ def test_12_layers_equal_fair_esm_on_200_proteins(random12):
     assert_close_to_fair_esm(random12, "bf16", proteins, 5.8e-3)
 
 
-@pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
+@pytest.mark.parametrize(
+    "both", ["bundled", pytest.param("random12", marks=pytest.mark.slow)], indirect=True
+)
 def test_fp32_equals_transformers(both):
     from transformers import EsmConfig, EsmModel
 
