@@ -6,6 +6,7 @@ C library put before it, gets one that starts from nothing.
 """
 
 import copy
+import functools
 import importlib
 import json
 import multiprocessing
@@ -17,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import yaml
 
@@ -140,7 +143,17 @@ class Desk:
         return said
 
 
+@functools.cache
+def _serve():
+    """Start the process that others are forked from: with this checkout's featuremill, whatever is
+    installed."""
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    with mock.patch.dict(os.environ, PYTHONPATH=path.rstrip(os.pathsep)):
+        forkserver.ensure_running()
+
+
 def _forked(words, folder, environment):
+    _serve()
     with tempfile.TemporaryDirectory() as place:
         streams = [Path(place, name) for name in ("out", "err")]
         for path in streams:
