@@ -273,8 +273,16 @@ def test_tokens_are_those_of_fair_esm():
 # The same bits.
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
+@pytest.mark.parametrize(
+    ("both", "dtype"),
+    [
+        ("bundled", "fp32"),
+        ("random12", "bf16"),
+        pytest.param("bundled", "bf16", marks=pytest.mark.slow),
+        pytest.param("random12", "fp32", marks=pytest.mark.slow),
+    ],
+    indirect=["both"],
+)
 def test_bits_depend_neither_on_the_batch_nor_on_threads(both, dtype):
     model = every_layer(dtype, both.found)
     long, *others = proteins_of_all_lengths(4, 500)[::-1]
