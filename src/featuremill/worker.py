@@ -58,7 +58,7 @@ def main() -> int:
         # Not the usual way out: giving memory back to a dead CUDA context can abort the process,
         # and the supervisor would take that for a crash of the records in flight.
         os._exit(error.exit_status)
-    except (UserError, IntegrityError, WorkloadError) as error:
+    except (UserError, IntegrityError) as error:
         _say(events, "error", message=str(error))
         return error.exit_status
     except OSError as error:  # a full disk, a lost mount
@@ -68,6 +68,8 @@ def main() -> int:
         traceback.print_exc()
         advice = compute.fault_of_installation(error)
         told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
+        if isinstance(error, WorkloadError):  # a sentence already
+            told = str(error)
         _say(events, "error", message=told)
         return WorkloadError.exit_status
     return 0
