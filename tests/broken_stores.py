@@ -235,6 +235,11 @@ MANIFEST = "does not belong to plan.json; delete both and run it again (featurem
 NO_MANIFEST = "it is gone; delete plan.json and run it again (featuremill run YOUR.yaml)"
 RESULTS = "delete manifest.json and run the same command again"
 
+
+def _bad_receipt(name: str, harm: Harm) -> Damage:
+    return Damage(name, harm, merge=(4, RECEIPT), seen="receipt_damaged")
+
+
 DAMAGES: list[Damage] = [
     Damage(
         "no plan",
@@ -258,75 +263,26 @@ DAMAGES: list[Damage] = [
         "empty manifest", written(manifest_of, b""), merge=(4, MANIFEST), seen="manifest_missing"
     ),
     Damage("manifest cut", cut(manifest_of), merge=(4, MANIFEST), seen="manifest_missing"),
-    Damage(
-        "manifest's first bytes",
-        flipped(manifest_of, 0.01),
-        merge=(4, MANIFEST),
-        verified="manifest_missing",
-    ),
-    Damage(
-        "manifest's pages",
-        flipped(manifest_of, 0.3),
-        merge=(4, MANIFEST),
-        verified="manifest_missing",
-    ),
-    Damage(
-        "manifest's footer",
-        flipped(manifest_of, 0.9),
-        merge=(4, MANIFEST),
-        verified="manifest_missing",
+    *(
+        Damage(
+            f"manifest's {where}",
+            flipped(manifest_of, share),
+            merge=(4, MANIFEST),
+            verified="manifest_missing",
+        )
+        for where, share in (("first bytes", 0.01), ("pages", 0.3), ("footer", 0.9))
     ),
     Damage("no receipt", gone(receipt_of), merge=(4, NO_RECEIPT)),
-    Damage("empty receipt", written(receipt_of, b""), merge=(4, RECEIPT), seen="receipt_damaged"),
-    Damage(
-        "receipt of zeros",
-        written(receipt_of, bytes(100)),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage("receipt cut", cut(receipt_of), merge=(4, RECEIPT), seen="receipt_damaged"),
-    Damage(
-        "receipt is a list",
-        written(receipt_of, b"[1]"),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "receipt's seconds",
-        replaced(receipt_of, '"seconds"', '"secondz"'),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "receipt's devices",
-        replaced(receipt_of, '"devices"', '"device"'),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "receipt's digest",
-        replaced(receipt_of, '"part": "', '"part": "0'),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "receipt of another",
-        of_another("receipts/*/*.json"),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "receipt altered",
-        altered(receipt_of, ok=3, failed=1),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
-    Damage(
-        "another shard, sealed",
-        lies(receipt_of, shard="0" * 32),
-        merge=(4, RECEIPT),
-        seen="receipt_damaged",
-    ),
+    _bad_receipt("empty receipt", written(receipt_of, b"")),
+    _bad_receipt("receipt of zeros", written(receipt_of, bytes(100))),
+    _bad_receipt("receipt cut", cut(receipt_of)),
+    _bad_receipt("receipt is a list", written(receipt_of, b"[1]")),
+    _bad_receipt("receipt's seconds", replaced(receipt_of, '"seconds"', '"secondz"')),
+    _bad_receipt("receipt's devices", replaced(receipt_of, '"devices"', '"device"')),
+    _bad_receipt("receipt's digest", replaced(receipt_of, '"part": "', '"part": "0')),
+    _bad_receipt("receipt of another", of_another("receipts/*/*.json")),
+    _bad_receipt("receipt altered", altered(receipt_of, ok=3, failed=1)),
+    _bad_receipt("another shard, sealed", lies(receipt_of, shard="0" * 32)),
     Damage("another digest, sealed", lies(receipt_of, part="0" * 32), merge=(4, PART)),
     Damage("other counts, sealed", moved(receipt_of), merge=(4, PART)),
     Damage("no part", gone(part_of), merge=(4, PART), seen="part_missing"),

@@ -215,10 +215,9 @@ def test_without_triton_the_twins_stand_in_and_a_warning_says_so(monkeypatch, ca
 class Flash:
     """An implementation of torch's operation for the CPU, and how often it was called."""
 
-    def __init__(self, refuses=False, forgets_rest=False):
+    def __init__(self, refuses=False):
         self.calls = []
         self._refuses = refuses
-        self._forgets_rest = forgets_rest
 
     def __call__(self, query, key, value, bounds, _, longest, *others, **more):
         assert bounds.dtype == torch.int32 and bounds[0] == 0
@@ -297,6 +296,7 @@ def test_a_kernel_that_always_raises_costs_no_record(verbs):
     said = verbs("extract", verbs.run_folder.root, shard, status=1)
     (sentence,) = [line for line in said.splitlines() if "error:" in line]
     assert "the first 8 records fail alike and none went well (RuntimeError: no kernel" in sentence
+    assert "Traceback" in said, "the sentence says that there is one"
     planned = plan(verbs)  # mended: nothing of it is left
     verbs.extract(planned)
     assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(100, 0), (100, 0)]

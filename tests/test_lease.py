@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from leases import NOBODY, Leases, end, for_all_users
 from nvml_node import Gpu, Slice
-from programs import PATIENCE_SECONDS, wait_for
+from programs import PATIENCE_SECONDS, is_running, wait_for
 
 from featuremill.lease import folder
 
@@ -276,16 +276,8 @@ def test_a_watched_command_cannot_lose_its_lease(node_of):
     assert leases.num_held() == 1, "it closed what it inherited"
     process.kill()
     process.wait()
-    wait_for(lambda: is_gone(child))
+    wait_for(lambda: not is_running(child))
     assert leases.num_held() == 0
-
-
-def is_gone(pid):
-    """Say whether a process has ended, whether or not who adopted it has taken note."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
 
 
 def test_policies(node_of):

@@ -64,9 +64,8 @@ def is_device_error(error: Exception) -> bool:
     """Tell whether the CUDA context is dead: every later call would fail as well."""
     if is_out_of_memory(error) or fault_of_installation(error):
         return False
-    if not isinstance(error, RuntimeError):
-        return False
-    return any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
+    is_told = any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
+    return isinstance(error, RuntimeError) and is_told
 
 
 def fault_of_installation(error: Exception) -> str:

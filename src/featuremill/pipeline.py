@@ -231,7 +231,7 @@ class Pipeline:
             self._shard.commit_failed(row, reason)
             return
         self._suspicious.append((row, reason))
-        if len({reason for _, reason in self._suspicious}) > 1:
+        if reason != self._suspicious[0][1]:
             self._has_worked = True
             self._commit_suspicious()
         elif len(self._suspicious) == MOST_ALIKE:

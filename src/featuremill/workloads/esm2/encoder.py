@@ -118,10 +118,10 @@ class Encoder:
         """Return these layers on `device`, computed in the best ways that prove right there."""
         ladder = Ladder(device, self.dtype, self.num_heads, self.head_dim)
         while True:
-            stage = Stage(device, [], ladder.attention, ladder.kernels)
+            stage = Stage(device, [], ladder.attention[0], ladder.kernels[0])
             fault = None
             for number in numbers:
-                layer = self._layer(get, number, device, ladder.products)
+                layer = self._layer(get, number, device, ladder.products[0])
                 stage.layers.append(layer)
                 if number in (numbers[0], numbers[-1]):
                     exact = self._exact(get, number, device)
