@@ -106,6 +106,8 @@ class Run(Section):
         for value in values:
             if not value.strip():
                 raise ValueError("one of the names is empty; name a file, or take it out")
+            if value.startswith("~") and "/" in value:
+                raise ValueError(f"{value}: only a shell knows what ~ is; write the whole path")
         return values
 
     @field_validator("inputs", "outputs", mode="before")

@@ -64,6 +64,9 @@ def asked(arguments: argparse.Namespace) -> Asked:
     """Check the command line and the config together."""
     if arguments.sample < 1:
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
+    for path in arguments.inputs:
+        if path.suffix in (".yaml", ".yml"):
+            raise UserError(f"{path}: this is a config; say --config {path}.")
     run = config.read(arguments.config) if arguments.config else None
     if run and run.workload != "esm2":
         raise UserError(
