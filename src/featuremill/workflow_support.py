@@ -151,7 +151,8 @@ def prepare_jobs(workflow: Any) -> None:
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
     os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
-    os.environ.setdefault("FEATUREMILL_GPU_MODEL", gpu_model(workflow))
+    if model := gpu_model(workflow):
+        os.environ.setdefault("FEATUREMILL_GPU_MODEL", model)  # which plan cuts shards for
     slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():

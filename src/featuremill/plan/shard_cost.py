@@ -122,7 +122,7 @@ def _rounds_down(number: int, slots: int) -> int:
 
 def words(choice: Choice, speed: Speed, unit: str) -> str:
     """Return the sentence about a choice: what, why, what start-ups take, and by what speed."""
-    known = "measured or given" if speed.is_startup_measured else "an assumption"
+    known = "measured" if speed.is_startup_measured else "an assumption"
     said = (
         f"shards.cost: auto cuts {counted(choice.num_shards, 'shard')} of {choice.cost:,} {unit}, "
         f"{_duration(choice.seconds)} each: {choice.why}; starting up takes "
@@ -133,4 +133,6 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "less than a second"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

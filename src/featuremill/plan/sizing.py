@@ -76,21 +76,25 @@ class Sizing(NamedTuple):
         return choose(work, speed, num_jobs(self.device, self.gpus)), speed
 
     def _speed(self, mean_cost: float) -> Speed | None:
-        is_gpu = self.device.kind == "cuda"
-        names = [self.device.name]
-        if is_gpu:
-            # Where jobs go elsewhere, a profile may say to which cards (workflow_support.py).
-            here = self.device.name if self.device.uuid else ""
-            names = [os.environ.get("FEATUREMILL_GPU_MODEL") or here, ""]
         shape = speeds.shape_of(str(self.weights) if self.weights else None)
-        gpus, threads = (self.gpus, 0) if is_gpu else (1, num_cores())
-        for name in dict.fromkeys(names):
-            asked = Asked(self.settings, name, is_gpu, gpus, threads)
+        for asked in self._asked():
             try:
                 return speeds.find(asked, self.results, shape, mean_cost, stand_in=USUAL_CARD)
             except UserError:
                 continue
         return None
+
+    def _asked(self) -> list[Asked]:
+        """Return what to ask the speed of, the best first."""
+        if self.device.kind == "cuda":
+            # Where jobs go elsewhere, a profile may say to which cards (workflow_support.py).
+            here = self.device.name if self.device.uuid else ""
+            names = [os.environ.get("FEATUREMILL_GPU_MODEL") or here, ""]
+            return [Asked(self.settings, name, True, self.gpus) for name in dict.fromkeys(names)]
+        # How many cores a job gets is the workflow's to say: what jobs had before tells most.
+        before = Asked(self.settings, self.device.name, is_gpu=False)
+        is_known = speeds.earlier.look(self.results, before)
+        return [before if is_known else before._replace(threads=num_cores())]
 
 
 def num_jobs(device: Device, gpus: int) -> int:
