@@ -1,7 +1,7 @@
 """The table of docs/how-far.md: what `featuremill estimate` says of 10⁶, 10⁸ and 10⁹ proteins.
 
 `python -m bench.how_far` takes the demo's proteins as a sample, one H100's data sheet for the speed
-(an assumption), and for each number of GPUs the shard cost that the verb itself names.
+(an assumption), and for each number of GPUs the shards that `shards.cost: auto` cuts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ HEADINGS = (
     "of the time: plan",
     "merge",
 )
-DEFAULT_COST = 2_000_000
 
 
 def main() -> int:
@@ -45,27 +44,21 @@ def main() -> int:
     print(f"| {' | '.join('---' for _ in HEADINGS)} |")
     disks = []
     for num_records in RECORDS:
-        default = _estimate(num_records, GPUS, DEFAULT_COST)
-        costs = dict.fromkeys([DEFAULT_COST, *(row["best_cost"] for row in default["rows"])])
-        answers = {cost: _estimate(num_records, GPUS, cost) for cost in costs}
-        for place, gpus in enumerate(GPUS):
-            row = default["rows"][place]
-            is_better = row["best_saves_hours"] > 0.02 * row["device_hours"]["middle"]
-            for cost in (DEFAULT_COST, row["best_cost"])[: 1 + is_better]:
-                print(_line(answers[cost], num_records, gpus, place, cost))
-        disk = answers[default["rows"][-1]["best_cost"]]["disk"]
+        answer = _estimate(num_records)
+        for row in answer["rows"]:
+            print(_line(row, answer["around_seconds"], num_records))
+        disk = answer["disk"]
         disks.append(f"{num_records:,}: {human_bytes(disk['bytes'])}, {disk['files']:,} files")
     print("\n" + "\n".join(disks))
     return 0
 
 
-def _line(answer: dict[str, Any], num_records: int, gpus: int, place: int, cost: int) -> str:
-    row, around = answer["rows"][place], answer["around_seconds"]
+def _line(row: dict[str, Any], around: dict[str, float], num_records: int) -> str:
     cells = [
         f"{num_records:,}",
-        f"{gpus:,}",
-        f"{cost:_}",
-        f"{answer['shards']:,}",
+        f"{row['slots']:,}",
+        f"{row['best_cost']:_}",
+        f"{row['shards_left']:,}",
         _ranged({key: _hours(value) for key, value in row["hours"].items()}),
         _ranged({key: _number(value) for key, value in row["device_hours"].items()}),
         f"{100 * row['startup_share']:.0f} %",
@@ -88,7 +81,7 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
-def _estimate(num_records: int, gpus: tuple[int, ...], cost: int) -> dict[str, Any]:
+def _estimate(num_records: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         config = {
             "run": "far",
@@ -96,10 +89,9 @@ def _estimate(num_records: int, gpus: tuple[int, ...], cost: int) -> dict[str, A
             "workload": "esm2",
             "options": {"model": MODEL},
             "outputs": "parquet_dataset",
-            "shards": {"cost": cost},
         }
         (Path(scratch) / "far.yaml").write_text(yaml.safe_dump(config))
-        asked = ["--gpus", ",".join(map(str, gpus)), "--records", str(num_records), "--json"]
+        asked = ["--gpus", ",".join(map(str, GPUS)), "--records", str(num_records), "--json"]
         command = [sys.executable, "-m", "featuremill", "estimate", "far.yaml", "--device", DEVICE]
         done = subprocess.run(
             [*command, *asked],

@@ -36,6 +36,7 @@ def test_the_smallest_config_gets_every_default(tmp_path):
     run = read(tmp_path, "inputs: a.fa")
     assert run.inputs == ("a.fa",)
     assert (run.run, run.workload, run.device, run.max_failed) == ("demo", "esm2", "auto", 0)
+    assert run.shards.cost == "auto"
     assert run.outputs == ("parquet", "per_protein_h5")
     assert run.options == find_workload("esm2").Options().model_dump(mode="json")
     assert config.validate(run.model_dump(mode="json")) == run, "what is validated stays valid"
@@ -61,8 +62,11 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nworkload: composition\noptions:\n  model: x", "my.yaml:4: options.model: there is no such key here; it is one of workload 'esm2', but this run's is 'composition'."),
         ("inputs: a\nworkload: esm3", "my.yaml:2: workload: there is no workload 'esm3'; known ones are composition, esm2."),
         ("inputs: a\nshards: 100000", "my.yaml:2: shards: give a section with `cost`, not 100000."),
-        ("inputs: a\nshards:\n  cost: 2e6", "my.yaml:3: shards.cost: give a whole number of at least 1, not the text '2e6' (as a number, write 2000000)."),
-        ("inputs: a\nshards:\n  cost: 0", "my.yaml:3: shards.cost: give a whole number of at least 1, not 0."),
+        ("inputs: a\nshards:\n  cost: 2e6", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not the text '2e6' (as a number, write 2000000)."),
+        ("inputs: a\nshards:\n  cost: 0", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not 0."),
+        ("inputs: a\nshards:\n  cost: big", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not 'big'."),
+        ("inputs: a\nshards:\n  cost: 1.5", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not 1.5."),
+        ("inputs: a\nshards:\n  cost: true", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not True."),
         ("inputs: a\nmax_failed: true", "my.yaml:2: max_failed: give a whole number of at least 0, not True."),
         ("inputs: a\nrun: 2026", "my.yaml:2: run: give a text, not 2026; put it in quotes."),
         ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),

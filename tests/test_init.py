@@ -11,10 +11,8 @@ import pytest
 import xxhash
 import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
-from hypothesis import given
-from hypothesis import strategies as st
 
-from featuremill import SNAKEFILE, config, init
+from featuremill import SNAKEFILE, config
 from featuremill.__main__ import main
 from featuremill.workload import find_workload
 
@@ -40,8 +38,8 @@ def write(name: str, content: str) -> str:
 def test_the_demo_becomes_a_valid_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", str(DEMO)]) == 0
     run = config.read(Path("demo.yaml"))
-    defaults = config.validate({"inputs": [str(DEMO)], "shards": {"cost": 250_000}})
-    assert run == defaults
+    assert run == config.validate({"inputs": [str(DEMO)]})
+    assert "\n  cost: auto\n" in Path("demo.yaml").read_text()
     said = capsys.readouterr().err
     assert "1,000 protein records, 363,884 residues" in said
     assert "median length 296, longest 1,488 (sp|Q7TXL6|PPSE_MYCBO)" in said
@@ -210,14 +208,3 @@ def test_force_overwrites() -> None:
     write("a.yaml", "old")
     assert main(["init", write("a.fa", GOOD), "--force"]) == 0
     assert config.read(Path("a.yaml")).run == "a"
-
-
-@given(st.integers(1, 10**12))
-def test_shards_are_neither_too_few_nor_too_many(total: int) -> None:
-    cost = init.shard_cost(total)
-    assert cost >= init.SMALLEST_COST
-    assert -(-total // cost) <= init.MAX_SHARDS
-    if total >= init.MIN_SHARDS * init.SMALLEST_COST:
-        assert total / cost > init.MIN_SHARDS * 0.85  # rounding may take a little
-    if 2e7 <= total <= 4e9:
-        assert cost == config.Shards().cost

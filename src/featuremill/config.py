@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -37,9 +37,11 @@ class Section(BaseModel):
 class Shards(Section):
     """How the input is cut."""
 
-    cost: int = Field(default=2_000_000, ge=1, strict=True)
-    """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). Aim at minutes
-    of device time and at several shards a device. Affects only shards made from now on."""
+    cost: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
+    """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). `auto` makes
+    shards of some five minutes by the speed of the device, as far as it is known, and smaller ones
+    where that gives each device two, but none that starts up for more than a tenth of its time.
+    Affects only shards made from now on."""
 
 
 class Labels(Section):

@@ -25,6 +25,7 @@ from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config_yaml import Places
 from featuremill.errors import IntegrityError, UserError
+from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.sizes import counted
@@ -150,6 +151,8 @@ def prepare_jobs(workflow: Any) -> None:
     """
     os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
     os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
+    if model := gpu_model(workflow):
+        os.environ.setdefault("FEATUREMILL_GPU_MODEL", model)  # which plan cuts shards for
     slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():

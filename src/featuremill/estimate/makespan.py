@@ -19,12 +19,6 @@ from featuremill.estimate.overheads import (
     SNAKEMAKE_SECONDS_A_JOB_LEFT,
 )
 
-MOST_SHARDS = 5000
-"""What Snakemake plans in half a minute; more than that slows it down (docs/how-far.md)."""
-NUM_TRIED = 200
-LONGEST_JOB_SECONDS = 3600.0
-"""A job should end within the limits of a cluster's queues, and a bad part costs a whole job."""
-
 
 class Makespan(NamedTuple):
     """Shards on slots."""
@@ -52,46 +46,6 @@ def simulate(costs: Sequence[float] | npt.NDArray[np.float64], slots: int, rate:
         heapq.heapreplace(free, start + startup + cost / rate)
     end, starting = max(free), startup * len(costs)
     return Makespan(end, computing, starting, max(0.0, end * slots - computing - starting))
-
-
-def best_cost(
-    total: float, slots: int, rate: float, startup: float, most: int = MOST_SHARDS
-) -> int:
-    """Return the cost of a shard that wastes least of `slots` on a work of `total`: see `wasted`.
-
-    Jobs of more than an hour are not considered, as long as there are no more than `most` shards:
-    a shard has a record at least, and Snakemake slows down with many.
-    """
-    most = max(1, min(most, MOST_SHARDS))
-    fewest = max(1, min(math.ceil(total / (LONGEST_JOB_SECONDS * rate)), most))
-    numbers = {round(number) for number in np.geomspace(fewest, most, NUM_TRIED)}
-    # Whole rounds of all slots, as shards are cut to nearly equal costs.
-    rounds = {math.ceil(number / slots) * slots if number > slots else number for number in numbers}
-    tried = rounds | {fewest, max(slots, fewest)}
-    costs = {_rounded(total / number) for number in tried if number <= most}
-    if fewest <= slots <= most and (exact := _cost_of(total, slots)):
-        costs.add(exact)
-    return min(sorted(costs), key=lambda cost: wasted(total, cost, slots, rate, startup))
-
-
-def _rounded(value: float) -> int:
-    """Return `value` with three digits, at least 1."""
-    unit = int(10 ** max(0, math.floor(math.log10(max(1.0, value))) - 2))
-    return max(1, round(value / unit) * unit)
-
-
-def _cost_of(total: float, number: int) -> int | None:
-    """Return the roundest cost by which plan cuts `total` into exactly that `number` of shards.
-
-    None where no whole number does.
-    """
-    for power in range(int(math.log10(max(1.0, total / number))), -1, -1):
-        unit: int = 10**power
-        cost = int(total / number / unit) * unit
-        for each in (cost + unit, cost):
-            if each and round(total / each) == number:
-                return each
-    return None
 
 
 def wasted(total: float, cost: float, slots: int, rate: float, startup: float) -> float:

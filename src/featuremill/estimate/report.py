@@ -12,12 +12,14 @@ from featuremill import speeds
 from featuremill.config import Run
 from featuremill.estimate import makespan, overheads
 from featuremill.estimate.model import Model, device_memory_mb, weights_mb
+from featuremill.estimate.overheads import Around
 from featuremill.estimate.place import Place, asked
-from featuremill.estimate.work import Work
+from featuremill.estimate.work import Work, in_shards
 from featuremill.job_resources import host_mb
 from featuremill.journal import SYNC_SECONDS
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.needs import needs_of_run
+from featuremill.plan.shard_cost import Choice, choose, work_of
 from featuremill.room import Need, needs_of_outputs
 from featuremill.sizes import expected_bytes
 from featuremill.speeds import Speed
@@ -42,13 +44,12 @@ class Facts(NamedTuple):
 
 def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any]:
     """Return all of it; times are in hours or seconds, as the names say, sizes in bytes or MB."""
+    is_cut, is_finished = facts.work.is_cut, _is_finished(facts)
+    rows = [_row(facts, slots, speed, is_finished) for slots, speed in by_slots]
+    facts = facts._replace(work=_cut_for(facts, *by_slots[0]))  # what follows hardly depends on it
     work, plan = facts.work, facts.work.plan
     counts = plan["counts"]
-    size = expected_bytes(facts.values, counts["planned"], plan["lengths"]["total"])
-    is_finished = _is_finished(facts)
-    around = overheads.around(counts["input"], work.is_planned, len(plan["shards"]), size)
-    around = overheads.NOTHING if is_finished else around
-    rows = [_row(facts, slots, speed, around.total) for slots, speed in by_slots]
+    around = _around(facts, is_finished)
     options = facts.settings["options"]
     return {
         "version": VERSION,
@@ -66,6 +67,7 @@ def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any
         "shards": len(plan["shards"]),
         "shards_left": len(work.left),
         "shard_cost": facts.config.shards.cost,
+        "is_cut": is_cut,
         "device": "gpu" if facts.place.is_gpu else "cpu",
         "rows": rows,
         "around_seconds": {**around._asdict(), "total": around.total},
@@ -90,8 +92,36 @@ def _is_finished(facts: Facts) -> bool:
     return facts.work.is_merged and all((root / need.what).exists() for need in asked_for)
 
 
-def _row(facts: Facts, slots: int, speed: Speed, around: float) -> dict[str, Any]:
+def _around(facts: Facts, is_finished: bool) -> Around:
+    """Return what comes before and after the shards."""
+    work, plan = facts.work, facts.work.plan
+    size = expected_bytes(facts.values, plan["counts"]["planned"], plan["lengths"]["total"])
+    around = overheads.around(plan["counts"]["input"], work.is_planned, len(plan["shards"]), size)
+    return overheads.NOTHING if is_finished else around
+
+
+def _best(facts: Facts, slots: int, speed: Speed) -> Choice | None:
+    """Return how `shards.cost: auto` would cut what is left; None where nothing is."""
+    work, plan = facts.work, facts.work.plan
+    if not work.cost:
+        return None
+    num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
+    size = round(plan["lengths"]["total"] * num_records / max(1, plan["counts"]["planned"]))
+    left = work_of(round(work.cost), num_records, size, facts.values, plan["cost_unit"])
+    return choose(left, speed, facts.place.jobs(slots))
+
+
+def _cut_for(facts: Facts, slots: int, speed: Speed) -> Work:
+    """Return the work in the shards that it has, or would be given for so many slots."""
+    best = None if facts.work.is_cut else _best(facts, slots, speed)
+    return in_shards(facts.work, best.num_shards) if best else facts.work
+
+
+def _row(facts: Facts, slots: int, speed: Speed, is_finished: bool) -> dict[str, Any]:
     """Return what so many slots come to."""
+    best = _best(facts, slots, speed)
+    facts = facts._replace(work=_cut_for(facts, slots, speed))
+    around = _around(facts, is_finished).total
     jobs, costs = facts.place.jobs(slots), facts.work.left
     rates, startup = speed.rates, speed.startup_seconds
     usual = makespan.simulate(costs, jobs, rates.middle, startup.middle)
@@ -115,8 +145,11 @@ def _row(facts: Facts, slots: int, speed: Speed, around: float) -> dict[str, Any
         "device_hours": _hours([s.seconds * slots for s in (shortest, usual, longest)]),
         "startup_share": usual.starting / slot_seconds,
         "idle_share": usual.idle / slot_seconds,
+        "shards_left": len(costs),
         "shards_a_job": len(costs) / jobs,
-        **_best(facts, jobs, rates.middle, startup.middle),
+        "best_cost": best.cost if best else None,
+        "best_why": best.why if best else "",
+        "best_saves_hours": _saved(facts, jobs, speed, best) if best else 0.0,
     }
 
 
@@ -125,17 +158,14 @@ def _hours(seconds: Sequence[float]) -> dict[str, float]:
     return {"least": least, "middle": middle, "most": most}
 
 
-def _best(facts: Facts, jobs: int, rate: float, startup: float) -> dict[str, Any]:
-    """Return the shard cost that wastes least, and what it saves against the one there is."""
+def _saved(facts: Facts, jobs: int, speed: Speed, best: Choice) -> float:
+    """Return the device hours that the best shards save against those that there are."""
     total = facts.work.cost
-    if not total:
-        return {"best_cost": None, "best_saves_hours": 0.0}
-    num_records = round(total / max(1.0, facts.work.mean_cost))
-    best = makespan.best_cost(total, jobs, rate, startup, num_records)
-    now = total / len(facts.work.left)
-    saved = makespan.wasted(total, now, jobs, rate, startup)
-    saved -= makespan.wasted(total, best, jobs, rate, startup)
-    return {"best_cost": best, "best_saves_hours": saved * facts.place.gpus_a_job / HOUR}
+    now, then = (
+        makespan.wasted(total, cost, jobs, speed.rates.middle, speed.startup_seconds.middle)
+        for cost in (total / len(facts.work.left), best.cost)
+    )
+    return (now - then) * facts.place.gpus_a_job / HOUR
 
 
 def _memory(facts: Facts) -> dict[str, Any]:

@@ -52,10 +52,10 @@ def _wrapped(text: str, indent: str = "") -> list[str]:
 def _what(answer: Answer) -> str:
     counts = answer["counts"]
     model = f" ({_safe(answer['model'])}, {answer['dtype']})" if answer["model"] else ""
+    shards = f"{counted(answer['shards_left'], 'shard')} to compute, " if answer["is_cut"] else ""
     return (
         f"{counted(counts['input'], 'record')}, {counts['unique']:,} distinct; "
-        f"{counted(answer['shards_left'], 'shard')} to compute, {answer['cost_left']:,} "
-        f"{answer['cost_unit']}; {answer['workload']}{model}"
+        f"{shards}{answer['cost_left']:,} {answer['cost_unit']}; {answer['workload']}{model}"
     )
 
 
@@ -94,12 +94,14 @@ def _table(answer: Answer) -> Iterator[str]:
         "start-up",
         "idle",
         "shards a job",
-        "best shards.cost",
-        "saves",
+        *(("best shards.cost", "saves") if answer["is_cut"] else ("shards.cost",)),
     ]
     rows = answer["rows"]
     say = _clock if max(row["hours"]["most"] for row in rows) < LONG_HOURS else _spelled
-    cells = [[_cell(row, column, say) for column in range(len(headings))] for row in rows]
+    cells = [
+        [_cell(row, column, say, answer["is_cut"]) for column in range(len(headings))]
+        for row in rows
+    ]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     for texts in [headings, *cells]:
         yield "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
@@ -113,7 +115,7 @@ def _legend(answer: Answer) -> str:
     )
 
 
-def _cell(row: Answer, column: int, say: Callable[[float], str]) -> str:
+def _cell(row: Answer, column: int, say: Callable[[float], str], is_cut: bool) -> str:
     is_ranged = row["speed"]["is_assumed"] or not row["startup_seconds"]["is_measured"]
     if column == 0:
         return f"{row['slots']:,}"
@@ -128,7 +130,7 @@ def _cell(row: Answer, column: int, say: Callable[[float], str]) -> str:
     if column == 5:
         return f"{row['shards_a_job']:.1f}"
     if column == 6:
-        return f"{row['best_cost']:_}" if _is_worth_it(row) else "as it is"
+        return f"{row['best_cost']:_}" if _is_worth_it(row) or not is_cut else "as it is"
     return f"{_hours(row['best_saves_hours'])} h" if _is_worth_it(row) else ""
 
 
@@ -180,10 +182,13 @@ def _best(answer: Answer) -> Iterator[str]:
     worth = [row for row in answer["rows"] if _is_worth_it(row)]
     if worth:
         what = "GPU" if answer["device"] == "gpu" else "slot"
+        best, now = f"{worth[-1]['best_cost']:_}", answer["shard_cost"]
+        config = (
+            "" if now == "auto" else f"`shards: {{cost: {best}}}` in the config (now {now:_}): "
+        )
         yield (
-            f"`shards: {{cost: {worth[-1]['best_cost']:_}}}` in the config (now "
-            f"{answer['shard_cost']:_}) is what loses fewest {what} hours to start-ups and to "
-            f"waiting at the end with {worth[-1]['slots']:,}."
+            f"{config}shards of {best}, which `auto` chooses with {worth[-1]['slots']:,}, lose "
+            f"fewer {what} hours to start-ups and to waiting at the end."
         )
 
 

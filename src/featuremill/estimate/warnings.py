@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from featuremill.estimate.makespan import MOST_SHARDS
-from featuremill.sizes import human_bytes
+from featuremill.sizes import counted, human_bytes
 
 Answer = Mapping[str, Any]
+MOST_SHARDS = 5000
+"""What Snakemake plans in half a minute; more than that slows it down (docs/how-far.md)."""
 
 
 def of(answer: Answer) -> Iterator[str]:
@@ -33,7 +34,13 @@ def of(answer: Answer) -> Iterator[str]:
     if not answer["is_finished"]:
         yield from answer["large_outputs"]
     for row in answer["rows"]:
-        if _is_idle(answer, row):
+        if not answer["is_cut"]:  # what is best has its reason
+            yield (
+                f"With {row['slots']:,}, `shards.cost: auto` cuts "
+                f"{counted(row['shards_left'], 'shard')} of {row['best_cost']:_} "
+                f"{answer['cost_unit']}: {row['best_why']}."
+            )
+        elif _is_idle(answer, row):
             yield f"With {row['slots']:,}, {_idle(answer, row)}."
     if answer["shards"] > MOST_SHARDS:
         yield (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,8 @@ MOST_SHARDS = 1_000_000
 """That are estimated: 200 times what Snakemake is quick with."""
 OF_VALUES_ONLY = {"model", "dtype", "layers", "pool", "per_residue", "output_dtype"}
 """Options that change what is computed of the records, and not what they cost."""
+UNCUT = sys.maxsize
+"""Cost of a shard by which everything is one."""
 log = logging.getLogger("featuremill.estimate")
 
 
@@ -47,6 +50,8 @@ class Work(NamedTuple):
     """Where this is from, in words."""
     is_merged: bool = False
     """Whether the results of all of them are written down."""
+    is_cut: bool = True
+    """Without it all is one shard so far: `shards.cost: auto` goes by the devices (`in_shards`)."""
 
     @property
     def cost(self) -> float:
@@ -147,7 +152,8 @@ def _read(scratch: Path, config: Run, threads: int) -> Work:
         raise UserError(nothing_left(config, tally))
     rows = Rows(spooled.folders)
     repeats = repeated_rows(rows, [ids_path(folder) for folder in spooled.folders])
-    shards, unique = _cut(spooled, scratch, config.shards.cost)
+    shard_cost = config.shards.cost
+    shards, unique = _cut(spooled, scratch, UNCUT if shard_cost == "auto" else shard_cost)
     plan = {
         "recipe": "none",
         "cost_unit": workload.COST_UNIT,
@@ -163,7 +169,8 @@ def _read(scratch: Path, config: Run, threads: int) -> Work:
         "shards": shards,
     }
     costs = np.array([shard["cost"] for shard in shards], float)
-    return Work(plan, False, costs, f"{', '.join(config.inputs)}, read now: there is no plan yet")
+    source = f"{', '.join(config.inputs)}, read now: there is no plan yet"
+    return Work(plan, False, costs, source, is_cut=shard_cost != "auto")
 
 
 def _cut(spooled: Spooled, scratch: Path, shard_cost: int) -> tuple[list[dict[str, Any]], int]:
@@ -200,8 +207,9 @@ def _cut(spooled: Spooled, scratch: Path, shard_cost: int) -> tuple[list[dict[st
     return shards, unique
 
 
-def scaled(work: Work, num_records: float, shard_cost: int) -> Work:
-    """Return what the work would be if the input had so many records of the same kind.
+def scaled(work: Work, num_records: float, shard_cost: int | Literal["auto"]) -> Work:
+    """Return what the work would be if the input had so many records of the same kind; with "auto"
+    it is not cut.
 
     Raises:
         UserError: for more shards than anybody could run.
@@ -209,26 +217,34 @@ def scaled(work: Work, num_records: float, shard_cost: int) -> Work:
     factor = num_records / work.plan["counts"]["input"]
     counts = {key: round(value * factor) for key, value in work.plan["counts"].items()}
     whole = sum(shard["cost"] for shard in work.plan["shards"]) * factor
+    is_cut = shard_cost != "auto"
+    shard_cost = UNCUT if shard_cost == "auto" else shard_cost
     if whole / shard_cost > MOST_SHARDS:
         raise UserError(
             f"--records {num_records:g}: with shards.cost {shard_cost:_} these are "
             f"{whole / shard_cost:,.0f} shards, and no more than {MOST_SHARDS:,} are estimated; "
             "raise shards.cost in the config, or give fewer records."
         )
-    num_shards = max(1, round(whole / shard_cost))
     lengths = {**work.plan["lengths"], "total": round(work.plan["lengths"]["total"] * factor)}
-    records = max(1, round(counts["unique"] / num_shards))
-    cost, size = round(whole / num_shards), round(lengths["total"] / num_shards)
-    shard = {"shard": "", "records": records, "wanted": records, "cost": cost, "bytes": size}
-    plan = {
-        **work.plan,
-        "recipe": "none",
-        "counts": counts,
-        "lengths": lengths,
-        "shards": [shard] * num_shards,
-    }
+    plan = {**work.plan, "recipe": "none", "counts": counts, "lengths": lengths}
     source = (
         f"as if there were {num_records:,.0f} records like the "
         f"{work.plan['counts']['input']:,} of the input"
     )
-    return Work(plan, False, np.full(num_shards, whole / num_shards), source)
+    as_one = Work(plan, False, np.array([whole]), source, is_cut=is_cut)
+    return in_shards(as_one, max(1, round(whole / shard_cost)))
+
+
+def in_shards(work: Work, num_shards: int) -> Work:
+    """Return all of the work, cut evenly."""
+    records = max(1, round(work.plan["counts"]["unique"] / num_shards))
+    cost = work.cost / num_shards
+    shard = {
+        "shard": "",
+        "records": records,
+        "wanted": records,
+        "cost": round(cost),
+        "bytes": round(work.plan["lengths"]["total"] / num_shards),
+    }
+    plan = {**work.plan, "shards": [shard] * num_shards}
+    return work._replace(plan=plan, left=np.full(num_shards, cost))

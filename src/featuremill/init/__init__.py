@@ -22,12 +22,6 @@ from featuremill.init.survey import Survey, names, surveyed
 from featuremill.sizes import counted
 from featuremill.workload import find_workload, refuse_without_packages
 
-MIN_SHARDS = 8
-"""Shards that a big input is cut into at least, so that several devices have work to the end."""
-MAX_SHARDS = 2_000
-"""Snakemake's scheduling gets slow beyond about this many jobs that are ready at once."""
-SMALLEST_COST = 250_000
-"""Below this a shard takes less time than starting a worker."""
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
 """Options of a workload that the command line can set."""
@@ -83,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{names(arguments.inputs)}: every record is refused, see above.")
     if found.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
-    text = config_text({**settings, "shards": {"cost": shard_cost(found.cost)}}, found)
+    text = config_text(settings, found)
     config.validate(yaml.safe_load(text), str(output))
     with _placed(output), store.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
@@ -116,19 +110,6 @@ def _placed(output: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{output}: {error.strerror}; choose another place.") from None
-
-
-def shard_cost(total: int) -> int:
-    """Return `shards.cost` for an input of cost `total`, rounded up to two digits.
-
-    The default where it makes between `MIN_SHARDS` and `MAX_SHARDS` shards; small inputs get fewer
-    shards rather than shards below `SMALLEST_COST`.
-    """
-    default: int = config.Shards.model_fields["cost"].default
-    cost = min(default, max(SMALLEST_COST, -(-total // MIN_SHARDS)))
-    cost = max(cost, -(-total // MAX_SHARDS))
-    unit: int = 10 ** (len(str(cost)) - 2)
-    return -(-cost // unit) * unit
 
 
 def config_text(settings: Mapping[str, Any], found: Survey) -> str:

@@ -31,7 +31,6 @@ class Survey:
     """How many good records have each length."""
     longest: tuple[int, str] = (0, "")
     """Length and id of the longest good record."""
-    cost: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     first_refused: dict[str, str] = field(default_factory=dict)
     """Where the first record stands that was refused for each reason."""
@@ -92,7 +91,6 @@ def surveyed(paths: Sequence[Path], workload: Workload, options: BaseModel) -> S
             else:
                 length = len(record.payload)
                 found.lengths[length] += 1
-                found.cost += workload.cost(record.payload, options)
                 if length > found.longest[0]:
                     found.longest = length, record.id
                 ids.add(record)

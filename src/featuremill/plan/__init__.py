@@ -35,6 +35,7 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Cutter, Shard
+from featuremill.plan.sizing import Sizing
 from featuremill.plan.spool import Tally, ids_path
 from featuremill.recipe import recipe_of, settings_of
 from featuremill.store import RunFolder, read_sealed, sha256_of, write_sealed
@@ -111,6 +112,16 @@ def plan(
     device = planning_device(config.device)
     options, settings = _settled(config, workload, device, weights)
     values = _values(config.workload, workload, options, weights)
+    sizing = Sizing(
+        config.shards.cost,
+        folder.root.parent,
+        settings,
+        weights_path,
+        values,
+        workload.COST_UNIT,
+        device,
+        config.gpus,
+    )
     folder.store.mkdir(parents=True, exist_ok=True)
     say = partial(log.info, "another job is at this run; waiting")
     with locked(folder.store / "plan.lock", say):
@@ -119,7 +130,9 @@ def plan(
         try:
             last = {} if replan else read_sealed(folder.store / "plan.json") or {}
             with Hands(threads or num_cores()) as hands:
-                about_records = _plan_records(folder, config, workload, options, last, hands)
+                about_records = _plan_records(
+                    folder, config, workload, options, sizing, last, hands
+                )
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result = {
@@ -129,7 +142,7 @@ def plan(
         }
         write_sealed(folder.store / "plan.json", result)
         write_sealed(folder.plan, result)
-    announce(folder, result, values, device)
+    announce(folder, result, sizing)
     return result
 
 
@@ -187,6 +200,7 @@ def _plan_records(
     config: Run,
     workload: Workload,
     options: Any,
+    sizing: Sizing,
     last: Mapping[str, Any],
     hands: Hands,
 ) -> dict[str, Any]:
@@ -199,7 +213,10 @@ def _plan_records(
     names = [shard["shard"] for shard in last.get("shards", [])]
     old = spool_old_shards(folder, names, scratch / "old")
     cutter = Cutter(folder, spools, tally.records, old, hands)
-    cutter.cut(config.shards.cost)
+    homeless = cutter.place()
+    mean_bytes = tally.total_length / (tally.records - tally.refused)
+    cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
+    cutter.cut(cut.cost)
     write_manifest(folder.manifest, rows, cutter.locations, cutter.numbers, repeats, cutter.shards)
     return {
         "inputs": inputs,
@@ -215,6 +232,7 @@ def _plan_records(
         "lengths": {"total": tally.total_length, "longest": tally.longest},
         "manifest_sha256": sha256_of(folder.manifest),
         "shards": [_describe_shard(shard) for shard in cutter.shards],
+        "cut": cut.why,
     }
 
 

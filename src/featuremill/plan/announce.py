@@ -8,12 +8,11 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
-
 from featuremill import room
 from featuremill.devices import Device
 from featuremill.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
+from featuremill.plan.sizing import Sizing
 from featuremill.room import Need
 from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder
@@ -44,19 +43,19 @@ GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
-def announce(folder: RunFolder, plan: dict[str, Any], schema: pa.Schema, device: Device) -> None:
+def announce(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> None:
     """Log the run's size, model, device and expected bytes, and what looks odd.
 
     Raises:
         UserError: when an output cannot hold these values, or the disk not what will be written.
     """
-    needs = needs_of_run(folder, plan, schema)
-    for line in describe(folder, plan, needs, device):
+    needs = needs_of_run(folder, plan, sizing.values)
+    for line in describe(folder, plan, needs, sizing.device):
         log.info("%s", line)
-    for line in [*warnings(folder, plan), *many_files(needs)]:
+    for line in [*warnings(folder, plan, sizing), *many_files(needs)]:
         log.warning("%s", line)
     if "fair_esm_pt" in asked_outputs():
-        fair_esm_pt.columns_of(schema)
+        fair_esm_pt.columns_of(sizing.values)
     room.check(needs, folder.root)
 
 
@@ -85,6 +84,7 @@ def sizes_of(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
         f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts['unique'], 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
+        *([plan["cut"]] if plan["cut"] else []),
     ]
 
 
@@ -93,27 +93,34 @@ def _where(plan: dict[str, Any], device: Device) -> str:
     return f"{plan['gpus']} × {device.name} a job" if is_spread else device.name
 
 
-def warnings(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
+def warnings(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
     lines = [f"{counted(count, 'record')}: {note}" for note, count in plan["notes"].items()]
     for reason, count in plan["refusals"].items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
     shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
-    return [*lines, *_uneven(folder, plan, shards), *large_outputs(plan["counts"]["planned"])]
+    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan["counts"]["planned"])]
 
 
-def _uneven(folder: RunFolder, plan: dict[str, Any], shards: list[dict[str, Any]]) -> list[str]:
+def _uneven(folder: RunFolder, shards: list[dict[str, Any]], sizing: Sizing) -> list[str]:
     """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
-    the end."""
+    the end, and more of them would be worth it."""
     num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
-    num_jobs = num_gpus // plan["gpus"]
+    num_jobs = num_gpus // sizing.gpus
     if not 1 < len(shards) < LEAST_SHARDS_A_JOB * num_jobs:
         return []
-    idle = num_gpus - len(shards) * plan["gpus"]
+    idle = num_gpus - len(shards) * sizing.gpus
     what = f"{idle} will idle" if idle > 0 else "some will idle while others finish"
-    cost = max(1, sum(shard["cost"] for shard in shards) // (GOOD_SHARDS_A_JOB * num_jobs))
+    left = [sum(shard[key] for shard in shards) for key in ("cost", "wanted", "bytes")]
+    cost = max(1, left[0] // (GOOD_SHARDS_A_JOB * num_jobs))
+    if known := sizing.choice(*left):  # what `auto` would not do is no advice
+        if known[0].num_shards <= len(shards):
+            return []
+        cost = known[0].cost
+    is_auto = known and sizing.asked == "auto"
+    other = "" if is_auto else f"set shards.cost to {cost:_} or so, and "
     return [
-        f"{len(shards)} shards for {num_gpus} GPUs: {what}; set shards.cost to {cost:_} or so, and "
+        f"{len(shards)} shards for {num_gpus} GPUs: {what}; {other}"
         f"delete {folder.store / 'plan.json'} to have everything cut anew."
     ]
 

@@ -76,6 +76,13 @@ class Placed(NamedTuple):
     homeless_cost: int
 
 
+class Homeless(NamedTuple):
+    """What no old shard holds."""
+
+    cost: int
+    records: int
+
+
 class Cutter:
     """Assigns every spooled record to a shard; `locations[ordinal]` says where it went."""
 
@@ -104,23 +111,29 @@ class Cutter:
         )
         self._old = old
         self._hands = hands
+        self._used, self._used_cost = np.zeros((2, len(old)), np.int64)
+        self._homeless_cost = 0
 
-    def cut(self, shard_cost: int) -> None:
-        """Decide which old shards stay, place their records, and cut the rest."""
+    def place(self) -> Homeless:
+        """Decide which old shards stay and place their records; return what has to be cut."""
         work = self._work
         if self._old:
             wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(self._old), np.int64))
             size = np.array([shard.payload_bytes for shard in self._old])
             work.kept[:] = (2 * wanted >= size) & (wanted > 0)
-        homeless_cost = 0
-        used, used_cost = np.zeros((2, len(self._old)), np.int64)
+        used, used_cost = self._used, self._used_cost
         for placed in self._for_each_bucket(_place):
             self.unique += placed.unique
             used += placed.used
             used_cost += placed.used_cost
-            homeless_cost += placed.homeless_cost
+            self._homeless_cost += placed.homeless_cost
+        return Homeless(self._homeless_cost, self.unique - int(used.sum()))
+
+    def cut(self, shard_cost: int) -> None:
+        """Cut what has no home into new shards."""
+        work, used, used_cost = self._work, self._used, self._used_cost
         costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
-        new = list(cuts(costs, homeless_cost, shard_cost))
+        new = list(cuts(costs, self._homeless_cost, shard_cost))
         size_of_group = -(-len(new) // NUM_GROUPS)
         groups = [
             (work, len(self._old) + first, new[first : first + size_of_group])

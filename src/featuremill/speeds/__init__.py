@@ -27,9 +27,9 @@ Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1
 (docs/scale.md)."""
 CPU_STARTUP_SECONDS = (1.5, 2.3, 5.0)
 """Where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD EPYC)."""
-GPU_STARTUP_SECONDS = (8.0, 20.0, 60.0)
-"""An assumption: Python, torch, the CUDA context, weights, and kernels that Triton compiles once a
-machine. No GPU has told yet."""
+GPU_STARTUP_SECONDS = (5.0, 8.0, 60.0)
+"""An assumption: Python 0.5, torch 1.5 to 3, the CUDA context 0.4, weights 1 to 3, kernels 1; more
+where they come over a network, or Triton compiles for the first time. No GPU has told yet."""
 HOST_BOUND = f"{assumed.HOST_TOKENS_PER_SECOND:,} tokens a second that one thread of it prepares"
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
@@ -120,6 +120,7 @@ def find(
     shape: Shape | None,
     mean_cost: float = USUAL_TOKENS,
     records: Sequence[Path] = (),
+    stand_in: str = SLOWEST,
 ) -> Speed:
     """Return the best that is known of the speed `asked` for.
 
@@ -129,6 +130,7 @@ def find(
         shape: of the model; None for workloads that are no ESM-2.
         mean_cost: of a record, as attention's cost grows with it.
         records: benchmark records of `make bench`.
+        stand_in: card of the table whose speed is assumed of a GPU that nobody names.
 
     Raises:
         UserError: as `of_plan` does.
@@ -146,7 +148,7 @@ def find(
             f"{asked.device or 'a GPU'}; compute a shard or two there first, or give "
             "--tokens-per-second."
         )
-    return _assumed(asked, shape, mean_cost, startup)
+    return _assumed(asked, shape, mean_cost, startup, stand_in)
 
 
 def startup_of(asked: Asked, results: Path) -> Startup:
@@ -199,7 +201,9 @@ def _scaled(asked: Asked, results: Path) -> Speed | None:
     return Speed(found.device, rates, *_measured_startup(found), "assumption", source)
 
 
-def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Startup) -> Speed:
+def _assumed(
+    asked: Asked, shape: Shape, mean_cost: float, startup: Startup, stand_in: str
+) -> Speed:
     dtype = str(asked.settings["options"]["dtype"])
     if not asked.is_gpu:
         threads = asked.threads or 1
@@ -210,7 +214,7 @@ def _assumed(asked: Asked, shape: Shape, mean_cost: float, startup: Startup) -> 
             "short run of a shard or two here has it measured"
         )
         return Speed(asked.device, rates, *startup, "assumption", source)
-    card = card_of(asked.device or SLOWEST)
+    card = card_of(asked.device or stand_in)
     rates = assumed.on_card(shape, mean_cost, dtype, card)
     return Speed(card.name, rates, *startup, "assumption", _why_on_card(asked, card, rates))
 
@@ -223,8 +227,10 @@ def _why_on_card(asked: Asked, card: Card, rates: Rates) -> str:
             f"an assumption: the host limits it, whatever the card, to the {HOST_BOUND}; no GPU "
             "has measured it yet"
         )
-    others = len(cards_called(asked.device or SLOWEST)) - 1
-    which = f", the slowest of {others + 1} that are called so," if others else ""
+    others = len(cards_called(asked.device)) - 1
+    which = f", the slowest of {others + 1} that are called so," if others > 0 else ""
+    if not asked.device:
+        which = ", which stands in for a GPU that is not known,"
     low, middle, high = (f"{100 * share:.0f}" for share in assumed.SHARES)
     limit = f", with the host's limit of the {HOST_BOUND}" if rates.high >= bound else ""
     return (

@@ -1,0 +1,138 @@
+"""How large new shards are with `shards.cost: auto`: some minutes of a device each, and enough of
+them for every device.
+
+`choose` knows only numbers. What is known of this machine for it is gathered in `plan/sizing.py`,
+and of machines that are elsewhere by `estimate`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from featuremill.plan.needs import COUNTING_RESIDUES
+from featuremill.room import stored_bytes
+from featuremill.sizes import counted, human_bytes
+from featuremill.speeds import Speed
+from featuremill.text import one_line, plain
+
+USUAL_SECONDS = 300.0
+"""Of computing a shard: start-up is a few per cent of it, and people see their run move."""
+LEAST_SECONDS = 30.0
+MOST_STARTUP = 0.1
+"""Share of a job's time."""
+SHARDS_A_SLOT = 2
+"""At least, so that what one of them takes longer than another is less of the whole."""
+MOST_SHARDS = 2_000
+"""Snakemake looks at every job that is ready whenever one ends (docs/how-far.md)."""
+MOST_RECORDS = 1_000_000
+"""A worker lists them: digests, costs, an order."""
+MOST_PAYLOAD_BYTES = 2**28
+"""Each of plan's helpers, of which there are up to eight, has a shard in memory up to three times
+while it is written: its records, and copies in their order."""
+MOST_PART_BYTES = 2**35
+"""Parts are written and read as streams, so memory sets no limit. But a job that goes on hashes
+what is there, a damaged part is computed again as a whole, and people copy and move such files."""
+
+
+class Work(NamedTuple):
+    """What is to be cut."""
+
+    cost: int
+    records: int
+    payload_bytes: int
+    part_bytes: int
+    """Of all its values, as parts hold them."""
+
+
+def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit: str) -> Work:
+    """Return the work on so many records, which makes such `values`."""
+    residues = min(payload_bytes, cost) if unit in COUNTING_RESIDUES else payload_bytes
+    return Work(cost, records, payload_bytes, stored_bytes(values, records, residues))
+
+
+class Choice(NamedTuple):
+    """How it is cut."""
+
+    cost: int
+    """Of a shard: by this plan's `cuts` makes `num_shards`."""
+    num_shards: int
+    seconds: float
+    """Of computing a shard."""
+    startup_seconds: float
+    why: str
+    """Not more and not fewer, in words."""
+
+    @property
+    def startup_share(self) -> float:
+        """The share of a job's time in which it starts up."""
+        return self.startup_seconds / (self.startup_seconds + self.seconds)
+
+
+def choose(work: Work, speed: Speed, slots: int) -> Choice:
+    """Return how to cut `work`, of which there is some, for so many jobs side by side.
+
+    Shards of about `USUAL_SECONDS`, or smaller ones for each slot to get `SHARDS_A_SLOT`; none that
+    starts up for more than `MOST_STARTUP` of its time, but where the whole work is no more than
+    that. Whole rounds of all slots, since the last round keeps all of them waiting. What files may
+    hold goes before all of that.
+    """
+    rate, startup = speed.rates.middle, speed.startup_seconds.middle
+    seconds = work.cost / rate
+    least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
+    usual = math.ceil(seconds / USUAL_SECONDS)
+    wanted = _rounds_up(max(usual, SHARDS_A_SLOT * slots), slots)
+    worth = max(1, int(seconds / least_seconds))
+    most = _rounds_down(min(worth, MOST_SHARDS, work.records), slots)
+    number = min(wanted, most)
+    if number == wanted:
+        why = f"{SHARDS_A_SLOT} a slot, with {counted(slots, 'slot')}"
+        if usual > SHARDS_A_SLOT * slots:
+            why = f"some {USUAL_SECONDS / 60:.0f} minutes each"
+    elif work.records < min(worth, MOST_SHARDS):
+        why = "a shard has a record at least"
+    elif worth > MOST_SHARDS:
+        why = f"Snakemake slows down with more than {MOST_SHARDS:,}"
+    else:
+        why = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
+    for size, largest, what in (
+        (work.records, MOST_RECORDS, f"{MOST_RECORDS:,} records"),
+        (work.payload_bytes, MOST_PAYLOAD_BYTES, f"{human_bytes(MOST_PAYLOAD_BYTES)} of records"),
+        (work.part_bytes, MOST_PART_BYTES, f"{human_bytes(MOST_PART_BYTES)} of values"),
+    ):
+        if (fewest := math.ceil(size / largest)) > number:
+            number = fewest if fewest < slots else _rounds_up(fewest, slots)
+            why = f"a file holds {what} at most"
+    if number < slots:
+        why += f", so {slots - number:,} of {slots:,} slots get none"
+    cost = max(1, -(-work.cost // number))
+    return Choice(cost, number, seconds / number, startup, why)
+
+
+def _rounds_up(number: int, slots: int) -> int:
+    return -(-number // slots) * slots
+
+
+def _rounds_down(number: int, slots: int) -> int:
+    """Return `number` less what makes no whole round; what is not even one stays."""
+    return number // slots * slots or number
+
+
+def words(choice: Choice, speed: Speed, unit: str) -> str:
+    """Return the sentence about a choice: what, why, what start-ups take, and by what speed."""
+    known = "measured" if speed.is_startup_measured else "an assumption"
+    said = (
+        f"shards.cost: auto cuts {counted(choice.num_shards, 'shard')} of {choice.cost:,} {unit}, "
+        f"{_duration(choice.seconds)} each: {choice.why}; starting up takes "
+        f"{100 * choice.startup_share:.0f} % of a job ({choice.startup_seconds:.1f} s, {known}); "
+        f"{speed.device}: {speed.rates.middle:,.0f} {unit} a second, {speed.source}"
+    )
+    return plain(one_line(said))
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return "less than a second"
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

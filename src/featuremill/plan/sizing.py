@@ -1,0 +1,109 @@
+"""What `shards.cost: auto` goes by on this machine: how fast a job is, and how many run side by
+side."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+
+from featuremill import speeds
+from featuremill.devices import Device
+from featuremill.errors import UserError
+from featuremill.lease import Request, count_slots
+from featuremill.machine import num_cores
+from featuremill.plan.shard_cost import Choice, choose, words, work_of
+from featuremill.speeds import Speed
+from featuremill.speeds.earlier import Asked
+
+UNKNOWN_COST = 2_000_000
+"""Where nothing is known of the speed: as many residues are some minutes of a CPU, and no more of
+anything else."""
+USUAL_CARD = "NVIDIA A100-SXM4-80GB"
+"""Stands in for a GPU that nobody named, or that the table lacks: by a slower one, a fast card
+would start up for most of its time."""
+
+
+class Cut(NamedTuple):
+    """How large new shards are."""
+
+    cost: int
+    why: str
+    """A sentence; empty where the config says it."""
+
+
+class Sizing(NamedTuple):
+    """A run on this machine, as far as the size of its shards goes."""
+
+    asked: int | Literal["auto"]
+    """`shards.cost` of the config."""
+    results: Path
+    """The folder of runs, whose receipts count."""
+    settings: dict[str, Any]
+    weights: Path | None
+    """weights/<name>.json, if the workload has any."""
+    values: pa.Schema
+    unit: str
+    device: Device
+    gpus: int
+    """That hold one model."""
+
+    def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
+        """Return how to cut so much work; nothing is said where there is none."""
+        if self.asked != "auto":
+            return Cut(self.asked, "")
+        if not cost:
+            return Cut(UNKNOWN_COST, "")
+        found = self.choice(cost, records, payload_bytes)
+        if found:
+            return Cut(found[0].cost, words(*found, self.unit))
+        where = self.device.name if self.device.uuid else "a GPU"
+        return Cut(
+            UNKNOWN_COST,
+            f"shards.cost: auto takes {UNKNOWN_COST:,} {self.unit} a shard, as nothing is known "
+            f"yet of the speed of workload {self.settings['workload']} on {where}; shards that "
+            "it has computed there tell the next plan",
+        )
+
+    def choice(self, cost: int, records: int, payload_bytes: int) -> tuple[Choice, Speed] | None:
+        """Return what is best for so much work, and by which speed; None where none is known."""
+        speed = self._speed(cost / max(1, records))
+        if speed is None:
+            return None
+        work = work_of(cost, records, payload_bytes, self.values, self.unit)
+        return choose(work, speed, num_jobs(self.device, self.gpus)), speed
+
+    def _speed(self, mean_cost: float) -> Speed | None:
+        shape = speeds.shape_of(str(self.weights) if self.weights else None)
+        for asked in self._asked():
+            try:
+                return speeds.find(asked, self.results, shape, mean_cost, stand_in=USUAL_CARD)
+            except UserError:
+                continue
+        return None
+
+    def _asked(self) -> list[Asked]:
+        """Return what to ask the speed of, the best first."""
+        if self.device.kind == "cuda":
+            # Where jobs go elsewhere, a profile may say to which cards (workflow_support.py).
+            here = self.device.name if self.device.uuid else ""
+            names = [os.environ.get("FEATUREMILL_GPU_MODEL") or here, ""]
+            return [Asked(self.settings, name, True, self.gpus) for name in dict.fromkeys(names)]
+        # How many cores a job gets is the workflow's to say: what jobs had before tells most.
+        before = Asked(self.settings, self.device.name, is_gpu=False)
+        is_known = speeds.earlier.look(self.results, before)
+        return [before if is_known else before._replace(threads=num_cores())]
+
+
+def num_jobs(device: Device, gpus: int) -> int:
+    """Return how many jobs run side by side: on the CPU one, which takes all of its cores.
+
+    The workflow tells its jobs how many GPU slots it deals out; without it, those of the lease
+    count, and where no GPU is here, one.
+    """
+    if device.kind == "cpu":
+        return 1
+    told = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    return max(1, (told or count_slots(Request.from_environment())) // gpus)

@@ -1,0 +1,281 @@
+"""shards.cost: auto: shards of minutes, two a slot, start-up a tenth at most; and by what."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from nvml_node import Gpu
+from programs import Workflow, fasta, random_records
+
+from featuremill import devices, speeds
+from featuremill.__main__ import main
+from featuremill.config import validate
+from featuremill.estimate import makespan
+from featuremill.plan import plan
+from featuremill.plan.shard_cost import Work, choose
+from featuremill.speeds.assumed import Rates
+from featuremill.store import RunFolder
+
+CARD = "NVIDIA H100 80GB HBM3"
+
+
+def speed(rate, startup=8.0):
+    rates, seconds = Rates(rate, rate, rate), Rates(startup, startup, startup)
+    return speeds.Speed(CARD, rates, seconds, True, "given", "as given")
+
+
+def work(cost, records=None, payload_bytes=0, part_bytes=0):
+    return Work(cost, records or max(1, cost // 350), payload_bytes, part_bytes)
+
+
+@given(
+    cost=st.integers(1, 10**12),
+    rate=st.floats(1, 1e8),
+    startup=st.floats(0, 100),
+    slots=st.integers(1, 600),
+    bytes_a_cost=st.floats(0.01, 1e5),
+)
+def test_no_shard_is_too_small_too_large_or_one_too_many(cost, rate, startup, slots, bytes_a_cost):
+    whole = work(cost, cost, cost, round(cost * bytes_a_cost))
+    found = choose(whole, speed(rate, startup), slots)
+    number = found.num_shards
+    assert found.seconds == pytest.approx(cost / number / rate)
+    made = max(1, round(cost / found.cost))  # as `cuts` does
+    assert made <= number
+    assert made == number or 2 * number**2 > cost
+    assert number <= slots or number % slots == 0, "whole rounds"
+    least = max(30.0, 9 * startup)
+    if by_files := "a file holds" in found.why:
+        assert number > 1
+    else:
+        assert number <= 2000
+        assert number == 1 or (found.seconds >= least * 0.999 and found.startup_share <= 0.1001)
+        assert found.seconds <= max(300, 4 * least) * 1.001 or number > 1000
+    for size, largest in ((cost, 10**6), (cost, 2**28), (whole.part_bytes, 2**35)):
+        assert size / number <= largest
+    if 2 * slots <= min(2000, cost) and cost / rate >= 2 * slots * least * 1.001 and not by_files:
+        assert number >= 2 * slots, "while a shard still is worth it"
+    assert ("slots get none" in found.why) == (number < slots)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "slots", "number", "why"),
+    [
+        (3000, 1, 10, "some 5 minutes each"),
+        (3300, 4, 12, "some 5 minutes each"),
+        (1200, 4, 8, "2 a slot, with 4 slots"),
+        (400, 4, 4, "less than 72 s is not worth a start-up of 8.0 s"),
+        (143, 4, 1, "less than 72 s is not worth a start-up of 8.0 s, so 3 of 4 slots get none"),
+        (3e6, 4, 2000, "Snakemake slows down with more than 2,000"),
+    ],
+)
+def test_the_reason_is_the_one_that_decided(seconds, slots, number, why):
+    found = choose(work(round(seconds * 200_000)), speed(200_000), slots)
+    assert (found.num_shards, found.why) == (number, why)
+    several = [work(10**6, 3 * 10**6), work(10**6, 9, 2**29 + 1), work(10**6, 9, 9, 2**36 + 1)]
+    for large, what in zip(several, ("records", "of records", "of values"), strict=True):
+        found = choose(large, speed(200_000), 2)
+        assert found.num_shards == 4 and found.why.startswith("a file holds ")
+        assert found.why.endswith(f" {what} at most")
+
+
+def test_what_is_chosen_wastes_hardly_more_than_any_other_cut():
+    total, rate, startup = 3.6e10, 250_000, 8.0
+    for slots in (1, 4, 64):
+        cost = choose(work(int(total)), speed(rate, startup), slots).cost
+        waste = makespan.wasted(total, cost, slots, rate, startup)
+        for factor in (1 / 16, 1 / 4, 1 / 2, 2, 4):
+            other = makespan.wasted(total, cost * factor, slots, rate, startup)
+            assert waste < other + 0.03 * total / rate
+
+
+SURVEY = """
+import itertools, json, os
+from pathlib import Path
+from featuremill import config, devices
+from featuremill.estimate.model import model_of
+from featuremill.plan import planning_device
+from featuremill.plan.sizing import Sizing
+from featuremill.recipe import settings_of
+from featuremill.workload import find_workload
+
+esm2 = find_workload("esm2")
+for name in {models}:
+    options = esm2.Options(model=name)
+    model = model_of("esm2", esm2, options)
+    device = planning_device("auto")
+    settings = settings_of("esm2", esm2, options, device, model.weights)
+    path = Path(name + ".json")
+    path.write_text(json.dumps({{"metadata": model.weights.metadata}}))
+    values = esm2.schema(esm2.Options.model_validate(settings["options"]), model.weights)
+    sizing = Sizing("auto", Path("results"), settings, path, values, "tokens", device, 1)
+    for records, gpus in itertools.product({records}, (1, 4, 8)):
+        os.environ["FEATUREMILL_DEVICES"] = ",".join(map(str, range(gpus)))
+        choice, speed = sizing.choice(358 * records, records, 356 * records)
+        said = sizing.cut(358 * records, records, 356 * records)
+        assert said.cost == choice.cost
+        case = dict(model=name, records=records, gpus=gpus, device=speed.device, said=said.why)
+        print(json.dumps({{**case, **choice._asdict(), "startup_share": choice.startup_share}}))
+"""
+MODELS = [f"esm2_{name}_UR50D" for name in ("t6_8M", "t30_150M", "t33_650M", "t36_3B")]
+
+
+def test_start_up_is_a_tenth_at_most_whatever_the_model_and_the_node(tmp_path, gpu_node):
+    """Or the plan says that the whole job is no more than that."""
+    node = gpu_node(*(Gpu(name=CARD, capability="9.0") for _ in range(8)))
+    done = subprocess.run(
+        [sys.executable, "-c", SURVEY.format(models=MODELS, records=(20_000, 500_000, 10**7))],
+        cwd=tmp_path,
+        env=node.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    cases = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(cases) == 36 and {case["device"] for case in cases} == {CARD}
+    for case in cases:
+        number, slots = case["num_shards"], case["gpus"]
+        assert f"auto cuts {number:,} shard" in case["said"] and "an assumption" in case["said"]
+        assert case["why"] in case["said"]
+        is_whole_job = number == 1 and "is not worth a start-up of 8.0 s" in case["why"]
+        assert case["startup_share"] <= 0.1 or is_whole_job, case
+        assert number >= 2 * slots or "is not worth a start-up of 8.0 s" in case["why"], case
+        assert number >= slots or f"{slots - number} of {slots} slots get none" in case["why"]
+        assert number <= 2000
+    many = {c["gpus"]: c for c in cases if c["records"] == 10**7 and "650M" in c["model"]}
+    assert all(250 < case["seconds"] <= 300 for case in many.values()), "five minutes each"
+
+
+class Plans:
+    """Plans of runs beside one another, in this process."""
+
+    def __init__(self, folder, records=120, device="cpu"):
+        self.results = folder / "results"
+        self.results.mkdir()
+        self.device = device
+        self.input = folder / "in.fa"
+        self.write(records)
+
+    def write(self, records):
+        self.input.write_text(fasta(random_records(records)))
+
+    def __call__(self, run, cost="auto", **config):
+        asked = {"inputs": [str(self.input)], "workload": "composition", "device": self.device}
+        asked |= {"run": run, "shards": {"cost": cost}, **config}
+        return plan(RunFolder(self.results / run), validate(asked), None, threads=1)
+
+    def measure(self, run, rate, name, kind="cpu", startup=1.0):
+        """Leave the receipt of a shard of `run` that was computed at this rate."""
+        planned = json.loads((self.results / run / "plan.json").read_text())
+        receipt = {
+            "cost": round(1000 * rate),
+            "seconds": {"compute": 1000.0, "total": 1000.0 + startup, "wait": 0.0},
+            "devices": [{"kind": kind, "uuid": "x", "name": name}],
+            "threads": 64,
+            "finished": "2026-01-01T00:00:00.000+00:00",
+        }
+        path = RunFolder(self.results / run).receipt(
+            planned["recipe"], planned["shards"][0]["shard"]
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(receipt))
+
+
+def costs_of(plan):
+    return [shard["cost"] for shard in plan["shards"]]
+
+
+def names_of(plan):
+    return {shard["shard"] for shard in plan["shards"]}
+
+
+def test_a_plan_goes_by_what_the_last_run_measured_and_by_nothing_it_does_not_know(tmp_path):
+    plans = Plans(tmp_path)
+    first = plans("first")
+    total = sum(costs_of(first))
+    assert len(first["shards"]) == 1
+    assert "auto takes 2,000,000 residues a shard, as nothing is known yet" in first["cut"]
+
+    plans.measure("first", total / 2950, devices.cpu().name)
+    second = plans("second")
+    assert len(second["shards"]) == 10
+    assert max(costs_of(second)) - min(costs_of(second)) <= 2 * 62
+    assert "auto cuts 10 shards" in second["cut"] and "5 minutes each" in second["cut"]
+    assert f"measured: 1 part of {plans.results / 'first'}" in second["cut"]
+    assert plans("third")["shards"] == second["shards"], "the same input, machine and knowledge"
+
+    number = plans("number", cost=total // 3)
+    assert len(number["shards"]) == 3 and number["cut"] == ""
+
+
+def test_shards_that_are_there_stay_whatever_the_speed(tmp_path):
+    plans = Plans(tmp_path)
+    first = plans("run", cost=1000)
+    assert len(first["shards"]) >= 3
+    again = plans("run")
+    assert again["shards"] == first["shards"] and again["cut"] == "", "nothing was cut"
+
+    plans.measure("run", sum(costs_of(first)) / 3000, devices.cpu().name)
+    plans.write(240)  # the same ones and as many more
+    more = plans("run")
+    assert names_of(first) < names_of(more)
+    new = [shard for shard in more["shards"] if shard["shard"] not in names_of(first)]
+    assert len(new) == pytest.approx(10, abs=2), "of five minutes each"
+    assert f"auto cuts {len(new)} shards" in more["cut"]
+
+
+def test_what_was_chosen_is_on_the_screen_and_in_run_log(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.fa").write_text(fasta(random_records(9)))
+    config = {"inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
+    assert main(["plan", "results/a", "--config-json", json.dumps(config), "--threads", "1"]) == 0
+    sentence = "shards.cost: auto takes 2,000,000 residues a shard"
+    assert sentence in capsys.readouterr().err
+    assert sentence in (tmp_path / "results/a/run.log").read_text()
+
+
+def test_advice_on_uneven_shards_is_what_auto_would_do(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("FEATUREMILL_GPUS", "4")
+    plans = Plans(tmp_path, device="cuda")
+
+    def said(run, **config):
+        caplog.clear()
+        result = plans(run, **config)
+        lines = [r.getMessage() for r in caplog.records if "shards for 4 GPUs" in r.getMessage()]
+        return result, lines
+
+    total = sum(costs_of(plans("known")))
+    plans.measure("known", total / 1200, "NVIDIA L4", "cuda")
+    few, (line,) = said("few", cost=total // 3)
+    assert len(few["shards"]) == 3
+    cost = math.ceil(total / 8)
+    assert f"set shards.cost to {cost:_} or so, and delete " in line
+    few, (line,) = said("few")
+    assert len(few["shards"]) == 3, "of the plan before"
+    assert "1 will idle; delete " in line and "set shards.cost" not in line
+    many, lines = said("many")
+    assert len(many["shards"]) == 8 and lines == []
+    plans.measure("known", total / 100, "NVIDIA L4", "cuda")
+    for cost in ("auto", total // 3):
+        small, lines = said(f"small-{cost}", cost=cost)
+        assert len(small["shards"]) == 3 and lines == [], "more of them are not worth it"
+
+
+def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment):
+    """Through the workflow, whose default it is; no GPU is here."""
+    workflow = Workflow(tmp_path, environment, random_records(9))
+    plans = Plans(tmp_path, device="cuda")
+    for run, card in (("slow", "NVIDIA L4"), ("fast", "NVIDIA H100 PCIe"), ("other", "NVIDIA L40")):
+        plans(run)
+        plans.measure(run, 50, card, "cuda")
+    config = {"run": "test", "inputs": "in.fa", "workload": "composition", "device": "cuda"}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "outputs": "npy"}))
+    workflow("plan", "--default-resources", "gpu_model=h100")
+    said = (tmp_path / "logs/test/plan.log").read_text()
+    assert "shards.cost: auto cuts 2 shards of" in said
+    assert "NVIDIA H100 PCIe: 50 residues a second, measured" in said
