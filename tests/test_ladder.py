@@ -501,6 +501,19 @@ def test_products_that_add_themselves_are_close_to_fair_esm(
     assert operation.num_calls
 
 
+def test_a_product_that_is_small_beside_the_stream_is_no_fault(found, monkeypatch, caplog):
+    """What it adds has few digits then, rightly computed or not."""
+    read = Encoder._weights
+
+    def small(self, get, number, name):
+        factor = 1e-4 if name in ("out", "down") else 1
+        return tuple(tensor * factor for tensor in read(self, get, number, name))
+
+    monkeypatch.setattr(Encoder, "_weights", small)
+    load(found, "fp32")
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("how", ["refuses", "loses the stream", "rounds"])
 def test_products_that_do_not_add_themselves_rightly_are_added_after(found, adding, caplog, how):
     expected = features(load(found))

@@ -216,12 +216,13 @@ class _Trial:
     def _add(
         self, stream: Stream, product: Product, rows_TI: Tensor, exact: tuple[Tensor, Tensor]
     ) -> None:
-        """Add a product to the stream, and see that nothing else has changed there: beside the
-        stream, what is added may be small."""
+        """Add a product to the stream, and see that its change there is the right one: beside the
+        stream, which the other one is rounded to as well, it may be small."""
         self.at = "product"
         before_TD = stream.copy()
         stream.add(product, rows_TI)
-        self._is(stream.copy() - before_TD, F.linear(rows_TI.float(), *exact))
+        after_TD = before_TD + F.linear(rows_TI.float(), *exact)
+        self._is(stream.copy() - before_TD, after_TD - before_TD)
 
     def _attend(self, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
         self.at = "attention"
