@@ -64,7 +64,9 @@ def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
 
 
 def test_the_product_follows_device_and_dtype():
-    assert products.forms(torch.device("cuda", 0), torch.bfloat16)[0] is products.Plain
+    cuda = torch.device("cuda", 0)
+    assert products.forms(cuda, torch.float16) == [products.Adding, products.Plain, products.Apart]
+    assert products.forms(cuda, torch.float32) == [products.Plain]
     assert products.forms(HOST, torch.float32)[0] is products.OneDnn
     # What a CPU does not multiply in hardware is left to torch.
     product = products.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
@@ -149,6 +151,21 @@ def test_every_batch_has_as_many_rows_on_cuda_as_a_full_one():
     assert packing.num_rows(500, 1000, cuda) == 1024
     assert packing.num_rows(3, full, HOST) == 64
     assert packing.num_rows(65, full, HOST) == 80
+
+
+@pytest.mark.parametrize("lengths, ends", [
+    ([20, 5], [20, 25, *range(45, 256, 20), 256]),
+    ([1, 200, 3], [1, 201, 204, 256]),
+    ([300], [300, 384]),
+    ([500, 11], [500, 511, 512]),
+    ([128, 128], [128, 256]),
+])  # fmt: skip
+def test_a_kernel_for_all_sequences_leaves_no_row_of_the_filling_out(lengths, ends):
+    """To it the filling is sequences too, none of them longer than the longest that is real."""
+    pack = packing.pack([np.full(n, 5) for n in lengths], 256, torch.device("cuda", 0))
+    assert pack.cu_seqlens.tolist() == [0, *ends] and pack.cu_seqlens.dtype == torch.int32
+    assert len(pack.tokens_T) == ends[-1] and pack.bounds[-1] == sum(lengths)
+    assert pack.cu_seqlens.diff().max() == pack.longest == max(lengths)
 
 
 class Choosy(products.Plain):
@@ -243,12 +260,13 @@ def test_a_pack_and_the_residual_stream_follow_the_layers(found, monkeypatch):
     """Every tensor that a stage touches is sent to its device first."""
     encoder = Encoder(found.path, found.metadata, [HOST] * 3, torch.float32)
     sent = []
-    monkeypatch.setattr(packing.Packed, "to", lambda self, device: (sent.append(device), self)[1])
+    monkeypatch.setattr(Stage, "bring", lambda stage, tensor: (sent.append(stage), tensor)[1])
     [_] = encoder.representations(packing.pack([np.full(9, 5)]), {5})
-    assert sent == [stage.device for stage in encoder.stages]
+    a_stage = 4  # tokens, positions, bounds and the stream
+    assert list(map(id, sent)) == [id(stage) for stage in encoder.stages for _ in range(a_stage)]
     sent.clear()
     [_] = encoder.representations(packing.pack([np.full(9, 5)]), {1})
-    assert len(sent) == 1  # layers above the last wanted one do not run
+    assert len(sent) == a_stage  # layers above the last wanted one do not run
 
 
 def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch):
@@ -270,7 +288,7 @@ def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch)
     for number, stage in enumerate(encoder.stages):
         wrapped = {
             name: noted(number, getattr(stage.kernels, name))
-            for name in ("rotate_", "add_norm", "mean_rows")
+            for name in ("rotate_", "add_norm", "norm", "mean_rows")
         }
         encoder.stages[number] = stage._replace(kernels=stage.kernels._replace(**wrapped))
     options = esm2.Options(layers=(0, 2, 5), pool=("mean", "bos"), dtype="fp32")

@@ -173,6 +173,27 @@ def check_add_norm(ours, width, num_tokens, delta_dtype, dtype, device="cpu"):
     assert is_kept()
 
 
+def check_norm(ours, width, num_tokens, dtype, device="cpu"):
+    """What is added to each row is normalized with it, and the stream does not get it."""
+    generator = torch.Generator().manual_seed(width + num_tokens)
+    shape = (num_tokens, width)
+    residual, is_kept = guarded(*shape, dtype=FP32, device=device)
+    residual.copy_(rows_for_norm(num_tokens, width, generator))
+    running, weight, bias = torch.randn(3, width, generator=generator).to(device)
+    before = residual.clone()
+    for given in (running, None):
+        arguments = (residual, given, weight, bias, dtype)
+        found = made_between_guards(ours, "norm", shape, dtype, *arguments)
+        assert torch.equal(bits(residual), bits(before)) and is_kept()
+        other = before.clone()
+        delta = None if given is None else given.expand(shape).contiguous()
+        expected = twins.add_norm(other, delta, weight, bias, dtype).double()
+        scale = 1 / (other.double().var(1, keepdim=True, correction=0) + 1e-5).sqrt()
+        largest = other.double().abs().amax(1, keepdim=True)
+        error = 2**-19 * weight.double().abs() * (1 + largest * scale) + 2**-21
+        assert within(found, expected, error + torch.finfo(dtype).eps / 2 * expected.abs())
+
+
 def check_rows_do_not_meet(ours, device="cpu"):
     """The bits of a row are the same among others, alone, and at another place."""
     generator = torch.Generator().manual_seed(1)
@@ -192,6 +213,9 @@ def check_rows_do_not_meet(ours, device="cpu"):
         for part in alone:
             found = ours.add_norm(part, delta[-len(part) :].clone(), weight, bias, FP32)
             assert torch.equal(found, normed[-len(part) :])
+        normed = ours.norm(residual, bias, weight, bias, FP32)
+        for part in alone:
+            assert torch.equal(ours.norm(part, bias, weight, bias, FP32), normed[-len(part) :])
 
 
 def check_mean_rows(ours, width, error=5e-7, device="cpu", more=(1022, 2500)):
@@ -262,6 +286,7 @@ ROTARY = [(dtype, d, n) for d, n, dtype in of_each_pair(HEAD_DIMS, LENGTHS, DTYP
 NORMS = [(width, n, *dtypes) for width, dtypes, n in of_each_pair(WIDTHS, NORM_DTYPES, LENGTHS)]
 # Of wide rows a tile has one: more of them say nothing new, and the interpreter takes 10 ms each.
 FOR_INTERPRETER = [(width, min(n, 83), *dtypes) for width, n, *dtypes in NORMS]
+RUNNING = [(320, 64, BF16), (1280, 17, FP16), (480, 33, FP32)]
 ALL_ROTARY = list(product(DTYPES, HEAD_DIMS, LENGTHS))
 ALL_NORMS = [(width, n, *dtypes) for width, n, dtypes in product(WIDTHS, LENGTHS, NORM_DTYPES)]
 
@@ -278,6 +303,16 @@ def test_rotary_twin(case):
 @pytest.mark.parametrize("case", NORMS, ids=named)
 def test_add_norm_twin(case):
     check_add_norm(twins, *case)
+
+
+@pytest.mark.parametrize("case", RUNNING, ids=named)
+def test_norm_twin(case):
+    check_norm(twins, *case)
+
+
+@pytest.mark.parametrize("case", RUNNING, ids=named)
+def test_norm_kernel_interpreted(interpreted, case):
+    interpreted(check_norm, *case)
 
 
 @pytest.mark.parametrize("case", ROTARY, ids=named)
@@ -347,9 +382,11 @@ def test_triton_comes_first_on_a_gpu_and_the_twins_behind_it():
 # Triton's compiler needs no GPU.
 
 
-@pytest.mark.parametrize("capability, narrow", [(75, "fp16"), (80, "bf16"), (90, "bf16")])
+@pytest.mark.parametrize(
+    "capability, narrow", [(75, "fp16"), (80, "bf16"), (90, "bf16"), (120, "bf16")]
+)
 def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypatch):
-    """From Turing to Hopper, and with the wide loads that their speed rests on."""
+    """From Turing to Blackwell, and with the wide loads that their speed rests on."""
     triton = pytest.importorskip("triton", reason="Triton is for Linux")
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -363,7 +400,12 @@ def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypat
         "_add_norm": (
             {"residual": "*fp32", "delta": f"*{narrow}", "weight": "*fp32", "bias": "*fp32"}
             | {"normed": f"*{narrow}", "num_rows": "i32"},
-            {"WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
+            {"running": None, "WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
+        ),
+        "_add_norm with running biases": (
+            {"residual": "*fp32", "running": "*fp32", "weight": "*fp32", "bias": "*fp32"}
+            | {"normed": f"*{narrow}", "num_rows": "i32"},
+            {"delta": None, "WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
         ),
         "_mean_rows": (
             {"hidden": "*fp32", "starts": "*i64", "ends": "*i64", "means": "*fp32"},
@@ -371,7 +413,7 @@ def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypat
         ),
     }
     for name, (signature, constants) in shapes.items():
-        kernel = getattr(triton_kernels(), name)
+        kernel = getattr(triton_kernels(), name.partition(" ")[0])
         places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
         aligned = [argument for argument, kind in signature.items() if kind[0] == "*"]
         source = ASTSource(
@@ -384,8 +426,10 @@ def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypat
         compiled = triton.compile(source, target=target, options={"num_warps": 4})
         assert len(compiled.asm["cubin"]) > 1000
         assert "ld.global.v4.b32" in compiled.asm["ptx"], name
-        # A mean is one number for many that are read.
-        assert "st.global.v4.b32" in compiled.asm["ptx"] or name == "_mean_rows", name
+        # Four numbers a thread; where nothing of 32 bits is stored these are half as wide. A mean
+        # is one number for many that are read.
+        width = "v4" if "delta" in signature or "qkv" in signature else "v2"
+        assert f"st.global.{width}.b32" in compiled.asm["ptx"] or name == "_mean_rows", name
 
 
 # The compiled kernels.
@@ -401,6 +445,12 @@ def test_rotary_kernel(case):
 @pytest.mark.parametrize("case", ALL_NORMS, ids=named)
 def test_add_norm_kernel(case):
     check_add_norm(triton_kernels(), *case, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("width, dtype", list(product(WIDTHS, DTYPES)))
+def test_norm_kernel(width, dtype):
+    check_norm(triton_kernels(), width, 333, dtype, device="cuda")
 
 
 @pytest.mark.gpu

@@ -5,19 +5,43 @@ A GPU's ways are taken on the CPU where that is possible: each torch's FlashAtte
 implementation of the same operation here.
 """
 
+import contextlib
+import importlib
+import inspect
 import json
 import os
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from esm2_models import fair_esm, save_fair_esm
+from esm2_models import (
+    Compared,
+    fair_esm,
+    fair_esm_bundled,
+    proteins_of_all_lengths,
+    relative_l2,
+    save_fair_esm,
+)
 from programs import random_records
+from safetensors.torch import load_file
+from test_esm2 import assert_close_to_fair_esm
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from featuremill import compute, devices, weights
 from featuremill.errors import WorkloadError
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import attention, kernels, packing, products, transfer
+from featuremill.workloads.esm2 import (
+    attention,
+    copies,
+    encoder,
+    kernels,
+    packing,
+    products,
+    transfer,
+)
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import twins
 
@@ -29,6 +53,14 @@ def found(tmp_path_factory):
     """The weights of a small random network whose heads FlashAttention takes."""
     cache = tmp_path_factory.mktemp("cache")
     path = save_fair_esm(fair_esm(3, 64, 4), cache / "random3.pt")
+    return weights.weights_of(weights.convert(str(path), cache))
+
+
+@pytest.fixture(scope="module")
+def found_wide(tmp_path_factory):
+    """The same with heads that a later FlashAttention is worth its while for."""
+    cache = tmp_path_factory.mktemp("cache")
+    path = save_fair_esm(fair_esm(2, 128, 2), cache / "random2.pt")
     return weights.weights_of(weights.convert(str(path), cache))
 
 
@@ -54,7 +86,10 @@ def spoil(right, how):
         result = right(first, *others, **more)
         target = first if result is None else result
         with torch.inference_mode():
-            target.view(-1)[-1] = torch.nan if how == "not a number" else 30_000.0
+            if how == "not a number":
+                target.view(-1)[-1] = torch.nan  # of attention: of the filling
+            else:
+                target.view(-1)[target.numel() // 2] = 30_000.0
         return result
 
     return wrong
@@ -281,6 +316,344 @@ def test_without_a_flash_attention_that_is_right_sequences_go_one_by_one(found, 
     assert torch.equal(features(model), expected)
     assert "varlen" not in model.backend and "per sequence" in model.backend
     assert len(caplog.records) == 2 and "fails its check" in caplog.records[0].getMessage()
+
+
+# Later ones, which torch's operation is given.
+
+
+class Later(Flash):
+    """FlashAttention-3 from a package of its own, as torch.nn.attention._fa3 puts it in place."""
+
+    module = "flash_attn_interface"
+
+    def __init__(self, how="right"):
+        super().__init__()
+        self._how = how
+        self.library = None
+
+    def register(self):
+        importlib.import_module(self.module)
+        self.library = torch.library.Library("aten", "IMPL")
+        self.library.impl("_flash_attention_forward", self, "CPU")
+        return self
+
+    def remove(self):
+        self.library = None
+
+    def __call__(self, query, *others, **more):
+        if self._how == "refuses":
+            raise RuntimeError("FA3 flash_attention forward unsupported: a reason")
+        context_THd, *rest = super().__call__(query, *others, **more)
+        return (context_THd.neg() if self._how == "is wrong" else context_THd), *rest
+
+
+@pytest.fixture
+def later(monkeypatch, tmp_path):
+    """Return a function that has torch know a FlashAttention-3, and installs its package."""
+
+    def put(how="right", package=""):
+        (tmp_path / f"{Later.module}.py").write_text(package)
+        monkeypatch.syspath_prepend(tmp_path)
+        later = Later(how)
+        registered = torch.nn.attention._registry._FLASH_ATTENTION_IMPLS
+        monkeypatch.setitem(registered, "FA3", later.register)
+        return later
+
+    yield put
+    if torch.nn.attention.current_flash_attention_impl():
+        torch.nn.attention.restore_flash_attention_impl()
+    sys.modules.pop(Later.module, None)
+
+
+def test_flash_attention_3_is_used_where_its_package_is(found_wide, hopper, later, caplog):
+    expected = features(load(found_wide))
+    own = hopper(Flash())
+    assert "FA2" in load(found_wide).backend, "nothing is installed, and nothing is said"
+    newer = later()
+    model = load(found_wide)
+    own.calls.clear()
+    newer.calls.clear()
+    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert newer.calls == [1] * 2 and not own.calls
+    assert model.backend.startswith("attention: varlen flash_attention FA3;")
+    assert not caplog.records
+
+
+def test_narrow_heads_and_other_gpus_keep_flash_attention_2(
+    found, found_wide, hopper, later, monkeypatch
+):
+    own, newer = hopper(Flash()), later()
+    assert "FA2" in load(found).backend and not newer.calls
+    capabilities = iter([(9, 0), (9, 0), (8, 0), (8, 0)])  # of two GPUs, each asked for twice
+    monkeypatch.setattr(attention, "_capability", lambda _: next(capabilities))
+    model = load(found_wide, devices=(HOST, HOST))
+    assert [stage.backend.name[-3:] for stage in model.stages] == ["FA3", "FA2"]
+    for _ in range(2):
+        own.calls.clear()
+        newer.calls.clear()
+        features(model)
+        assert (len(newer.calls), len(own.calls)) == (1, 1), "each device has its own"
+
+
+@pytest.mark.parametrize("how, package, said", [
+    ("is wrong", "", "relative error 2"),
+    ("refuses", "", "forward unsupported: a reason"),
+    ("right", "import a_library_of_another_cuda", "No module named"),
+])  # fmt: skip
+def test_a_flash_attention_3_that_fails_its_check_is_put_back(
+    found_wide, hopper, later, caplog, how, package, said
+):
+    own, newer = hopper(Flash()), later(how, package)
+    model = load(found_wide)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and said in record.getMessage()
+    assert "FA3 fails its check" in record.getMessage() and "FA2 stands in" in record.getMessage()
+    own.calls.clear()
+    newer.calls.clear()
+    features(model)
+    assert (own.calls, newer.calls) == ([1, 1], [])
+    assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+def test_torch_imports_the_packages_that_are_looked_for():
+    for name, package in attention.LATER_FLASH.values():
+        assert name in torch.nn.attention.list_flash_attention_impls()
+        module = importlib.import_module(f"torch.nn.attention._{name.lower()}")
+        register = getattr(module, f"register_flash_attention_{name.lower()}")
+        path = inspect.signature(register).parameters["module_path"].default
+        assert f"{path}.".startswith(f"{package}.")
+    assert attention._is_installed("torch.nn.attention") and not attention._is_installed("torch.no")
+
+
+# Products that add themselves to the residual stream, which torch has for CUDA only.
+
+
+class AddMm:
+    """torch's operation for the CPU, as CUDA carries it out: a sum in fp32, and in place."""
+
+    def __init__(self, how="right"):
+        self.how, self.num_calls = how, 0
+
+    def __call__(self, stream, rows, weight, out_dtype, *, beta=1, alpha=1, out):
+        assert out_dtype == out.dtype == stream.dtype == torch.float32 and rows.dtype != out_dtype
+        assert stream.data_ptr() == out.data_ptr() and beta == alpha == 1
+        self.num_calls += 1
+        if self.how == "refuses":
+            raise RuntimeError("self and mat2 must have the same dtype")
+        product = rows.float() @ weight.float()
+        if self.how == "loses the stream":
+            return out.copy_(product)
+        if self.how == "rounds":
+            product = product.to(torch.float8_e4m3fn).float()
+        return out.add_(product)
+
+
+@pytest.fixture
+def adding(monkeypatch):
+    """Return a function that gives this CPU CUDA's forms of products, the first one's `how`."""
+    libraries = []
+
+    def put(how="right"):
+        operation = AddMm(how)
+        libraries.append(torch.library.Library("aten", "IMPL"))
+        libraries[-1].impl("addmm.dtype_out", operation, "CPU")
+        forms = products.forms
+        monkeypatch.setattr(products, "forms", lambda _, dtype: forms(torch.device("cuda"), dtype))
+        return operation
+
+    yield put
+    for library in libraries:
+        library._destroy()
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 4])
+def test_products_that_add_themselves_give_the_same_numbers(found, adding, dtype, num_devices):
+    """Every layer that is wanted has all biases, and those after it no bias twice."""
+    pack = packing.pack([np.arange(4, 4 + n) for n in (20, 5, 18)])
+    real = slice(pack.bounds[-1])
+    exact = load(found, "fp32")
+    expected = [hidden[real].clone() for _, hidden in exact.representations(pack, range(4))]
+    after = load(found, dtype)
+    operation = adding()
+    model = load(found, dtype, [HOST] * num_devices)
+    assert "products: torch, added to the residual stream;" in model.backend
+    for wanted in ([0, 1, 2, 3], [3], [2], [0], [1, 3]):
+        operation.num_calls = 0
+        states = [(n, hidden[real].clone()) for n, hidden in model.representations(pack, wanted)]
+        assert [number for number, _ in states] == wanted
+        assert operation.num_calls == 2 * wanted[-1], "one product each of attention, feed-forward"
+        theirs = after.representations(pack, wanted)
+        for (number, state), (_, other) in zip(states, theirs, strict=True):
+            off = relative_l2(state, expected[number])
+            assert off <= 1.05 * relative_l2(other[real], expected[number])
+
+
+@pytest.mark.parametrize("dtype, bound_l2", [("bf16", 3.4e-3), ("fp16", 4.2e-4)])
+def test_products_that_add_themselves_are_close_to_fair_esm(
+    adding, tmp_path_factory, dtype, bound_l2
+):
+    """Within the bounds of the ways that a CPU has (test_16_bits_are_close_to_fair_esm)."""
+    found = weights.weights_of(weights.convert("mill_t6_8M", tmp_path_factory.mktemp("cache")))
+    operation = adding()
+    both = Compared(found, fair_esm_bundled())
+    assert_close_to_fair_esm(both, dtype, proteins_of_all_lengths(6, 400), bound_l2)
+    assert operation.num_calls
+
+
+def test_a_product_that_is_small_beside_the_stream_is_no_fault(found, monkeypatch, caplog):
+    """What it adds has few digits then, rightly computed or not."""
+    read = Encoder._weights
+
+    def small(self, get, number, name):
+        factor = 1e-4 if name in ("out", "down") else 1
+        return tuple(tensor * factor for tensor in read(self, get, number, name))
+
+    monkeypatch.setattr(Encoder, "_weights", small)
+    load(found, "fp32")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("how", ["refuses", "loses the stream", "rounds"])
+def test_products_that_do_not_add_themselves_rightly_are_added_after(found, adding, caplog, how):
+    expected = features(load(found))
+    adding(how)
+    model = load(found)
+    (record,) = caplog.records
+    said = record.getMessage()
+    assert record.levelname == "WARNING" and "product of torch, added to the residual" in said
+    assert ("must have the same dtype" if how == "refuses" else "relative error") in said
+    assert "products: torch;" in model.backend
+    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+
+
+# Copies from GPU to GPU.
+
+
+@pytest.mark.parametrize("spoiled, said", [
+    ("there", "524,288 of 524,288 wrong"), ("back", "262,144 of 524,288 wrong"),
+])  # fmt: skip
+def test_copies_that_arrive_wrong_go_through_the_host(found, monkeypatch, caplog, spoiled, said):
+    """As on a machine whose IOMMU is in the way: other numbers arrive, and nobody says so."""
+    expected = features(load(found))
+    num_copies = 0
+
+    def wrong(tensor, device):
+        nonlocal num_copies
+        num_copies += 1
+        is_spoiled = num_copies % 2 == (1 if spoiled == "there" else 0)
+        return torch.zeros_like(tensor) if is_spoiled else tensor.clone()
+
+    bad = copies.Copies("bad copies", wrong)
+    monkeypatch.setattr(copies, "ways", lambda: [bad, *copies_ways()[1:]])
+    assert "copies" not in load(found).backend and not num_copies, "there is nothing to copy"
+    model = load(found, devices=(HOST, HOST))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and said in record.getMessage()
+    assert "copies between GPUs: through the host" in model.backend
+    num_copies = 0
+    assert torch.equal(features(model), expected) and not num_copies
+    monkeypatch.setattr(copies, "ways", lambda: [bad])
+    with pytest.raises(WorkloadError, match=r"^copy between GPUs on this CPU .* no other way"):
+        load(found, devices=(HOST, HOST))
+
+
+def copies_ways():
+    return [copies.DIRECT, copies.Copies("through the host", copies.through_host)]
+
+
+def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatch):
+    brought = []
+
+    def seen(tensor, device):
+        brought.append(tensor)
+        return tensor.clone()
+
+    monkeypatch.setattr(copies, "ways", lambda: [copies.Copies("seen", seen)])
+    model = load(found, devices=(HOST, HOST))
+    brought.clear()
+    features(model)
+    assert len(brought) == 4, "the pack's three tensors and the stream"
+
+
+# Launches.
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that a GPU is given; none is carried out."""
+
+    NONE = ("view", "t", "unbind", "new_empty")
+    """These give the GPU nothing to do."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, operation, _, arguments=(), more=None):
+        more = more or {}
+        if operation.namespace != "aten":  # asks for a tensor's device
+            return operation(*arguments, **more)
+        with self:  # what is made of others is not an operation by itself
+            made = operation.decompose(*arguments, **more)
+        if made is not NotImplemented:
+            return made
+        name = operation.overloadpacket.__name__
+        if name not in self.NONE:
+            self.names.append(name)
+        if operation is torch.ops.aten.addmm.dtype_out:
+            return more["out"]  # torch has no kernel of it for this, and its stand-in would copy
+        return operation(*arguments, **more)
+
+
+@pytest.fixture
+def cuda_that_computes_nothing(monkeypatch):
+    """Tensors of type cuda, on a torch for CPUs, in the ways of a Hopper with Triton's kernels."""
+    launches = Launches()
+
+    def stand_in(name, result=lambda *_: None):
+        return lambda *given: (launches.names.append(name), result(*given))[1]
+
+    def normed(residual_TD, *others):
+        return residual_TD.new_empty(residual_TD.shape, dtype=others[-1])
+
+    counted = kernels.Kernels(
+        "counted", stand_in("rotate_"), stand_in("add_norm", normed), stand_in("norm", normed), None
+    )
+    monkeypatch.setattr(kernels, "ways", lambda _: [counted])
+    monkeypatch.setattr(attention, "_capability", lambda _: (9, 0))
+    monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_: 1)
+    monkeypatch.setattr(encoder, "fault_of", lambda *_: None)
+    monkeypatch.setattr(encoder.Stage, "current", lambda _: contextlib.nullcontext())
+    return launches
+
+
+@pytest.mark.parametrize("form, first", [("Adding", "norm"), ("Plain", "add_norm")])
+def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatch, form, first):
+    """Of a batch in bf16: five of torch's operations, of which attention is one, and three kernels.
+
+    Nothing else is computed or copied, and nothing is waited for, which these tensors refuse.
+    """
+    monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
+    device, launches = torch.device("cuda", 0), cuda_that_computes_nothing
+    pack = packing.pack([np.arange(4, 4 + n) for n in (20, 5, 18)], 256, device)
+    tensors = load_file(found.path)
+    with FakeTensorMode() as mode:
+        weights = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
+        file = contextlib.nullcontext(SimpleNamespace(get_tensor=weights.get))
+        monkeypatch.setattr(encoder, "safe_open", lambda *_, **__: file)
+        pack = pack.each(mode.from_tensor)
+        model = Encoder(found.path, found.metadata, [device], torch.bfloat16)
+        pack = pack.to(device)
+        model._turns(pack.longest, device)
+        with launches:
+            ((_, hidden_TD),) = model.representations(pack, [3])
+    assert hidden_TD.shape == (256, 64) and hidden_TD.device == device
+    layer = [
+        *(first, "addmm", "rotate_", "_flash_attention_forward", "addmm"),
+        *(first, "_addmm_activation", "addmm"),
+    ]
+    assert len(layer) == 8
+    assert launches.names == ["embedding", *layer * 3, first]
 
 
 # A fault of the installation is no record's, and no device's.

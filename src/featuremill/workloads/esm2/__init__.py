@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -196,10 +197,13 @@ def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
     as its layer has been."""
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
-    encoder, places = model.encoder, batch.places
+    encoder = model.encoder
+    # Each of a model's devices has them from the host: what gets from GPU to GPU, and how, is the
+    # encoder's to prove.
+    places_on = functools.cache(batch.places.to)
     pack = batch.pack.to(encoder.device)
     for _, hidden_TD in encoder.representations(pack, model.options.layers):
-        places = places.to(hidden_TD.device)
+        places = places_on(hidden_TD.device)
         yield from tensors_of_layer(hidden_TD, places, model.options, encoder.mean_rows)
 
 

@@ -1,12 +1,14 @@
-"""Attention within each sequence of a pack, behind one function with three backends.
+"""Attention within each sequence of a pack, behind one function with several backends.
 
 Shape legend: T tokens, H heads, d width of a head, L tokens of one sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.machinery import PathFinder
 from typing import NamedTuple
 
 import torch
@@ -22,6 +24,13 @@ short proteins of small models) than with SDPA, which never has them."""
 
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
 """Widths of a head that FlashAttention-2 takes; all published models have such."""
+
+LATER_FLASH = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
+"""By a GPU's major capability: the later FlashAttention that torch's operation can be given there,
+and the package that torch takes it from (torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
+
+LATER_FLASH_HEAD_OVER = 32
+"""For narrower heads it is no faster: its tiles are made for 64."""
 
 
 class Backend(NamedTuple):
@@ -46,13 +55,16 @@ def backends(
     has_flash = head_dim % FLASH_HEAD_MULTIPLE == 0 and head_dim <= FLASH_HEAD_MAX
     if dtype == torch.float32 or not has_flash or _capability(device) < BF16_CAPABILITY:
         return [last]
-    name = f"varlen {_flash_attention()}"
+    name = "varlen flash_attention FA2"
     # The kernel must not cut a sequence by the batch that it is in. Not every release that has an
     # argument for that has a kernel that takes it: torch 2.12's refuses (pytorch#176905).
     varlen = [Backend(name, attend_varlen)]
     if _takes("num_splits"):
         varlen[0] = Backend(f"{name}, cut as it likes", attend_varlen)
         varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
+        if head_dim > LATER_FLASH_HEAD_OVER and (later := _later_flash(device)):
+            attend = partial(attend_varlen, kernel=later, num_splits=1)
+            varlen.insert(0, Backend(f"varlen flash_attention {later}", attend))
     return [*varlen, last]
 
 
@@ -76,22 +88,24 @@ def attend_on_cpu(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
     return attend_per_sequence(qkv_T3Hd, pack, _with_scores_if_short)
 
 
-def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, **more: int) -> Tensor:
-    """Attend with one kernel over the whole pack, which gets the arguments `more` as well.
+def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, kernel: str | None = None, **more: int) -> Tensor:
+    """Attend with one kernel over the whole pack, which gets the arguments `more` as well: torch's
+    own FlashAttention-2, or a later one by its name.
 
     torch's operation is called directly: `varlen_attn` around it may prefer cuDNN's kernel in later
     releases, which was seen to be 4 times slower (pytorch#187770).
     """
+    _put_in_place(kernel)
     query, key, value = qkv_T3Hd.unbind(1)
     bounds, longest = pack.cu_seqlens, pack.longest
     context_THd: Tensor = torch.ops.aten._flash_attention_forward(
         query, key, value, bounds, bounds, longest, longest, 0.0, False, False, **more
     )[0]
-    context_THd[pack.bounds[-1] :] = 0
     return context_THd
 
 
 def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
+    _put_in_place(None)
     query, key, value = qkv_3HLd.unsqueeze(1)
     return F.scaled_dot_product_attention(query, key, value)[0]
 
@@ -113,10 +127,40 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-def _flash_attention() -> str:
-    """Return the name of the kernel behind torch's operation, which others may take over."""
-    current = getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)
-    return f"flash_attention {current() or 'FA2'}"
+def _later_flash(device: torch.device) -> str | None:
+    """Return the name of the FlashAttention that this torch knows for `device`, if installed."""
+    name, package = LATER_FLASH.get(_capability(device)[0], ("", ""))
+    known: list[str] = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
+    return name if name in known and _is_installed(package) else None
+
+
+def _is_installed(package: str) -> bool:
+    """Tell whether there is a package of that name. Nothing is imported, not even what it is in."""
+    path: Sequence[str] | None = None
+    name = ""
+    for part in package.split("."):
+        name = f"{name}.{part}".lstrip(".")
+        found = PathFinder.find_spec(name, path)
+        if found is None:
+            return False
+        path = found.submodule_search_locations
+    return True
+
+
+def _put_in_place(kernel: str | None) -> None:
+    """Have torch's operation, and SDPA with it, run this FlashAttention in this process; None is
+    torch's own. A model's GPUs may want different ones, so each call sees to it."""
+    attention = torch.nn.attention
+    current = getattr(attention, "current_flash_attention_impl", lambda: None)()
+    if current == kernel:
+        return
+    if kernel is None:
+        attention.restore_flash_attention_impl()
+    else:
+        with warnings.catch_warnings():
+            # torch warns of what is wanted here: that its own is not used.
+            warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
+            attention.activate_flash_attention_impl(kernel)
 
 
 def _takes(argument: str) -> bool:

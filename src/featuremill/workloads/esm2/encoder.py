@@ -20,10 +20,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featuremill.workloads.esm2.attention import Backend
+from featuremill.workloads.esm2.copies import DIRECT, Copies
 from featuremill.workloads.esm2.kernels import Kernels
-from featuremill.workloads.esm2.ladder import Ladder, Weights, fault_of
+from featuremill.workloads.esm2.ladder import Ladder, Weights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.products import Product
+from featuremill.workloads.esm2.residual import Stream
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -58,14 +60,38 @@ class Stage(NamedTuple):
 
     device: torch.device
     layers: list[Layer]
+    running_D: list[Tensor | None]
+    """The biases of what was added to the residual stream on this device: before the first layer
+    (none), and up to each product that is added. These are sums, in fp32."""
     backend: Backend
+    form: type[Product]
     kernels: Kernels
+    copies: Copies
+    """How tensors of the stage before get here."""
 
     @property
     def name(self) -> str:
         """What computes here, for the receipt."""
-        products = ", ".join(sorted({layer.up.NAME for layer in self.layers}))
-        return f"attention: {self.backend.name}; products: {products}; rest: {self.kernels.name}"
+        ways = {
+            "attention": self.backend.name,
+            "products": self.form.NAME,
+            "rest": self.kernels.name,
+            "copies between GPUs": self.copies.name,
+        }
+        if self.copies is DIRECT:
+            del ways["copies between GPUs"]
+        return "; ".join(f"{what}: {way}" for what, way in ways.items())
+
+    def append(self, layer: Layer) -> None:
+        """Add a layer behind those that there are."""
+        self.layers.append(layer)
+        for product in (layer.out, layer.down):
+            known_D, bias_D = self.running_D[-1], product.bias_O.float()
+            self.running_D.append(bias_D if known_D is None else known_D + bias_D)
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the stage before here."""
+        return self.copies.bring(tensor, self.device)
 
     def current(self) -> contextlib.AbstractContextManager[object]:
         """Make the device the one where Triton launches kernels."""
@@ -109,20 +135,25 @@ class Encoder:
         self.frequencies_f = get("rotary.inv_freq").float()
         self.final_norm = _norm(get, "final_norm", devices[-1])
         bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
-        self.stages = [
-            self._stage(get, device, range(start, end))
-            for device, start, end in zip(devices, bounds, bounds[1:], strict=False)
-        ]
+        self.stages: list[Stage] = []
+        for device, start, end in zip(devices, bounds, bounds[1:], strict=False):
+            self.stages.append(self._stage(get, device, range(start, end)))
 
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
         """Return these layers on `device`, computed in the best ways that prove right there."""
         ladder = Ladder(device, self.dtype, self.num_heads, self.head_dim)
+        copies = DIRECT  # to the first device nothing comes from another one
+        if self.stages:
+            while fault := fault_of_copies(ladder.copies[0], self.stages[-1].device, device):
+                ladder.step_down(fault)
+            copies = ladder.copies[0]
         while True:
-            stage = Stage(device, [], ladder.attention[0], ladder.kernels[0])
+            ways = (ladder.attention[0], ladder.products[0], ladder.kernels[0], copies)
+            stage = Stage(device, [], [None], *ways)
             fault = None
             for number in numbers:
-                layer = self._layer(get, number, device, ladder.products[0])
-                stage.layers.append(layer)
+                layer = self._layer(get, number, device, stage.form)
+                stage.append(layer)
                 if number in (numbers[0], numbers[-1]):
                     exact = self._exact(get, number, device)
                     checked = (stage, layer, exact, self.embedding, self._turns, self.dtype)
@@ -137,7 +168,7 @@ class Encoder:
         get: Get,
         number: int,
         device: torch.device,
-        form: Callable[[Tensor, Tensor], Product],
+        form: type[Product],
     ) -> Layer:
         made = {
             name: form(*(tensor.to(device) for tensor in self._weights(get, number, name)))
@@ -193,52 +224,39 @@ class Encoder:
         for stage in self.stages:
             if number >= max(wanted):
                 break
-            pack = pack.to(stage.device)
-            residual_TD = residual_TD.to(stage.device, non_blocking=True)
-            delta_TD: Tensor | None = None
+            pack = pack.each(stage.bring)
+            residual_TD = stage.bring(residual_TD)
+            stream = stage.form.STREAM(residual_TD, stage.running_D)
             for layer in stage.layers[: max(wanted) - number]:
                 number += 1
                 with stage.current():
-                    delta_TD = self._attend(stage, layer, residual_TD, delta_TD, pack)
-                    delta_TD = self._feed_forward(stage, layer, residual_TD, delta_TD)
+                    self._attend(stage, layer, stream, pack)
+                    self._feed_forward(stage, layer, stream)
                 if number in wanted and number < self.num_layers:
-                    residual_TD += delta_TD
-                    delta_TD = None
-                    yield number, residual_TD
+                    yield number, stream.whole()
             if number == self.num_layers:
-                yield number, self._finish(stage, residual_TD, delta_TD)
-            elif delta_TD is not None:
-                residual_TD += delta_TD
+                with stage.current():
+                    normed_TD = stream.norm(stage.kernels, *self.final_norm, torch.float32)
+                yield number, normed_TD
+            elif number < max(wanted):
+                residual_TD = stream.whole()
 
-    def _attend(
-        self, stage: Stage, layer: Layer, residual_TD: Tensor, delta_TD: Tensor | None, pack: Packed
-    ) -> Tensor:
-        """Add `delta_TD`, of the layer before, to the residual stream; return what is next to add.
-
-        Adding and the LayerNorm after it are one pass.
-        """
-        normed_TD = stage.kernels.add_norm(residual_TD, delta_TD, *layer.attention_norm, self.dtype)
+    def _attend(self, stage: Stage, layer: Layer, stream: Stream, pack: Packed) -> None:
+        """Add the layer's attention to the residual stream."""
+        normed_TD = stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
         qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
         del normed_TD  # here and below: long proteins need the memory
         stage.kernels.rotate_(qkv_T3Hd, self._turns(pack.longest, stage.device), pack.positions_T)
         context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
         del qkv_T3Hd
-        return layer.out(context_TD)
+        stream.add(layer.out, context_TD)
 
-    def _feed_forward(
-        self, stage: Stage, layer: Layer, residual_TD: Tensor, delta_TD: Tensor
-    ) -> Tensor:
-        """Add `delta_TD`, of the attention, to the residual stream; return what is next to add."""
-        normed_TD = stage.kernels.add_norm(
-            residual_TD, delta_TD, *layer.feed_forward_norm, self.dtype
-        )
+    def _feed_forward(self, stage: Stage, layer: Layer, stream: Stream) -> None:
+        """Add the layer's feed-forward part to the residual stream."""
+        normed_TD = stream.norm(stage.kernels, *layer.feed_forward_norm, self.dtype)
         hidden_TD = layer.up.gelu(normed_TD)
         del normed_TD
-        return layer.down(hidden_TD)
-
-    def _finish(self, stage: Stage, residual_TD: Tensor, delta_TD: Tensor | None) -> Tensor:
-        with stage.current():
-            return stage.kernels.add_norm(residual_TD, delta_TD, *self.final_norm, torch.float32)
+        stream.add(layer.down, hidden_TD)
 
     def mean_rows(self, hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
         """Return means_ND of rows [start, end), computed where `hidden_TD` is."""

@@ -21,9 +21,12 @@ from torch import Tensor
 
 from featuremill import compute
 from featuremill.errors import WorkloadError
-from featuremill.workloads.esm2 import attention, kernels, packing, products
+from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
+from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.packing import Packed
+from featuremill.workloads.esm2.products import Product
+from featuremill.workloads.esm2.residual import Stream
 
 if TYPE_CHECKING:
     from featuremill.workloads.esm2.encoder import Layer, Stage
@@ -38,13 +41,18 @@ WAYS_OF = {
     "LayerNorm": "kernels",
     "rotary": "kernels",
     "mean": "kernels",
+    "copy between GPUs": "copies",
 }
 """Which ways there are several of, by operation."""
 HINTS = {
     "attention": "slower for short proteins",
     "kernels": "about 0.7 of the speed; if a C compiler is missing, install gcc and python3-dev",
     "products": "a little slower",
+    "copies": "slower, as what goes to the next GPU waits for the host; an IOMMU, or PCIe access "
+    "control (ACS), between the GPUs is what is usually in the way",
 }
+PROBE_NUMBERS = 2**18
+"""A MiB that goes from device to device and back."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
 """Weight (OI) and bias (O) of a layer's products, as rounded as the layer has them, in fp32."""
 log = logging.getLogger("featuremill.workloads.esm2")
@@ -68,6 +76,7 @@ class Ladder:
         """What may compute attention, the best first; so are the others."""
         self.kernels = kernels.ways(device)
         self.products = products.forms(device, dtype)
+        self.copies = copies.ways()
 
     def step_down(self, fault: Fault) -> None:
         """Go on without the way that is at fault.
@@ -79,6 +88,7 @@ class Ladder:
             "attention": [way.name for way in self.attention],
             "kernels": [way.name for way in self.kernels],
             "products": [way.NAME for way in self.products],
+            "copies": [way.name for way in self.copies],
         }
         kind = WAYS_OF[fault.operation]
         place = _name(self._device)
@@ -113,80 +123,116 @@ def fault_of(
     Raises:
         RuntimeError: where memory ran out or the device is dead, which is no operation's fault.
     """
-    trial = _Trial(dtype)
+    trial = _Trial(stage, dtype)
     try:
         with stage.current(), torch.inference_mode():
-            trial.run(stage, layer, exact, embedding_VD, turns)
+            trial.run(layer, exact, embedding_VD, turns)
             errors = torch.stack(trial.errors).tolist()
     except Exception as error:
-        if compute.is_out_of_memory(error) or compute.is_device_error(error):
-            raise
-        return Fault(trial.at, f"{type(error).__name__}: {compute.one_line(error)}")
+        return _fault(trial.at, error)
     for operation, off in zip(trial.operations, errors, strict=True):
         if not off <= BOUNDS[dtype]:  # also where it is not a number
             return Fault(operation, f"relative error {off:.1g}, at most {BOUNDS[dtype]:g}")
     return None
 
 
+def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> Fault | None:
+    """Return what is wrong with tensors that go from a device to another one and back.
+
+    Raises:
+        RuntimeError: where memory ran out or a device is dead, which is no copy's fault.
+    """
+    operation = "copy between GPUs"
+    probe = torch.arange(1, 1 + PROBE_NUMBERS, dtype=torch.int32)
+    try:
+        there = way.bring(probe.to(source), target)
+        back = way.bring(there, source)
+        num_wrong = sum(int((arrived.cpu() != probe).sum()) for arrived in (there, back))
+    except Exception as error:
+        return _fault(operation, error)
+    return Fault(operation, f"{num_wrong:,} of {2 * PROBE_NUMBERS:,} wrong") if num_wrong else None
+
+
+def _fault(operation: str, error: Exception) -> Fault:
+    if compute.is_out_of_memory(error) or compute.is_device_error(error):
+        raise error
+    return Fault(operation, f"{type(error).__name__}: {compute.one_line(error)}")
+
+
 class _Trial:
     """Computes a layer's operations on a few tokens, one after the other, and plainly as well."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
         self.at = ""
         """The operation that is being computed."""
         self.operations: list[str] = []
         self.errors: list[Tensor] = []
         """Relative L2 of each result, on the device: to look at one would be to wait for it."""
-        self._dtype = dtype
+        self._stage, self._dtype = stage, dtype
 
     def run(
         self,
-        stage: Stage,
         layer: Layer,
         exact: Weights,
         embedding_VD: Tensor,
         turns: Callable[[int, torch.device], Tensor],
     ) -> None:
-        pack = _pack().to(stage.device)
-        residual_TD = F.embedding(pack.tokens_T.to(embedding_VD.device), embedding_VD)
+        """Compute `layer`, the last of its stage."""
+        stage, pack = self._stage, _pack().to(self._stage.device)
+        residual_TD = F.embedding(pack.tokens_T.to(embedding_VD.device), embedding_VD).to("cpu")
+        residual_TD += torch.arange(residual_TD.numel()).sin().view_as(residual_TD)
         residual_TD = residual_TD.to(stage.device)
-        delta_TD = torch.arange(residual_TD.numel(), device=stage.device).sin().view_as(residual_TD)
-        delta_TD = delta_TD.to(self._dtype)
+        stream = stage.form.STREAM(residual_TD, stage.running_D[-3:])
 
-        normed_TD = self._add_norm(stage, residual_TD, delta_TD, layer.attention_norm)
+        normed_TD = self._norm(stream, layer.attention_norm, self._dtype)
         self.at = "product"
         qkv_TO = layer.qkv(normed_TD)
         self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
         qkv_T3Hd = self._rotate(stage, qkv_TO, turns(pack.longest, stage.device), pack)
-        self.at = "attention"
-        context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
-        plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
-        self._is(context_TD, plain_THd.flatten(1))
-        self.at = "product"
-        delta_TD = layer.out(context_TD)
-        self._is(delta_TD, F.linear(context_TD.float(), *exact["out"]))
+        context_TD = self._attend(qkv_T3Hd, pack)
+        self._add(stream, layer.out, context_TD, exact["out"])
 
-        normed_TD = self._add_norm(stage, residual_TD, delta_TD, layer.feed_forward_norm)
+        normed_TD = self._norm(stream, layer.feed_forward_norm, self._dtype)
         self.at = "product with GELU"
         hidden_TO = layer.up.gelu(normed_TD)
         self._is(hidden_TO, F.gelu(F.linear(normed_TD.float(), *exact["up"])))
-        self.at = "product"
-        self._is(layer.down(hidden_TO), F.linear(hidden_TO.float(), *exact["down"]))
+        self._add(stream, layer.down, hidden_TO, exact["down"])
+        self._norm(stream, layer.attention_norm, torch.float32)  # as after the last layer
         self.at = "mean"
+        hidden_TD = stream.whole()
         bounds = torch.tensor(pack.bounds, device=stage.device)
-        means_ND = stage.kernels.mean_rows(residual_TD, bounds[:-1].clone(), bounds[1:].clone())
+        means_ND = stage.kernels.mean_rows(hidden_TD, bounds[:-1].clone(), bounds[1:].clone())
         rows = zip(pack.bounds, pack.bounds[1:], strict=False)
-        self._is(means_ND, torch.stack([residual_TD[a:b].mean(0) for a, b in rows]))
+        self._is(means_ND, torch.stack([hidden_TD[a:b].mean(0) for a, b in rows]))
 
-    def _add_norm(
-        self, stage: Stage, residual_TD: Tensor, delta_TD: Tensor, norm: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def _norm(self, stream: Stream, norm: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
         self.at = "LayerNorm"
-        sum_TD = residual_TD + delta_TD.float()
-        normed_TD = stage.kernels.add_norm(residual_TD, delta_TD, *norm, self._dtype)
-        self._is(residual_TD, sum_TD)
+        sum_TD = stream.copy()
+        normed_TD = stream.norm(self._stage.kernels, *norm, dtype)
+        self._is(stream.copy(), sum_TD)
         self._is(normed_TD, F.layer_norm(sum_TD, sum_TD.shape[1:], *norm, twins.NORM_EPSILON))
         return normed_TD
+
+    def _add(
+        self, stream: Stream, product: Product, rows_TI: Tensor, exact: tuple[Tensor, Tensor]
+    ) -> None:
+        """Add a product to the stream, and see that its change there is the right one: beside the
+        stream, which the other one is rounded to as well, it may be small."""
+        self.at = "product"
+        before_TD = stream.copy()
+        stream.add(product, rows_TI)
+        after_TD = before_TD + F.linear(rows_TI.float(), *exact)
+        self._is(stream.copy() - before_TD, after_TD - before_TD)
+
+    def _attend(self, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
+        self.at = "attention"
+        context_TD = self._stage.backend.attend(qkv_T3Hd, pack).flatten(1)
+        plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
+        plain_TD = plain_THd.flatten(1)
+        # Of the filling any number will do, but a number: NaN is not even like itself.
+        plain_TD[pack.bounds[-1] :] = context_TD[pack.bounds[-1] :]
+        self._is(context_TD, plain_TD)
+        return context_TD
 
     def _rotate(self, stage: Stage, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
         self.at = "rotary"

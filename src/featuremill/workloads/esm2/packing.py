@@ -20,6 +20,8 @@ MIN_ROWS = 64
 same bits whatever the other rows are; with fewer, other kernels may run."""
 CUDA_ROW_MULTIPLE = 128
 """Rows of a tile of the matrix products."""
+LONGEST_FILLING = 128
+"""Rows of filling that attend to each other: more would cost more."""
 _HOST = torch.device("cpu")
 
 
@@ -31,7 +33,9 @@ class Packed(NamedTuple):
     bounds: list[int]
     """Where sequence n starts: `bounds[n]`; where it ends: `bounds[n + 1]`."""
     cu_seqlens: Tensor
-    """The same for the attention kernel (int32)."""
+    """The same for a kernel that attends within all sequences at once (int32). To it the filling is
+    sequences as well: what it leaves out would be whatever was in memory, and another kernel that
+    loads whole tiles would meet it one layer later."""
     longest: int
     unmasked_T1: Tensor | None
     """The share of tokens other than `<mask>` in each token's sequence; None where it is 1."""
@@ -80,10 +84,18 @@ def pack(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         bounds,
-        torch.tensor(bounds, dtype=torch.int32),
+        torch.tensor(
+            bounds + _ends_of_filling(bounds[-1], filling, max(lengths)), dtype=torch.int32
+        ),
         max(lengths),
         _unmasked(sequences, filling),
     )
+
+
+def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
+    """Return where the filling's sequences end; none is longer than the longest that is real."""
+    step = min(longest, LONGEST_FILLING)
+    return [start + min(end, filling) for end in range(step, filling + step, step)]
 
 
 def _up(number: int, multiple: int) -> int:

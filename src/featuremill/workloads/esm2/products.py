@@ -1,4 +1,4 @@
-"""The encoder's matrix products, each behind one class with two forms.
+"""The encoder's matrix products, each behind one class.
 
 A product is a row of inputs times weights plus bias, for all rows at once; `gelu` has GELU in the
 same pass.
@@ -15,12 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featuremill.workloads.esm2.residual import AddedByNorm, AddedByProduct, Stream
+
 
 class Product(Protocol):
     """A product with its weights."""
 
     NAME: ClassVar[str]
     """What computes it, for the receipt."""
+    STREAM: ClassVar[type[Stream]]
+    """How it is added to the residual stream, where that is what becomes of it."""
+    bias_O: Tensor
+
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None: ...
 
     def __call__(self, rows_TI: Tensor) -> Tensor:
         """Return outputs_TO."""
@@ -33,6 +40,7 @@ class Plain:
     """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where it has that."""
 
     NAME: ClassVar[str] = "torch"
+    STREAM: ClassVar[type[Stream]] = AddedByNorm
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight_OI, self.bias_O = weight_OI, bias_O
@@ -48,6 +56,27 @@ class Plain:
         if rows_TI.dtype == torch.float32:
             return F.gelu(self(rows_TI))
         return torch._addmm_activation(self.bias_O, rows_TI, self.weight_OI.t(), use_gelu=True)
+
+
+class Adding(Plain):
+    """cuBLAS's product that adds itself to the residual stream in its own pass, in fp32.
+
+    What is added is never rounded to 16 bits, never written down by itself, and has no bias: one of
+    a row's width is not what this pass can add.
+    """
+
+    NAME: ClassVar[str] = "torch, added to the residual stream"
+    STREAM: ClassVar[type[Stream]] = AddedByProduct
+
+    def add_(self, residual_TO: Tensor, rows_TI: Tensor) -> None:
+        """Add the product of rows of 16 bits, without its bias, to `residual_TO` (fp32) in place.
+
+        torch carries that out on CUDA only, and takes such a `residual_TO` from 2.10 on
+        (pytorch#167931).
+        """
+        torch.addmm(
+            residual_TO, rows_TI, self.weight_OI.t(), out_dtype=torch.float32, out=residual_TO
+        )
 
 
 class Apart(Plain):
@@ -69,6 +98,7 @@ class OneDnn:
     """
 
     NAME: ClassVar[str] = "onednn"
+    STREAM: ClassVar[type[Stream]] = AddedByNorm
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight_OI, None)
@@ -119,8 +149,10 @@ def forbid_short_cuts() -> None:
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
-def forms(device: torch.device, dtype: torch.dtype) -> list[type[Plain] | type[OneDnn]]:
+def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
     """Return the forms for `device` and `dtype`, the best first."""
+    if device.type == "cuda" and dtype != torch.float32:
+        return [Adding, Plain, Apart]
     if device.type != "cpu" or not torch._C._has_mkldnn or platform.machine() != "x86_64":
         return [Plain] if dtype == torch.float32 else [Plain, Apart]
     ops = torch.ops.mkldnn

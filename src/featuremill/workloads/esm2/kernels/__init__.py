@@ -17,7 +17,7 @@ log = logging.getLogger("featuremill.workloads.esm2")
 
 
 class Kernels(NamedTuple):
-    """Three operations, and by name (for the receipt) what computes them."""
+    """Four operations, and by name (for the receipt) what computes them."""
 
     name: str
     """"torch", or Triton with its version: "triton 3.7.1"."""
@@ -25,11 +25,13 @@ class Kernels(NamedTuple):
     """See `twins.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T), in place."""
     add_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
     """See `twins.add_norm`: (residual_TD, delta_TD, weight_D, bias_D, dtype) → normed_TD."""
+    norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
+    """See `twins.norm`: (residual_TD, running_D, weight_D, bias_D, dtype) → normed_TD."""
     mean_rows: Callable[[Tensor, Tensor, Tensor], Tensor]
     """See `twins.mean_rows`: (hidden_TD, starts_N, ends_N) → means_ND."""
 
 
-TORCH = Kernels("torch", twins.rotate_, twins.add_norm, twins.mean_rows)
+TORCH = Kernels("torch", twins.rotate_, twins.add_norm, twins.norm, twins.mean_rows)
 
 
 def ways(device: torch.device) -> list[Kernels]:
@@ -62,5 +64,5 @@ def _triton() -> Kernels:
 
     from featuremill.workloads.esm2.kernels import triton_kernels
 
-    ours = triton_kernels
-    return Kernels(f"triton {triton.__version__}", ours.rotate_, ours.add_norm, ours.mean_rows)
+    ours, name = triton_kernels, f"triton {triton.__version__}"
+    return Kernels(name, ours.rotate_, ours.add_norm, ours.norm, ours.mean_rows)

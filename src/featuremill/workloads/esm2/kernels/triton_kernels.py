@@ -52,15 +52,39 @@ def add_norm(
     dtype: torch.dtype,
 ) -> Tensor:
     """See `twins.add_norm`."""
+    assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)
+    return _launch_norm(residual_TD, delta_TD, None, weight_D, bias_D, dtype)
+
+
+def norm(
+    residual_TD: Tensor,
+    running_D: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """See `twins.norm`."""
+    assert running_D is None or (running_D.is_contiguous() and running_D.shape == weight_D.shape)
+    return _launch_norm(residual_TD, None, running_D, weight_D, bias_D, dtype)
+
+
+def _launch_norm(
+    residual_TD: Tensor,
+    delta_TD: Tensor | None,
+    running_D: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
     num_rows, width = residual_TD.shape
     assert residual_TD.is_contiguous() and weight_D.is_contiguous() and bias_D.is_contiguous()
-    assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)
     normed_TD = torch.empty(num_rows, width, dtype=dtype, device=residual_TD.device)
     columns = triton.next_power_of_2(width)
     rows = max(1, WARPS * ELEMENTS_PER_WARP // columns)
     _add_norm[(triton.cdiv(num_rows, rows),)](
         residual_TD,
         delta_TD,
+        running_D,
         weight_D,
         bias_D,
         normed_TD,
@@ -127,6 +151,7 @@ def _rotate(
 def _add_norm(
     residual: tl.tensor,
     delta: tl.tensor,
+    running: tl.tensor,
     weight: tl.tensor,
     bias: tl.tensor,
     normed: tl.tensor,
@@ -136,7 +161,10 @@ def _add_norm(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Add a tile of whole rows to the residual stream and normalize them; `delta` may be None."""
+    """Add a tile of whole rows to the residual stream and normalize them.
+
+    `delta` may be None, and so may `running`, which is added to each row but not to the stream.
+    """
     row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     # Vectors of 4, of whichever type: with 8 where there are 16 bits and 4 where there are 32, the
     # tile would change its layout through shared memory at every load and store (3 times the
@@ -150,6 +178,8 @@ def _add_norm(
     if delta is not None:
         sum_RC += tl.load(delta + at_RC, is_real_RC, 0.0).to(tl.float32)
         tl.store(residual + at_RC, sum_RC, is_real_RC)
+    if running is not None:
+        sum_RC += tl.load(running + column_C, is_column_C, 0.0)[None, :]
     mean_R = tl.sum(sum_RC, 1) / WIDTH
     # The variance of what is left without the mean: E[x²] − E[x]² would cancel.
     centred_RC = tl.where(is_real_RC, sum_RC - mean_R[:, None], 0.0)

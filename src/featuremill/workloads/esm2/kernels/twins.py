@@ -56,8 +56,22 @@ def add_norm(
     """
     if delta_TD is not None:
         residual_TD.add_(delta_TD)
-    normed_TD = F.layer_norm(residual_TD, residual_TD.shape[1:], weight_D, bias_D, NORM_EPSILON)
-    return normed_TD.to(dtype)
+    return norm(residual_TD, None, weight_D, bias_D, dtype)
+
+
+def norm(
+    residual_TD: Tensor,
+    running_D: Tensor | None,
+    weight_D: Tensor,
+    bias_D: Tensor,
+    dtype: torch.dtype,
+) -> Tensor:
+    """Return the LayerNorm of each row of the residual stream plus `running_D` (if any) as `dtype`.
+
+    All that is given is fp32 and contiguous, and stays as it is; see `add_norm`.
+    """
+    sum_TD = residual_TD if running_D is None else residual_TD + running_D
+    return F.layer_norm(sum_TD, sum_TD.shape[1:], weight_D, bias_D, NORM_EPSILON).to(dtype)
 
 
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:

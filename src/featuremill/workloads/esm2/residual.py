@@ -1,0 +1,98 @@
+"""The residual stream (fp32), and the two ways in which what a layer computes is added to it.
+
+Neither takes a pass of its own over the stream between the layers.
+
+Shape legend: T tokens, D width, I inputs of a product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from featuremill.workloads.esm2.kernels import Kernels
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.products import Adding, Product
+
+
+class Stream(Protocol):
+    """The residual stream on one device, from one of its layers on."""
+
+    def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
+        """Begin with `residual_TD`, which is overwritten.
+
+        `running_D` has the biases of all products that are added on this device, up to where the
+        stream begins (None: none are), then up to each product that follows.
+        """
+
+    def add(self, product: Product, rows_TI: Tensor) -> None:
+        """Add a product of `rows_TI`."""
+
+    def norm(
+        self, kernels: Kernels, weight_D: Tensor, bias_D: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Return the LayerNorm of the stream as `dtype`."""
+
+    def whole(self) -> Tensor:
+        """Return the stream with all that was added; what follows may overwrite it."""
+
+    def copy(self) -> Tensor:
+        """Return the same as a tensor of its own, and change nothing."""
+
+
+class AddedByNorm:
+    """A product has its bias and is rounded to its dtype; the LayerNorm after it adds it."""
+
+    def __init__(self, residual_TD: Tensor, _: Iterable[Tensor | None], /) -> None:
+        self._residual_TD = residual_TD
+        self._delta_TD: Tensor | None = None
+
+    def add(self, product: Product, rows_TI: Tensor) -> None:
+        self._delta_TD = product(rows_TI)
+
+    def norm(
+        self, kernels: Kernels, weight_D: Tensor, bias_D: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        delta_TD, self._delta_TD = self._delta_TD, None
+        return kernels.add_norm(self._residual_TD, delta_TD, weight_D, bias_D, dtype)
+
+    def whole(self) -> Tensor:
+        if self._delta_TD is not None:
+            self._residual_TD += self._delta_TD
+            self._delta_TD = None
+        return self._residual_TD
+
+    def copy(self) -> Tensor:
+        if self._delta_TD is None:
+            return self._residual_TD.clone()
+        return self._residual_TD + self._delta_TD.float()
+
+
+class AddedByProduct:
+    """A product adds itself in fp32, without its bias; the LayerNorms add all biases so far."""
+
+    def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
+        self._residual_TD = residual_TD
+        self._later_D = iter(running_D)
+        self._running_D = next(self._later_D)
+
+    def add(self, product: Product, rows_TI: Tensor) -> None:
+        cast("Adding", product).add_(self._residual_TD, rows_TI)
+        self._running_D = next(self._later_D)
+
+    def norm(
+        self, kernels: Kernels, weight_D: Tensor, bias_D: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        return kernels.norm(self._residual_TD, self._running_D, weight_D, bias_D, dtype)
+
+    def whole(self) -> Tensor:
+        return self._residual_TD if self._running_D is None else self.copy()
+
+    def copy(self) -> Tensor:
+        if self._running_D is None:
+            return self._residual_TD.clone()
+        return self._residual_TD + self._running_D
