@@ -49,6 +49,8 @@ class Gpu:
     """Memory in use by nobody who is listed."""
     processes: dict[int, int] = field(default_factory=dict)
     """Listed compute processes: pid, and MB that it holds."""
+    graphics: dict[int, int] = field(default_factory=dict)
+    """Those that draw."""
     compute_mode: int = 0
     """0 default, 2 prohibited, 3 exclusive process."""
     capability: str = "8.0"
@@ -78,6 +80,7 @@ class Gpu:
         }
         lines = [LINE(key, value) for key, value in values.items()]
         lines += [LINE("process", f"{pid}:{mb}M") for pid, mb in self.processes.items()]
+        lines += [LINE("graphics", f"{pid}:{mb}M") for pid, mb in self.graphics.items()]
         return "[gpu]\n" + "".join(lines) + "".join(part.text() for part in self.slices)
 
 
