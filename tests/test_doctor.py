@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 
 from featuremill.__main__ import main
 from featuremill.devices import Device
-from featuremill.doctor import facts, host, memory, node_checks, scaling, scrub
+from featuremill.doctor import compiling, facts, host, memory, node_checks, scaling, scrub
 from featuremill.doctor.facts import Node
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
@@ -113,6 +113,26 @@ SCHEMA = thing(
             ),
         ]
     },
+    ways=several(
+        thing(
+            device=TEXT,
+            dtype=some("string"),
+            attention=some("string"),
+            products=some("string"),
+            kernels=some("string"),
+            why=several(TEXT),
+            error=some("string"),
+        )
+    ),
+    compiling=thing(
+        triton=some("string"),
+        compiler=some("string"),
+        compiler_trouble=TEXT,
+        has_headers=FLAG,
+        folder=TEXT,
+        file_system=TEXT,
+        folder_trouble=TEXT,
+    ),
     scaling={
         "oneOf": [
             {"type": "null"},
@@ -126,7 +146,12 @@ SCHEMA = thing(
         ]
     },
     driver=thing(version=some("string"), cuda=some("integer")),
-    torch=thing(version=some("string"), cuda=some("string"), architectures=several(TEXT)),
+    torch=thing(
+        version=some("string"),
+        cuda=some("string"),
+        architectures=several(TEXT),
+        tried=some("string"),
+    ),
     cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
     versions={"type": "object", "additionalProperties": TEXT},
 )
@@ -527,9 +552,8 @@ def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
     assert fine.results == tmp_path
 
     def found(facts):
-        return Findings(
-            Node(error=12), (), False, {}, Device("cpu", "cpu", "", False), None, facts
-        )  # fmt: skip
+        cpu = Device("cpu", "cpu", "", False)
+        return Findings(Node(error=12), (), False, {}, cpu, None, facts, compiling.look())
 
     assert list(node_checks.check(found(fine))) == []
     (issue,) = node_checks.check(found(fine._replace(**change)))
@@ -614,12 +638,15 @@ def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
 
 def test_the_architectures_of_published_models_are_known_without_torch():
     assert set(memory.WIDTH_OF_LAYERS.items()) == set(HEADS_OF_SHAPE)
+    widths = {width: width // heads for (_, width), heads in HEADS_OF_SHAPE.items()}
+    assert widths == memory.HEAD_WIDTH_OF
     model = memory.model_of("esm2_t33_650M_UR50D")
     assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
     bundled = memory.model_of("mill_t6_8M")
     assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 320, "bf16")
+    assert bundled.head_width == 16
 
 
 PEAK = """

@@ -1,0 +1,118 @@
+"""What Triton needs to compile kernels: itself, a C compiler, Python's headers, and a folder that
+shared objects are loaded from. Tried, not only looked for; Triton is not imported."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.doctor.host import nearest_folder
+from featuremill.lease.folder import file_system
+from featuremill.workloads.esm2 import compiled
+
+SOURCE = "#include <Python.h>\nint featuremill_probe(void) { return 8; }\n"
+COMPILER_SECONDS = 30.0
+MOUNTS = Path("/proc/self/mountinfo")
+
+
+class Compiling(NamedTuple):
+    """What there is, and what is wrong with it (empty where nothing is)."""
+
+    triton: str | None
+    """Its version."""
+    compiler: str | None
+    compiler_trouble: str
+    has_headers: bool
+    folder: str
+    """Where a run's kernels are kept."""
+    file_system: str
+    folder_trouble: str
+
+
+def look() -> Compiling:
+    """Compile and load a function in the folder that a run would use, and leave nothing there."""
+    folder = compiled.folder().absolute()
+    place = nearest_folder(folder)
+    include, compiler = _include(), find_compiler()
+    compiler_trouble, folder_trouble = _try(place, compiler, include)
+    return Compiling(
+        triton=_version("triton"),
+        compiler=compiler,
+        compiler_trouble=compiler_trouble,
+        has_headers=(include / "Python.h").is_file(),
+        folder=str(folder),
+        file_system=_file_system(place),
+        folder_trouble=folder_trouble,
+    )
+
+
+def _file_system(place: Path) -> str:
+    return file_system(place, MOUNTS.read_text("utf-8", "replace") if MOUNTS.exists() else "")
+
+
+def find_compiler() -> str | None:
+    """Return the C compiler that Triton takes (triton/runtime/build.py), which is not always cc."""
+    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+
+
+def _include() -> Path:
+    scheme = sysconfig.get_default_scheme()
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme  # Debian's, as Triton does
+    return Path(sysconfig.get_paths(scheme)["include"])
+
+
+def _try(place: Path, compiler: str | None, include: Path) -> tuple[str, str]:
+    """Return what is wrong with the compiler and what with the folder."""
+    try:
+        with tempfile.TemporaryDirectory(dir=place, prefix=".featuremill-") as folder:
+            source, library = Path(folder, "probe.c"), Path(folder, "probe.so")
+            source.write_text(SOURCE)
+            if os.statvfs(folder).f_flag & getattr(os, "ST_NOEXEC", 0):
+                return "", "it is mounted noexec, so nothing that is compiled can be loaded from it"
+            if compiler is None:
+                return "", ""
+            command = [compiler, source, "-shared", "-fPIC", "-o", library, f"-I{include}"]
+            if trouble := _trouble_of(command):
+                return trouble, ""
+            return "", _trouble_of_loading(library)
+    except OSError as error:
+        return "", (error.strerror or str(error)).lower()
+
+
+def _trouble_of(command: list[str | Path]) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"no end within {COMPILER_SECONDS:g} s"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if not done.returncode:
+        return ""
+    lines = done.stderr.strip().splitlines()
+    told = next((line for line in lines if "error" in line), lines[-1] if lines else "")
+    return " ".join(told.split())[:200] or f"status {done.returncode}"
+
+
+def _trouble_of_loading(library: Path) -> str:
+    try:
+        number = ctypes.CDLL(str(library)).featuremill_probe()
+    except (OSError, AttributeError) as error:
+        return f"what is compiled there cannot be loaded ({error})"
+    assert number == 8, number
+    return ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
