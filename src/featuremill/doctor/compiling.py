@@ -3,10 +3,10 @@ shared objects are loaded from. Tried, not only looked for; Triton is not import
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
 from importlib import metadata
@@ -18,6 +18,7 @@ from featuremill.lease.folder import file_system
 from featuremill.workloads.esm2 import compiled
 
 SOURCE = "#include <Python.h>\nint featuremill_probe(void) { return 8; }\n"
+LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).featuremill_probe() != 8)"
 COMPILER_SECONDS = 30.0
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -81,7 +82,9 @@ def _try(place: Path, compiler: str | None, include: Path) -> tuple[str, str]:
             command = [compiler, source, "-shared", "-fPIC", "-o", library, f"-I{include}"]
             if trouble := _trouble_of(command):
                 return trouble, ""
-            return "", _trouble_of_loading(library)
+            # In a child: while it is loaded, NFS could not remove it.
+            trouble = _trouble_of([sys.executable, "-IS", "-c", LOAD, library])
+            return "", trouble and f"what is compiled there cannot be loaded ({trouble})"
     except OSError as error:
         return "", (error.strerror or str(error)).lower()
 
@@ -98,17 +101,8 @@ def _trouble_of(command: list[str | Path]) -> str:
     if not done.returncode:
         return ""
     lines = done.stderr.strip().splitlines()
-    told = next((line for line in lines if "error" in line), lines[-1] if lines else "")
+    told = next((line for line in lines if "rror: " in line), lines[-1] if lines else "")
     return " ".join(told.split())[:200] or f"status {done.returncode}"
-
-
-def _trouble_of_loading(library: Path) -> str:
-    try:
-        number = ctypes.CDLL(str(library)).featuremill_probe()
-    except (OSError, AttributeError) as error:
-        return f"what is compiled there cannot be loaded ({error})"
-    assert number == 8, number
-    return ""
 
 
 def _version(package: str) -> str | None:

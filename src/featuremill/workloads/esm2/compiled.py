@@ -19,5 +19,7 @@ def beside_weights() -> str:
 
 def folder() -> Path:
     """Return the folder of a job with this environment; what is not named is Triton's own rule."""
-    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")  # noqa: PTH111  (may be none)
-    return Path(os.environ.get(VARIABLE) or beside_weights() or Path(home, ".triton", "cache"))
+    if (named := os.environ.get(VARIABLE)) is not None:
+        return Path(named)
+    home = os.environ.get("TRITON_HOME", os.path.expanduser("~/"))  # noqa: PTH111  (may be none)
+    return Path(beside_weights() or Path(home, ".triton", "cache"))
