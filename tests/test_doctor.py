@@ -600,7 +600,8 @@ def test_without_a_compiler_that_triton_finds_the_kernels_are_missed(doctor, tmp
     assert codes(answer) == {"compiler-missing"} and answer["ready"]
     assert answer["compiling"]["compiler"] is None
     for name in ("clang", "gcc"):  # the second is preferred
-        (tmp_path / name).write_text(f"#!/bin/sh\necho {name}: fatal error: no Python.h >&2\nexit 1")
+        script = f"#!/bin/sh\necho {name}: fatal error: no Python.h >&2\nexit 1"
+        (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
         with pytest.raises(subprocess.CalledProcessError, match=str(tmp_path / name)):
             triton_build._build("probe", "probe.c", str(tmp_path), [], [], [], [])

@@ -151,7 +151,8 @@ def test_a_batch_expects_what_it_brings(monkeypatch):
     ((layer_bytes, num_layers),) = given
     filling = len(batch.pack.tokens_T) - sum(batch.places.lengths)
     assert num_layers == 2
-    assert layer_bytes * 2 == sum(v.nbytes for v in values) + 2 * filling * network.encoder.width * 2
+    of_filling = filling * network.encoder.width * torch.float16.itemsize
+    assert 2 * layer_bytes == sum(value.nbytes for value in values) + 2 * of_filling
 
 
 def esm2_of(**options):

@@ -79,17 +79,17 @@ def _try(place: Path, compiler: str | None, include: Path) -> tuple[str, str]:
                 return "", "it is mounted noexec, so nothing that is compiled can be loaded from it"
             if compiler is None:
                 return "", ""
-            command = [compiler, source, "-shared", "-fPIC", "-o", library, f"-I{include}"]
-            if trouble := _trouble_of(command):
+            flags = ("-shared", "-fPIC", f"-I{include}", "-o")
+            if trouble := _trouble_of(compiler, source, *flags, library):
                 return trouble, ""
             # In a child: while it is loaded, NFS could not remove it.
-            trouble = _trouble_of([sys.executable, "-IS", "-c", LOAD, library])
+            trouble = _trouble_of(sys.executable, "-IS", "-c", LOAD, library)
             return "", trouble and f"what is compiled there cannot be loaded ({trouble})"
     except OSError as error:
         return "", (error.strerror or str(error)).lower()
 
 
-def _trouble_of(command: list[str | Path]) -> str:
+def _trouble_of(*command: str | Path) -> str:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=COMPILER_SECONDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featuremill.doctor.children import ChildError, ask
-from featuremill.lease.condition import Display
+from featuremill.lease.condition import NO_DISPLAY, Display
 
 NVML_SECONDS = 30.0
 
@@ -41,7 +41,7 @@ class Gpu:
     power_w: float | None = None
     processes: list[Process] = field(default_factory=list)
     compute_mode: int | None = None
-    display: Display = Display()
+    display: Display = NO_DISPLAY
     ecc_errors: int = 0
     throttle: list[str] = field(default_factory=list)
     trouble: str = ""

@@ -96,8 +96,8 @@ def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
             "no-memory",
             f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: "
             f"{trial.error.rstrip('.')}.",
-            "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave it out "
-            "with --devices.",
+            "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave it "
+            "out with --devices.",
         )
     if trial.is_of_esm2:
         return (
@@ -162,7 +162,8 @@ def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
         yield Issue(
             "note",
             "display",
-            f"{gpu.label} ({gpu.name}) drives a display, which holds {gigabytes(gpu.used_mb or 0)}.",
+            f"{gpu.label} ({gpu.name}) drives a display, which holds "
+            f"{gigabytes(gpu.used_mb or 0)}.",
             "Nothing to do: jobs take it all the same, and the screen may lag while they compute.",
             gpu.uuid,
         )

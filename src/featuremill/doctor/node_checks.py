@@ -101,7 +101,6 @@ def _torch(findings: Findings) -> Iterator[Issue]:
             f"for CUDA {findings.node.cuda // 1000} or older ({TORCH_WITH_CUDA}).",
         )
 
-
     tried = findings.host.tried_torch
     if trial.torch and not is_within(trial.torch, tried):
         yield Issue(

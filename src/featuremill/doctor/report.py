@@ -9,6 +9,7 @@ from featuremill.doctor import gpu_checks, node_checks
 from featuremill.doctor.advice import SLOTS_PER_GPU, Advice, has_bf16
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, Issue
+from featuremill.doctor.trial import Ways
 
 VERSION = 1
 SEVERITIES = ("error", "warning", "note")
@@ -67,7 +68,7 @@ def as_json(
 def _ways(findings: Findings) -> list[dict[str, Any]]:
     """Return how ESM-2 would be computed on each device that was tried."""
     trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
-    nothing = {"dtype": None, "attention": None, "products": None, "kernels": None, "why": []}
+    nothing = dict.fromkeys(Ways.__annotations__) | {"why": []}
     return [
         {
             "device": device,

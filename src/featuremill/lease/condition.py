@@ -42,6 +42,9 @@ class Display(NamedTuple):
     """The programs: processes that draw, and compute little or nothing."""
 
 
+NO_DISPLAY = Display()
+
+
 class Condition(NamedTuple):
     """What NVML says of a device at this moment."""
 
@@ -51,7 +54,7 @@ class Condition(NamedTuple):
     is_exclusive: bool = False
     problem: str = ""
     """Why nothing can run on it; empty for a device that works."""
-    display: Display = Display()
+    display: Display = NO_DISPLAY
     """Only asked for where something is in use."""
 
 
@@ -63,7 +66,7 @@ def look(device: Device) -> Condition:
         processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
         mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
         is_in_use = processes or used_mb > IDLE_MB
-        display = display_of(handle) if is_in_use else Display()
+        display = display_of(handle) if is_in_use else NO_DISPLAY
     except pynvml.NVMLError as error:
         return Condition(problem=str(error))
     return Condition(

@@ -1,9 +1,9 @@
 """A pretend torch for tests of the doctor: as much of it as the doctor's children call.
 
 PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_list`, `missing`
-(as if it were not installed), `version`, and by UUID what using a GPU comes to: `fails` (an error's text),
-`hangs`, `crashes`. Nothing is computed. What ESM-2's operations come to there is `check`: an error's
-text, or "crashes"; and `why`, for what they stepped down.
+(as if it were not installed), `version`, and by UUID what using a GPU comes to: `fails` (an error's
+text), `hangs`, `crashes`. Nothing is computed. What ESM-2's operations come to there is `check` (an
+error's text, or "crashes"), and why they stepped down, `why`.
 
 Who hangs says so with a file in the folder `hung`, named by its process id. With the file `notes`,
 a GPU that works notes there when it begins and ends: first, after one work to get warm, for itself;

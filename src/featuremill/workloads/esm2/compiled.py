@@ -1,4 +1,4 @@
-"""Where Triton keeps the kernels that it compiles: shared objects, loaded from there. No torch here."""
+"""Where Triton keeps what it compiles: shared objects, loaded from there. No torch here."""
 
 from __future__ import annotations
 
