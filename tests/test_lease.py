@@ -339,6 +339,9 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
         gpu, said = leases("--index-mode", "--devices", number, "--wait", 0)
         assert gpu == str(number)
         assert f"GPU {number}: 1300 MB are in use by a display; it is taken all the same" in said
+    leases.node.gpus[0].more["error.nvmlDeviceGetGraphicsRunningProcesses"] = 999
+    leases.node.write()
+    assert leases("--index-mode", "--devices", 0, "--wait", 0)[0] == "0", "only that is not known"
     leases = node_of(
         Gpu(used_mb=1_300),
         Gpu(used_mb=5_000, more={"display": 1}),

@@ -14,6 +14,7 @@ import pynvml
 
 from featuremill.devices import Device
 from featuremill.errors import UserError
+from featuremill.gauges import tell
 from featuremill.lease.folder import open_lock, read_note
 from featuremill.text import plain
 
@@ -80,17 +81,17 @@ def look(device: Device) -> Condition:
 
 
 def display_of(handle: Any) -> Display:
-    """Ask NVML what a display has of the device with this handle."""
-    drawing = _memory_of(_ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle, []))
-    computing = _memory_of(_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, []))
+    """Ask NVML what a display has of the device with this handle; where it errs, that is none."""
+    drawing = _memory_of(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
+    computing = _memory_of(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
     pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
-    is_active = _ask(pynvml.nvmlDeviceGetDisplayActive, handle, 0) == 1
+    is_active = tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1
     return Display(is_active, sum(drawing[pid] for pid in pids), tuple(pids))
 
 
-def _memory_of(processes: Iterable[Any]) -> dict[int, int]:
+def _memory_of(processes: Iterable[Any] | None) -> dict[int, int]:
     """Return MB by pid; 0 where NVML does not tell."""
-    return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes}
+    return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
 
 
 NOT_KNOWN = (
