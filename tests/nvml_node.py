@@ -49,8 +49,6 @@ class Gpu:
     """Memory in use by nobody who is listed."""
     processes: dict[int, int] = field(default_factory=dict)
     """Listed compute processes: pid, and MB that it holds."""
-    graphics: dict[int, int] = field(default_factory=dict)
-    """Those that draw."""
     compute_mode: int = 0
     """0 default, 2 prohibited, 3 exclusive process."""
     capability: str = "8.0"
@@ -63,6 +61,8 @@ class Gpu:
     """With any, the device is in MIG mode."""
     more: dict[str, object] = field(default_factory=dict)
     """Other keys of the state file; nvml/node.c lists them."""
+    graphics: dict[int, int] = field(default_factory=dict)
+    """Listed processes that draw, as `processes` has those that compute."""
 
     def text(self):
         values = {

@@ -728,7 +728,7 @@ def test_each_gpus_ways_are_said_and_a_check_that_dies_is_a_finding(doctor):
     assert "RuntimeError: rotary is wrong" in found["fails-check", "GPU-2"]["what"]
     assert "cuBLAS's handle (4.9 GB free)" in found["no-memory", "MIG-a"]["what"]
     assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False, False, True, False]
-    page = check()
+    page = check("--devices", "0,1")
     assert "\n  GPU 0  bf16: heads of 64; products torch; rest triton 3\n" in page
     assert "GPU 1  bf16" not in page
     assert max(map(len, page.splitlines())) <= 80

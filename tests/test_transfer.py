@@ -5,7 +5,7 @@ Pinned memory is ordinary memory here, or none at all (tensors of torch's device
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import pooling, tokens, transfer
@@ -109,17 +109,16 @@ def test_what_is_cut_from_a_slab_never_overlaps(pinned):
     assert len(counted.asked) < len(sources) / 3
 
 
-class Made(TorchDispatchMode):
+class Made(TorchFunctionMode):
     """Adds up the bytes of what operations return that is not a view of what they were given."""
 
     def __init__(self):
         super().__init__()
         self.bytes = 0
 
-    def __torch_dispatch__(self, operation, types, given=(), more=None):
+    def __torch_function__(self, operation, types, given=(), more=None):
         result = operation(*given, **(more or {}))
-        known = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
-        if isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() not in known:
+        if isinstance(result, torch.Tensor) and result._base is None:
             self.bytes += result.nbytes
         return result
 
