@@ -61,6 +61,8 @@ class Gpu:
     """With any, the device is in MIG mode."""
     more: dict[str, object] = field(default_factory=dict)
     """Other keys of the state file; nvml/node.c lists them."""
+    graphics: dict[int, int] = field(default_factory=dict)
+    """Listed processes that draw, as `processes` has those that compute."""
 
     def text(self):
         values = {
@@ -78,6 +80,7 @@ class Gpu:
         }
         lines = [LINE(key, value) for key, value in values.items()]
         lines += [LINE("process", f"{pid}:{mb}M") for pid, mb in self.processes.items()]
+        lines += [LINE("graphics", f"{pid}:{mb}M") for pid, mb in self.graphics.items()]
         return "[gpu]\n" + "".join(lines) + "".join(part.text() for part in self.slices)
 
 

@@ -20,17 +20,18 @@ import jsonschema
 import pytest
 import torch
 from conftest import ROOT
+from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, Verbs, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
 from featuremill.devices import Device
-from featuremill.doctor import facts, host, memory, node_checks, scaling, scrub
+from featuremill.doctor import compiling, facts, host, memory, node_checks, scaling, scrub
 from featuremill.doctor.facts import Node
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
-from featuremill.workloads.esm2 import layout
+from featuremill.workloads.esm2 import kernels, layout
 from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
 from featuremill.workloads.esm2.encoder import DTYPES
 
@@ -113,6 +114,26 @@ SCHEMA = thing(
             ),
         ]
     },
+    ways=several(
+        thing(
+            device=TEXT,
+            dtype=some("string"),
+            attention=some("string"),
+            products=some("string"),
+            kernels=some("string"),
+            why=several(TEXT),
+            error=some("string"),
+        )
+    ),
+    compiling=thing(
+        triton=some("string"),
+        compiler=some("string"),
+        compiler_trouble=TEXT,
+        has_headers=FLAG,
+        folder=TEXT,
+        file_system=TEXT,
+        folder_trouble=TEXT,
+    ),
     scaling={
         "oneOf": [
             {"type": "null"},
@@ -126,7 +147,12 @@ SCHEMA = thing(
         ]
     },
     driver=thing(version=some("string"), cuda=some("integer")),
-    torch=thing(version=some("string"), cuda=some("string"), architectures=several(TEXT)),
+    torch=thing(
+        version=some("string"),
+        cuda=some("string"),
+        architectures=several(TEXT),
+        tried=some("string"),
+    ),
     cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
     versions={"type": "object", "additionalProperties": TEXT},
 )
@@ -527,9 +553,8 @@ def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
     assert fine.results == tmp_path
 
     def found(facts):
-        return Findings(
-            Node(error=12), (), False, {}, Device("cpu", "cpu", "", False), None, facts
-        )  # fmt: skip
+        cpu = Device("cpu", "cpu", "", False)
+        return Findings(Node(error=12), (), False, {}, cpu, None, facts, compiling.look())
 
     assert list(node_checks.check(found(fine))) == []
     (issue,) = node_checks.check(found(fine._replace(**change)))
@@ -544,6 +569,188 @@ def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
         (tmp_path / name / "class").write_text(kind + "\n")
     assert host.num_nvidia_cards(tmp_path) == 1
     assert host.num_nvidia_cards(tmp_path / "none") == 0
+
+
+def test_a_torch_that_nobody_tried_is_said(doctor):
+    """The bounds have one home, the package's own requirement."""
+    (bound,) = re.findall(r'"torch([<>=,.0-9]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    assert set(host.tried_torch().split(",")) == set(bound.split(","))
+    answer = doctor(Gpu("GPU-0"), version="99.0.1+cu999")("--json")
+    (issue,) = (one for one in answer["issues"] if one["code"] == "torch-untried")
+    assert "torch 99.0.1+cu999" in issue["what"] and f"torch{host.tried_torch()}" in issue["what"]
+    assert answer["torch"]["tried"] == host.tried_torch()
+    within = [host.is_within(version, ">=2.11,<2.14") for version in TORCHES]
+    assert dict(zip(TORCHES, within, strict=True)) == TORCHES
+
+
+TORCHES = {"2.10.9": False, "2.11.0": True, "2.13.1+cu130": True, "2.14.0a0+git": False, "3": False}
+
+
+def test_without_a_compiler_that_triton_finds_the_kernels_are_missed(doctor, tmp_path, monkeypatch):
+    """Triton looks for gcc and clang, not for cc; and one that is named in CC is taken as it is."""
+    check = doctor(Gpu("GPU-0"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    (tmp_path / "cc").symlink_to("/bin/true")
+    triton_build = pytest.importorskip("triton.runtime.build")
+    with pytest.raises(RuntimeError, match="Failed to find C compiler"):
+        triton_build._build("probe", "probe.c", str(tmp_path), [], [], [], [])
+    check.environment = check.environment | {"PATH": str(tmp_path)}
+    answer = check("--json")
+    assert codes(answer) == {"compiler-missing"} and answer["ready"]
+    assert answer["compiling"]["compiler"] is None
+    for name in ("clang", "gcc"):  # the second is preferred
+        script = f"#!/bin/sh\necho {name}: fatal error: no Python.h >&2\nexit 1"
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+        with pytest.raises(subprocess.CalledProcessError, match=str(tmp_path / name)):
+            triton_build._build("probe", "probe.c", str(tmp_path), [], [], [], [])
+        answer = check("--json")
+        (issue,) = (one for one in answer["issues"] if one["code"] == "compiler-fails")
+        assert f"{name} cannot compile for this Python ({name}: fatal error: no" in issue["what"]
+    check.environment["CC"] = "/bin/nonesuch"
+    (issue,) = (one for one in check("--json")["issues"] if one["code"] == "compiler-fails")
+    assert "/bin/nonesuch cannot compile for this Python (no such file" in issue["what"]
+
+
+def test_the_doctor_names_the_folder_that_a_run_compiles_into(tmp_path, monkeypatch):
+    """Triton itself is asked, after what a worker does before it imports it."""
+    knobs = pytest.importorskip("triton.knobs")
+    named, home, cache = (str(tmp_path / name) for name in ("named", "home", "cache"))
+    Path(cache).mkdir()
+    seen = set()
+    for variables in (
+        {},
+        {"TRITON_HOME": home},
+        {"TRITON_HOME": home, "FEATUREMILL_CACHE": cache},
+        {"FEATUREMILL_CACHE": str(tmp_path / "nowhere")},
+        {"FEATUREMILL_CACHE": cache, "TRITON_CACHE_DIR": named},
+    ):
+        with monkeypatch.context() as patch:
+            for name in ("TRITON_HOME", "FEATUREMILL_CACHE", "TRITON_CACHE_DIR"):
+                patch.setenv(name, variables.get(name, ""))  # so that what follows is undone
+                if name not in variables:
+                    del os.environ[name]
+            said = compiling.look().folder
+            kernels.keep_compiled()
+            assert said == knobs.cache.dir
+            seen.add(said)
+    assert len(seen) == 4
+
+
+def test_a_folder_that_nothing_can_be_loaded_from_is_said(doctor, tmp_path, monkeypatch):
+    disk = tmp_path / "disk"
+    try:
+        mount = Mount(disk, "256k")
+    except PermissionError as error:
+        pytest.skip(f"needs leave to mount a tmpfs: {error}")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(mount.seen(disk / "triton")))
+    try:
+        assert compiling.look().folder_trouble == ""
+        mount.remount("noexec")
+        assert "mounted noexec" in compiling.look().folder_trouble
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "ST_NOEXEC", 0)
+            assert "cannot be loaded" in compiling.look().folder_trouble
+        mount.remount("ro")
+        assert compiling.look().folder_trouble == "read-only file system"
+        check = doctor(Gpu("GPU-0"))
+        check.environment["TRITON_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"]
+        (issue,) = (one for one in check("--json")["issues"] if one["code"] == "kernel-folder")
+        assert "disk/triton" in issue["what"] and "TRITON_CACHE_DIR" in issue["remedy"]
+    finally:
+        mount.close()
+
+
+SPOILED = """
+    import sys
+    if "featuremill.doctor.ask_torch" in sys.orig_argv:
+        import torch
+        from featuremill.workloads.esm2 import attention, kernels, products
+        from featuremill.workloads.esm2.kernels import TORCH
+        (good,), (*_, plain) = (
+            f(torch.device("cpu"), torch.float32, *more)
+            for f, more in ((attention.backends, (4, 64)), (products.forms, ()))
+        )
+        def fail(*_):
+            raise RuntimeError("this kernel was not built")
+        class Bad(products.Plain):
+            NAME = "bad products"
+            def gelu(self, rows):
+                return super().gelu(rows) + 1
+        def bad_norm(*given):
+            return TORCH.add_norm(*given) * float("nan")
+        attention.backends = lambda *_: [attention.Backend("bad attention", fail), good]
+        products.forms = lambda *_: [Bad, plain]
+        bad = TORCH._replace(name="bad kernels", add_norm=bad_norm)
+        kernels.ways = lambda *_: [bad, TORCH]
+"""
+
+
+def test_the_rung_below_is_named_with_its_reason(doctor, tmp_path):
+    """Every kind of operation is spoiled in the child, which loads a layer as a worker would."""
+    (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SPOILED))
+    check = doctor(system=NO_LIBRARY, real_torch=True)
+    check.environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
+    answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
+    (ways,) = answer["ways"]
+    assert ways["device"] == "cpu" and ways["error"] is None
+    assert (ways["products"], ways["kernels"]) != ("bad products", "bad kernels")
+    assert "per sequence" in ways["attention"]
+    reasons = [issue["what"] for issue in answer["issues"] if issue["code"] == "steps-down"]
+    assert reasons == ways["why"] and len(reasons) == 3
+    for bad, why in (
+        ("bad attention", "(RuntimeError: this kernel was not built)"),
+        ("bad kernels", "(relative error nan, at most"),
+        ("bad products", "(relative error"),
+    ):
+        (reason,) = (reason for reason in reasons if bad in reason)
+        assert why in reason and "stands in" in reason
+
+
+def test_each_gpus_ways_are_said_and_a_check_that_dies_is_a_finding(doctor):
+    why = "attention of FA2 fails its check (num_splits), so SDPA stands in: slower."
+    lacks = "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"
+    slices = [Slice("MIG-a", 5_000)]
+    check = doctor(
+        *(Gpu(uuid) for uuid in uuids(4)),
+        Gpu("GPU-4", slices=slices),
+        check={"GPU-1": "crashes", "GPU-2": "rotary is wrong", "MIG-a": lacks},
+        why={"GPU-0": [why], "GPU-3": [why]},
+    )
+    answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
+    ways = {one["device"]: one for one in answer["ways"]}
+    assert ways["GPU-0"]["attention"] == "heads of 128" and ways["GPU-0"]["why"] == [why]
+    assert ways["GPU-1"]["dtype"] is None and "SIGSEGV" in ways["GPU-1"]["error"]
+    found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
+    assert found["steps-down", None]["what"] == f"GPU 0, 3: {why}"
+    assert "torch works on it" in found["fails-check", "GPU-1"]["what"]
+    assert "RuntimeError: rotary is wrong" in found["fails-check", "GPU-2"]["what"]
+    assert "cuBLAS's handle (4.9 GB free)" in found["no-memory", "MIG-a"]["what"]
+    assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False, False, True, False]
+    page = check("--devices", "0,1")
+    assert "\n  GPU 0  bf16: heads of 64; products torch; rest triton 3\n" in page
+    assert "GPU 1  bf16" not in page
+    assert max(map(len, page.splitlines())) <= 80
+    alone = doctor(Gpu("GPU-0"), check={"GPU-0": "rotary is wrong"})("--json", status=1)
+    assert [issue["code"] for issue in alone["issues"] if issue["severity"] == "error"] == [
+        "fails-check"
+    ]
+
+
+def test_a_display_leaves_its_gpu_ready(doctor):
+    me = os.getpid()
+    answer = doctor(
+        Gpu("GPU-0", total_mb=8_000, used_mb=1_300, more={"display": 1}),
+        Gpu("GPU-1", graphics={me: 1_300, 1: 800}, processes={me: 1_300}),
+        Gpu("GPU-2", total_mb=8_000, graphics={1: 300}),
+    )("--json")
+    by = [gpu["busy_by"] for gpu in answer["gpus"]]
+    assert by[0] is by[2] is None and re.search(rf"\(pid {me}, 1\.3 GB\)$", by[1])
+    found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
+    assert set(found) - {("disk-space", None)} == {("display", "GPU-0"), ("busy", "GPU-1")}
+    assert "drives a display, which holds 1.3 GB" in found["display", "GPU-0"]["what"]
+    assert answer["recommended"]["resources"] == "gpu=2"
 
 
 @pytest.mark.parametrize(
@@ -614,12 +821,15 @@ def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
 
 def test_the_architectures_of_published_models_are_known_without_torch():
     assert set(memory.WIDTH_OF_LAYERS.items()) == set(HEADS_OF_SHAPE)
+    widths = {width: width // heads for (_, width), heads in HEADS_OF_SHAPE.items()}
+    assert widths == memory.HEAD_WIDTH_OF
     model = memory.model_of("esm2_t33_650M_UR50D")
     assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
     bundled = memory.model_of("mill_t6_8M")
     assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 320, "bf16")
+    assert bundled.head_width == 16
 
 
 PEAK = """

@@ -328,6 +328,37 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     assert waiting.wait(PATIENCE_SECONDS) == 0
 
 
+def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
+    """On a desktop the first GPU is often the only one. Below WSL2 no process is listed at all."""
+    me = os.getpid()
+    below_wsl2 = Gpu(total_mb=8_000, used_mb=1_300, more={"display": 1})
+    screen = Gpu(total_mb=8_000, graphics={me: 1_300})
+    toolkit = Gpu(total_mb=8_000, graphics={me: 700, 1: 600}, processes={me: 700})
+    leases = node_of(below_wsl2, screen, toolkit)
+    for number in range(3):
+        gpu, said = leases("--index-mode", "--devices", number, "--wait", 0)
+        assert gpu == str(number)
+        assert f"GPU {number}: 1300 MB are in use by a display; it is taken all the same" in said
+    leases.node.gpus[0].more["error.nvmlDeviceGetGraphicsRunningProcesses"] = 999
+    leases.node.write()
+    assert leases("--index-mode", "--devices", 0, "--wait", 0)[0] == "0", "only that is not known"
+    leases = node_of(
+        Gpu(used_mb=1_300),
+        Gpu(used_mb=5_000, more={"display": 1}),
+        Gpu(graphics={1: 300}, used_mb=1_000, processes={me: 10}, more={"display": 1}),
+        Gpu(graphics={me: 3_000}, processes={me: 3_000}, more={"display": 1}),
+        Gpu(graphics={1: 600}, used_mb=300),
+    )
+    said = leases("--gpus", 5, "--wait", 0, status=3)[1]
+    assert "GPU 0: 1300 MB in use, by nobody who has a lease; if that is a display" in said
+    assert "GPU 1: 5000 MB in use, by nobody who has a lease; if that is a display" in said
+    for number in (2, 3):
+        assert f"GPU {number}: used by process {me}, which has no lease" in said
+    assert "GPU 4:" not in said
+    said = leases("--devices", 4, "--wait", 0)[1]
+    assert "by a display" not in said, "that little is said of no GPU"
+
+
 def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
     leases = node_of(1)
     half = ("--slots-per-gpu", 2)

@@ -21,7 +21,8 @@ from broken_stores import damage_of
 from conftest import NOT_IMPORTED, ROOT
 from leases import Leases
 from mounts import Mount
-from programs import Workflow, fasta, random_records, wait_for
+from nvml_node import Gpu
+from programs import Desk, Workflow, fasta, random_records, wait_for
 
 from featuremill import owner, working
 from featuremill.__main__ import main
@@ -284,6 +285,34 @@ def test_what_only_waits_says_for_what(see, verbs, gpu_node):
     holder = leases.hold()
     said += until(verbs.start(*words), "waiting for", lambda: holder.communicate(""))
     see(said)
+
+
+@shows("It hangs", "if that is a display")
+def test_a_gpu_that_nobody_known_uses(see, gpu_node, environment):
+    leases = Leases(gpu_node(Gpu(used_mb=1_300)), environment)
+    see(leases("--wait", 0, status=3)[1])
+
+
+@shows("It is slower than it should be")
+def test_what_makes_it_slower(see, gpu_node, environment, tmp_path, monkeypatch, caplog):
+    """On a GPU that has everything but gcc and a folder, with a torch that nobody tried."""
+    torch = pytest.importorskip("torch")
+    from featuremill.workloads.esm2 import kernels, ladder
+
+    ours = kernels.TORCH
+    monkeypatch.setattr(kernels, "ways", lambda _: [ours._replace(name="triton 3"), ours])
+    tried = ladder.Ladder(torch.device("cpu"), torch.float32, 4, 16)
+    tried.step_down(ladder.Fault("rotary", "relative error 0.1, at most 1e-05"))
+    pretend = {"why": {"GPU-0": [caplog.messages[0]]}, "version": "99.0"}
+    variables = {
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "pretend_torch"), str(ROOT / "src")]),
+        "PRETEND_TORCH": json.dumps(pretend),
+        "PATH": str(tmp_path),
+        "TRITON_CACHE_DIR": "/proc/kernels",
+    }
+    desk = Desk(tmp_path, environment | gpu_node(Gpu("GPU-0")).environment | variables)
+    desk.environment.pop("CC", None)
+    see(desk.type("featuremill", "doctor").text)
 
 
 @shows("GPUs are used unevenly")

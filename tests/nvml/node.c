@@ -4,6 +4,7 @@
  *   before the first [gpu]   driver= nvml= cuda=12040 init_error=CODE delay_ms=
  *   [gpu]  uuid= name= pci=00000000:3B:00.0 capability=8.0 minor= mode= (compute mode) mig=1
  *          total= used= reserved= (bytes, or with K, M, G) process=PID:BYTES (repeatable)
+ *          graphics=PID:BYTES (repeatable: a process that draws; the same PID may compute as well)
  *          busy= (per cent) temperature= power_mw= power_limit_mw= ecc_errors= display=1
  *          sm_mhz= memory_mhz= throttle= (bits of reasons) meter=1 (it counts energy, at power_mw)
  *          lost=1 (every call on it says GPU_IS_LOST; it is still counted)
@@ -66,6 +67,11 @@ static void set_of_device(device *d, const char *key, const char *value) {
         const char *colon = strchr(value, ':');
         d->processes[d->num_processes].pid = (unsigned)atoi(value);
         d->processes[d->num_processes++].bytes = colon ? bytes(colon + 1) : 0;
+    }
+    if (!strcmp(key, "graphics") && d->num_graphics < MAX_PROCESSES) {
+        const char *colon = strchr(value, ':');
+        d->graphics[d->num_graphics].pid = (unsigned)atoi(value);
+        d->graphics[d->num_graphics++].bytes = colon ? bytes(colon + 1) : 0;
     }
     if (!strncmp(key, "error.", 6) && d->num_errors < MAX_ERRORS) {
         copy(d->errors[d->num_errors].function, sizeof d->errors[0].function, key + 6);
@@ -153,6 +159,11 @@ void add_living_processes(device *d) {
     }
     if (folder) closedir(folder);
     for (int i = 0; i < d->num_processes; i++) d->used += d->processes[i].bytes;
+    for (int i = 0; i < d->num_graphics; i++) {
+        int computes = 0; /* then its memory is in both lists, and there once */
+        for (int j = 0; j < d->num_processes; j++) computes |= d->processes[j].pid == d->graphics[i].pid;
+        if (!computes) d->used += d->graphics[i].bytes;
+    }
     u64 room = d->total > d->reserved ? d->total - d->reserved : 0;
     if (d->used > room) d->used = room;
 }

@@ -29,8 +29,8 @@ typedef struct {
     int minor, mode, mig, lost, error, delay_ms, gpu_instance, compute_instance, display;
     u64 total, used, reserved, ecc_errors;
     unsigned busy, temperature, power_mw, power_limit_mw, sm_mhz, memory_mhz, throttle, meter;
-    int num_processes, num_errors;
-    struct { unsigned pid; u64 bytes; } processes[MAX_PROCESSES];
+    int num_processes, num_graphics, num_errors;
+    struct { unsigned pid; u64 bytes; } processes[MAX_PROCESSES], graphics[MAX_PROCESSES];
     struct { char function[64]; int code; } errors[MAX_ERRORS];
 } device;
 

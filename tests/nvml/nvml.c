@@ -276,7 +276,10 @@ API nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, proce
 }
 API nvmlDeviceGetGraphicsRunningProcesses_v3(void *handle, unsigned *count, process_v3 *list) {
     ON_DEVICE
-    (void)list;
-    *count = 0;
-    return OK;
+    unsigned room = *count, num = (unsigned)d->num_graphics;
+    *count = num;
+    if (num && (!list || room < num)) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < num; i++)
+        list[i] = (process_v3){d->graphics[i].pid, d->graphics[i].bytes, ~0u, ~0u};
+    return is_slice ? NOT_SUPPORTED : OK;
 }

@@ -14,6 +14,7 @@ import pynvml
 from featuremill import gauges
 from featuremill.doctor.facts import Gpu, Node, Process
 from featuremill.gauges import tell
+from featuremill.lease.condition import display_of
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request
 
@@ -84,7 +85,6 @@ def _slices(handle: Any, whole: Gpu) -> Iterator[Gpu]:
 def _describe(handle: Any, known: Gpu) -> Gpu:
     power_mw = tell(pynvml.nvmlDeviceGetPowerUsage, handle)
     utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    graphics = tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle) or []
     capability = tell(pynvml.nvmlDeviceGetCudaComputeCapability, handle)
     compute_mode = tell(pynvml.nvmlDeviceGetComputeMode, handle)
     return replace(
@@ -98,7 +98,7 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
         power_w=None if power_mw is None else power_mw / 1000,
         processes=_processes(handle),
         compute_mode=known.compute_mode if compute_mode is None else compute_mode,
-        drives_display=tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1 or bool(graphics),
+        display=display_of(handle),
         ecc_errors=_ecc_errors(handle),
         throttle=_throttle(handle),
     )  # fmt: skip

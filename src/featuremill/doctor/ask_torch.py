@@ -1,7 +1,8 @@
-"""The child that tries one device as a worker would use it: torch, an allocation, a product.
+"""The child that tries one device as a worker would use it: torch, an allocation, a product, and
+then ESM-2's operations.
 
-`python -m featuremill.doctor.ask_torch cuda|cpu`; which GPU is meant stands in
-CUDA_VISIBLE_DEVICES. One JSON line on standard output.
+`python -m featuremill.doctor.ask_torch cuda|cpu HEAD_WIDTH`; which GPU is meant stands in
+CUDA_VISIBLE_DEVICES. One JSON line on standard output, and where the product went well a second.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ WIDTH = 256
 
 
 def main() -> None:
-    """Print what torch is and whether it can use the device."""
+    """Print what torch is, whether it can use the device, and how ESM-2 is computed there."""
     try:
         import torch
     except ImportError as error:
@@ -28,14 +29,31 @@ def main() -> None:
         "cuda": torch.version.cuda,
         "arch_list": [],
     }
-    kind = sys.argv[1]
+    kind, head_width = sys.argv[1], int(sys.argv[2])
     if kind == "cuda" and build["cuda"]:
         build["arch_list"] = torch.cuda.get_arch_list()
     try:
-        print(json.dumps({**build, **_tried(torch, kind)}))
+        tried = _tried(torch, kind)
     except Exception as error:  # whatever a driver makes torch say is the answer
-        text = " ".join(str(error).split())[:300]
-        print(json.dumps({**build, "error": f"{type(error).__name__}: {text}"}))
+        tried = _failed(error)
+    print(json.dumps({**build, **tried}), flush=True)
+    if "error" in tried:
+        return
+    try:
+        from featuremill.doctor import ways
+
+        print(json.dumps(ways.found(kind, head_width)))
+    except Exception as error:
+        print(json.dumps(_failed(error)))
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    from featuremill import compute
+    from featuremill.errors import WorkloadError
+
+    name = "" if isinstance(error, WorkloadError) else f"{type(error).__name__}: "
+    lacks_memory = compute.is_out_of_memory(error)
+    return {"error": name + compute.one_line(error), "lacks_memory": lacks_memory}
 
 
 def _tried(torch: Any, kind: str) -> dict[str, Any]:

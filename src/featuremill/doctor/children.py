@@ -1,4 +1,4 @@
-"""Questions that may hang or crash are asked in a child process that answers in one JSON line."""
+"""Questions that may hang or crash are asked in a child process that answers in lines of JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 AFTER_KILL_SECONDS = 2.0
@@ -22,7 +22,21 @@ class ChildError(Exception):
 def ask(
     module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return what `python -m featuremill.doctor.<module>` answers on its last line of output."""
+    """Return what `python -m featuremill.doctor.<module>` answers.
+
+    Raises:
+        ChildError: when it gives no answer.
+    """
+    answers, end = ask_for_several(module, *arguments, timeout=timeout, environment=environment)
+    if not answers:
+        raise ChildError(end)
+    return answers[-1]
+
+
+def ask_for_several(
+    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """Return the answers that the child gave, a line each, and how it ended."""
     child = subprocess.Popen(
         [sys.executable, "-m", f"featuremill.doctor.{module}", *arguments],
         stdin=subprocess.DEVNULL,
@@ -33,15 +47,22 @@ def ask(
     )
     try:
         output, errors = child.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"no answer within {timeout:g} s") from None
+        manner = manner_of_death(child.returncode, errors)
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode("utf-8", "replace")
+        manner = f"no answer within {timeout:g} s"
     finally:
         end(child)
-    try:
-        answer: dict[str, Any] = json.loads(output.splitlines()[-1])
-    except (IndexError, ValueError):
-        raise ChildError(manner_of_death(child.returncode, errors)) from None
-    return answer
+    return list(_answers(output)), manner
+
+
+def _answers(output: str) -> Iterator[dict[str, Any]]:
+    """Yield what is an answer; a library may say something of its own."""
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            answer = json.loads(line)
+            if isinstance(answer, dict):
+                yield answer
 
 
 def end(child: subprocess.Popen[str]) -> None:

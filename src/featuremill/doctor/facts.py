@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from featuremill.doctor.children import ChildError, ask
+from featuremill.lease.condition import NO_DISPLAY, Display
 
 NVML_SECONDS = 30.0
 
@@ -40,7 +41,7 @@ class Gpu:
     power_w: float | None = None
     processes: list[Process] = field(default_factory=list)
     compute_mode: int | None = None
-    drives_display: bool = False
+    display: Display = NO_DISPLAY
     ecc_errors: int = 0
     throttle: list[str] = field(default_factory=list)
     trouble: str = ""
@@ -49,6 +50,10 @@ class Gpu:
     is_divided: bool = False
     """MIG is on, and there are no slices."""
     is_visible: bool = True
+
+    @property
+    def drives_display(self) -> bool:
+        return self.display.is_active or bool(self.display.pids)
 
     @property
     def architecture(self) -> str:
@@ -89,4 +94,10 @@ def read_node(timeout: float) -> Node:
 def _gpu(told: dict[str, Any]) -> Gpu:
     processes = [Process(**process) for process in told.pop("processes")]
     capability = told.pop("capability")
-    return Gpu(**told, processes=processes, capability=tuple(capability) if capability else None)
+    is_active, memory_mb, pids = told.pop("display")
+    return Gpu(
+        **told,
+        processes=processes,
+        capability=tuple(capability) if capability else None,
+        display=Display(is_active, memory_mb, tuple(pids)),
+    )

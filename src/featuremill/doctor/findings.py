@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from featuremill.devices import Device
+from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.facts import Gpu, Node, Process
 from featuremill.doctor.host import Host
 from featuremill.doctor.memory import Need
 from featuremill.doctor.trial import Trial
-from featuremill.lease.condition import Condition, used_by_others
+from featuremill.lease.condition import Condition, used_by_display, used_by_others
 from featuremill.lease.slots import Holder
 
 USUAL_MEMORY_MB = 2048
@@ -46,6 +47,7 @@ class Findings:
     cpu_trial: Trial | None
     """None where a run would take a GPU."""
     host: Host
+    compiling: Compiling
     model: str = ""
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
@@ -72,15 +74,18 @@ class Findings:
     def used_by_others(self, gpu: Gpu) -> str:
         """Say who uses it without a lease, by the lease's own rule; empty when nobody does."""
         pids = [holder.pid for holder in self.leases.get(gpu.uuid or "", [])]
-        processes = tuple(process.pid for process in gpu.processes)
-        now = Condition(gpu.free_mb or 0, gpu.used_mb or 0, processes)
-        if not used_by_others(now, pids):
+        if not used_by_others(_condition(gpu), pids):
             return ""
-        if not gpu.processes:
+        strangers = [process for process in gpu.processes if process.pid not in gpu.display.pids]
+        if not strangers:
             return f"a process that cannot be seen from here ({gigabytes(gpu.used_mb or 0)})"
-        said = [_named(process) for process in gpu.processes[:MAX_NAMED]]
-        more = len(gpu.processes) - len(said)
+        said = [_named(process) for process in strangers[:MAX_NAMED]]
+        more = len(strangers) - len(said)
         return ", ".join(said) + (f" and {more} more" if more else "")
+
+    def used_by_display(self, gpu: Gpu) -> str:
+        """Say what its display holds, where that is much; empty where anybody else is there."""
+        return "" if self.busy_by(gpu) else used_by_display(_condition(gpu))
 
     def busy_by(self, gpu: Gpu) -> str | None:
         """Say who uses it; None when nobody does."""
@@ -114,6 +119,12 @@ class Findings:
             return False
         return self.node.cuda // 1000 < int(torch.cuda.partition(".")[0])
 
+    @property
+    def needs_kernels(self) -> bool:
+        """Tell whether there are GPUs that a run would compile kernels for."""
+        torch = self.torch_trial
+        return bool(self.trials and torch and torch.cuda)
+
     def need_mb(self, uuid: str | None) -> int:
         need = self.needs.get(uuid or "")
         return need.memory_mb if need else USUAL_MEMORY_MB
@@ -126,6 +137,11 @@ class Findings:
         return (
             f"{size} are asked for" if self.needs else f"{size} should be there for a usual model"
         )
+
+
+def _condition(gpu: Gpu) -> Condition:
+    processes = tuple(process.pid for process in gpu.processes)
+    return Condition(gpu.free_mb or 0, gpu.used_mb or 0, processes, display=gpu.display)
 
 
 def _named(process: Process) -> str:

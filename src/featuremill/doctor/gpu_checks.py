@@ -84,11 +84,27 @@ def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
             f"its compute mode lets one process in, and that is {by}.",
             f"Wait for it, or: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
         )
-    if by and "out of memory" in trial.error:
+    if by and trial.lacks_memory:
         return (
             "full",
-            f"not even 64 MB are free on it; it is in use by {by}.",
+            f"there is not memory enough on it to begin; it is in use by {by}.",
             "Wait for it, or ask its user.",
+        )
+    if trial.lacks_memory:
+        free = "" if gpu.free_mb is None else f" ({gigabytes(gpu.free_mb)} free)"
+        return (
+            "no-memory",
+            f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: "
+            f"{trial.error.rstrip('.')}.",
+            "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave it "
+            "out with --devices.",
+        )
+    if trial.is_of_esm2:
+        return (
+            "fails-check",
+            f"torch works on it, and ESM-2 would not be computed: {trial.error.rstrip('.')}.",
+            "See whether this torch fits the driver; look for Xid in dmesg; reset it or leave it "
+            "out with --devices.",
         )
     if trial.is_silent:
         return (
@@ -99,7 +115,7 @@ def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
     return (
         "allocation-failed",
         f"64 MB and a small product on it failed: {trial.error.rstrip('.')}.",
-        "If memory is short, see who holds it; else nvidia-smi, a reset, or --devices without it.",
+        "Look at nvidia-smi; reset it, or leave it out with --devices.",
     )
 
 
@@ -130,7 +146,8 @@ def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
             "warning",
             "busy",
             f"{gpu.label} ({gpu.name}) is in use by {by}.",
-            "Jobs wait for it or take another; leave it out with --devices, or ask its user.",
+            "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
+            "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
             gpu.uuid,
         )
     elif by := findings.leased_by(gpu):
@@ -139,6 +156,15 @@ def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
             "leased",
             f"{gpu.label} ({gpu.name}) is in use by {by}.",
             "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
+            gpu.uuid,
+        )
+    elif findings.used_by_display(gpu):
+        yield Issue(
+            "note",
+            "display",
+            f"{gpu.label} ({gpu.name}) drives a display, which holds "
+            f"{gigabytes(gpu.used_mb or 0)}.",
+            "Nothing to do: jobs take it all the same, and the screen may lag while they compute.",
             gpu.uuid,
         )
     if gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import resource
 import shutil
 import tempfile
@@ -16,7 +17,8 @@ from featuremill.errors import UserError
 from featuremill.lease import folder
 from featuremill.machine import num_cores
 
-NAMED_PACKAGES = ("torch", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .esm2.")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -40,11 +42,13 @@ class Host(NamedTuple):
     num_processors: int
     memory_free_mb: int
     versions: dict[str, str]
+    tried_torch: str
+    """The bounds of torch's releases that were tried, as ">=2.11,<2.14"; empty where not told."""
 
 
 def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
     """Return what is true of this machine now."""
-    nearest = _existing(results.absolute())
+    nearest = nearest_folder(results.absolute())
     lock_folder, lock_trouble = _lock_folder()
     return Host(
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
@@ -57,10 +61,12 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         num_processors=num_cores(),
         memory_free_mb=memory_free_mb(),
         versions=versions(),
+        tried_torch=tried_torch(),
     )
 
 
-def _existing(path: Path) -> Path:
+def nearest_folder(path: Path) -> Path:
+    """Return the nearest folder that exists on the way to an absolute path."""
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
 
 
@@ -93,6 +99,32 @@ def memory_free_mb() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) // 1024
     return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
+
+
+def tried_torch() -> str:
+    """Return the bounds that featuremill's own package has for torch."""
+    try:
+        requirements = metadata.requires("featuremill") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    found = filter(None, map(TORCH_REQUIREMENT.fullmatch, requirements))
+    return ",".join(sorted((bound for one in found for bound in one[1].split(",")), reverse=True))
+
+
+def is_within(version: str, bounds: str) -> bool:
+    """Tell whether a release is within bounds, each a `>=` or a `<` of numbers with dots."""
+    release = _numbers(version)
+    for bound in filter(None, bounds.split(",")):
+        operator, least = bound.rstrip("0123456789."), _numbers(bound.lstrip("<>="))
+        if {">=": release < least, "<": release >= least}[operator]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    assert found, version
+    return tuple(map(int, found[0].split(".")))
 
 
 def versions() -> dict[str, str]:

@@ -16,6 +16,9 @@ from featuremill.workloads.esm2 import sources, tokens
 
 WIDTH_OF_LAYERS = {6: 320, 12: 480, 30: 640, 33: 1280, 36: 2560, 48: 5120}
 """Of Meta's ESM-2 models, whose names tell their layers; kept here so that torch is not needed."""
+HEAD_WIDTH_OF = {320: 16, 480: 24, 640: 32, 1280: 64, 2560: 64, 5120: 128}
+"""Of the same models, by their width."""
+USUAL_HEAD_WIDTH = 64
 FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
@@ -35,6 +38,7 @@ class Model(NamedTuple):
     width: int
     file_dtype: str
     """Of the numbers in its converted file: fp32, fp16 or bf16."""
+    head_width: int = USUAL_HEAD_WIDTH
 
     @property
     def num_matrix_numbers(self) -> int:
@@ -62,7 +66,8 @@ def model_of(name: str) -> Model:
         found = re.match(r"esm2_t(\d+)_", known)
         assert found, known
         num_layers = int(found[1])
-        model = Model(known, num_layers, WIDTH_OF_LAYERS[num_layers], "")
+        width = WIDTH_OF_LAYERS[num_layers]
+        model = Model(known, num_layers, width, "", HEAD_WIDTH_OF[width])
         num_numbers = model.num_matrix_numbers + model.num_other_numbers
         is_wide = sources.PUBLISHED_GIGABYTES[known] * 1e9 / num_numbers > 3
         return model._replace(file_dtype="fp32" if is_wide else "fp16")
@@ -75,7 +80,8 @@ def model_of(name: str) -> Model:
         ) from None
     found_there = checkpoint.read(sources.locate(name).path)
     dtype = FILE_DTYPES[found_there.metadata()["dtype"]]
-    return Model(known, found_there.num_layers, found_there.width, dtype)
+    head_width = found_there.width // found_there.num_heads
+    return Model(known, found_there.num_layers, found_there.width, dtype, head_width)
 
 
 def need(model: Model, device: Device) -> Need:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
+from featuremill.doctor.host import is_within
 from featuremill.lease import folder
 
 LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, VERSION_MISMATCH = 12, 9, 18
@@ -15,6 +17,7 @@ FIRST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 MIN_OPEN_FILES = 320
 """plan keeps 256 spool files open at once."""
 MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
+TWINS = "PyTorch's operations stand in for the kernels on GPUs, at about 0.7 of the speed"
 TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
 
 
@@ -22,6 +25,8 @@ def check(findings: Findings) -> Iterator[Issue]:
     """Yield the issues that are not about one GPU."""
     yield from _driver(findings)
     yield from _torch(findings)
+    yield from _kernels(findings)
+    yield from _steps_down(findings)
     yield from _hidden(findings)
     yield from _none_usable(findings)
     yield from _host(findings)
@@ -95,6 +100,74 @@ def _torch(findings: Findings) -> Iterator[Issue]:
             f"Install driver {FIRST_DRIVERS.get(major, 'of that CUDA')} or later, or a torch built "
             f"for CUDA {findings.node.cuda // 1000} or older ({TORCH_WITH_CUDA}).",
         )
+
+    tried = findings.host.tried_torch
+    if trial.torch and not is_within(trial.torch, tried):
+        yield Issue(
+            "warning",
+            "torch-untried",
+            f"torch {trial.torch} is none of the releases that were tried (torch{tried}).",
+            f"Where a run fails or warns: pip install 'torch{tried}', in the build for your CUDA.",
+        )
+
+
+def _kernels(findings: Findings) -> Iterator[Issue]:
+    """Say what keeps Triton from compiling kernels."""
+    if not findings.needs_kernels:
+        return
+    found = findings.compiling
+    if found.triton is None:
+        yield Issue(
+            "warning",
+            "triton-missing",
+            f"Triton is not installed, so {TWINS}.",
+            "pip install triton (torch's builds for CUDA bring it).",
+        )
+    elif found.compiler is None:
+        yield Issue(
+            "warning",
+            "compiler-missing",
+            "There is no C compiler for Triton (CC is not set, and neither gcc nor clang is on "
+            f"PATH), so {TWINS}.",
+            "apt install gcc python3-dev, or name one in CC.",
+        )
+    elif found.compiler_trouble:
+        yield Issue(
+            "warning",
+            "compiler-fails",
+            f"{found.compiler} cannot compile for this Python ({found.compiler_trouble}), so "
+            f"{TWINS}.",
+            "Another compiler in CC." if found.has_headers else "apt install python3-dev.",
+        )
+    if found.folder_trouble:
+        yield Issue(
+            "warning",
+            "kernel-folder",
+            f"Compiled kernels cannot be kept in {found.folder} ({found.file_system}): "
+            f"{found.folder_trouble}; so {TWINS}.",
+            "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
+            "FEATUREMILL_CACHE for the weights as well.",
+        )
+
+
+def _steps_down(findings: Findings) -> Iterator[Issue]:
+    """Say which operations would not be computed in the first way there is, and why."""
+    said: dict[str, list[Gpu]] = {}
+    for gpu in findings.gpus:
+        trial = findings.trial(gpu)
+        for why in trial.ways.why if trial and trial.ways else ():
+            said.setdefault(why, []).append(gpu)
+    for why, gpus in said.items():
+        numbers = ", ".join(gpu.label.removeprefix("GPU ") for gpu in gpus)
+        yield _step_down(f"GPU {numbers}: {why}", gpus[0].uuid if len(gpus) == 1 else None)
+    cpu = findings.cpu_trial
+    for why in cpu.ways.why if cpu and cpu.ways else ():
+        yield _step_down(why, None)
+
+
+def _step_down(what: str, gpu: str | None) -> Issue:
+    remedy = "Runs go on so, and their values are right; what is said of the compiler may help."
+    return Issue("warning", "steps-down", what, remedy, gpu)
 
 
 def _dotted(cuda: int) -> str:

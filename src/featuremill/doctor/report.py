@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from featuremill.doctor import gpu_checks, node_checks
 from featuremill.doctor.advice import SLOTS_PER_GPU, Advice, has_bf16
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, Issue
+from featuremill.doctor.trial import Ways
 
 VERSION = 1
 SEVERITIES = ("error", "warning", "note")
@@ -43,13 +45,16 @@ def as_json(
             ],
         },
         "memory": _memory(findings, advice) if findings.needs else None,
+        "ways": _ways(findings),
         "scaling": scaling,
         "driver": {"version": findings.node.driver, "cuda": findings.node.cuda},
         "torch": {
             "version": torch.torch if torch else None,
             "cuda": torch.cuda if torch else None,
             "architectures": torch.arch_list if torch else [],
+            "tried": findings.host.tried_torch or None,
         },
+        "compiling": findings.compiling._asdict(),
         "cpu": {
             "name": findings.cpu.name,
             "processors": findings.host.num_processors,
@@ -58,6 +63,20 @@ def as_json(
         },
         "versions": findings.host.versions,
     }
+
+
+def _ways(findings: Findings) -> list[dict[str, Any]]:
+    """Return how ESM-2 would be computed on each device that was tried."""
+    trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
+    nothing = dict.fromkeys(Ways.__annotations__) | {"why": []}
+    return [
+        {
+            "device": device,
+            **(asdict(trial.ways) if trial.ways else nothing),
+            "error": trial.error or None,
+        }
+        for device, trial in trials.items()
+    ]
 
 
 def _gpu(findings: Findings, gpu: Gpu) -> dict[str, Any]:

@@ -25,6 +25,7 @@ def lines(report: Report) -> Iterator[str]:
     if report["gpus"]:
         yield from _table(report)
         yield ""
+    yield from _ways(report)
     yield from issues(report)
     yield from _memory(report)
     yield from _scaling(report)
@@ -105,6 +106,20 @@ def _memory(report: Report) -> Iterator[str]:
     names = {gpu["uuid"]: f"GPU {_label(gpu)}" for gpu in report["gpus"]}
     fits = ", ".join(names.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
     yield from wrapped(f"{what}; fits: {fits}.")
+    yield ""
+
+
+def _ways(report: Report) -> Iterator[str]:
+    """Yield a line a device: in what and by what ESM-2 would be computed there."""
+    known = [ways for ways in report["ways"] if not ways["error"]]
+    if not known:
+        return
+    yield "ESM-2 would be computed so"
+    labels = {gpu["uuid"]: f"GPU {_label(gpu)}" for gpu in report["gpus"]}
+    for ways in known:
+        label = labels.get(ways["device"], "CPU")
+        what = f"{ways['attention']}; products {ways['products']}; rest {ways['kernels']}"
+        yield from wrapped(f"{label}  {ways['dtype']}: {what}", "  ", "    ")
     yield ""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from featuremill import devices
 from featuremill.devices import Device
-from featuremill.doctor import bundle, host, memory, report, scaling, view
+from featuremill.doctor import bundle, compiling, host, memory, report, scaling, view
 from featuremill.doctor.advice import advise, has_bf16
 from featuremill.doctor.children import ChildError
 from featuremill.doctor.facts import Gpu, Node, read_node
@@ -37,7 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.memory_mb is not None and arguments.memory_mb < 1:
         raise UserError(f"--memory-mb {arguments.memory_mb}: give a positive number of MB.")
     model = memory.model_of(arguments.model) if arguments.model else None
-    findings = _with_needs(examine(arguments), model, arguments.memory_mb)
+    head_width = model.head_width if model else memory.USUAL_HEAD_WIDTH
+    findings = _with_needs(examine(arguments, head_width), model, arguments.memory_mb)
     timed: dict[str, Any] | None = None
     issues = report.issues_of(findings)
     if arguments.is_timed:
@@ -56,12 +57,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if answer["ready"] else NOT_READY
 
 
-def examine(arguments: argparse.Namespace) -> Findings:
-    """Look at the machine."""
+def examine(arguments: argparse.Namespace, head_width: int) -> Findings:
+    """Look at the machine, as one that computes a model with heads so wide."""
     node = read_node(arguments.timeout)
     asked = arguments.devices or os.environ.get(VARIABLES["devices"], "")
     gpus = choose(node, asked) if asked else node.gpus
-    trials = try_gpus(gpus, arguments.timeout)
+    trials = try_gpus(gpus, head_width, arguments.timeout)
     leases, cooling = _leased_and_cooling(gpus)
     takes_cpu = not any(gpu.is_visible for gpu in gpus)
     return Findings(
@@ -70,8 +71,9 @@ def examine(arguments: argparse.Namespace) -> Findings:
         is_chosen=bool(asked),
         trials=trials,
         cpu=devices.cpu(),
-        cpu_trial=try_cpu(arguments.timeout) if takes_cpu else None,
+        cpu_trial=try_cpu(head_width, arguments.timeout) if takes_cpu else None,
         host=host.look(arguments.results),
+        compiling=compiling.look(),
         leases=leases,
         cooling=cooling,
     )

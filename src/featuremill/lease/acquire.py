@@ -192,6 +192,9 @@ class _Waiting:
                 found = self._until_free()
         except turnstile.TurnstileTimeoutError:
             raise self._too_late("others came first and still wait") from None
+        for free in found.chosen:
+            if free.note:
+                log.info("GPU %d: %s", free.device.number, free.note)
         chosen = tuple(free.device for free in found.chosen)
         return _lease(self._request, chosen, [free.slot for free in found.chosen])
 

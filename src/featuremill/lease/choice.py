@@ -10,6 +10,7 @@ from typing import NamedTuple
 from featuremill.devices import Device
 from featuremill.errors import DeviceError
 from featuremill.lease import condition, slots
+from featuremill.lease.condition import Condition
 from featuremill.lease.request import Request
 from featuremill.lease.slots import Slot, Taking
 
@@ -24,6 +25,8 @@ class Free(NamedTuple):
     free_mb: int
     place: int
     """In the order of the devices."""
+    note: str
+    """What is to be said of it when it is taken."""
 
 
 class Pass(NamedTuple):
@@ -90,23 +93,28 @@ class Chooser:
         taking = slots.take(self._folder, name, num_slots)
         if taking.slot is None:
             return None, _held_by(taking)
-        why = self._unfit(name, device, taking.num_taken)
+        now = condition.look(device)  # again: what it said before the lock is old
+        # Shared with strangers on purpose; or ours through an outer lease.
+        is_shared = self._request.policy == "memory" or name != device.uuid
+        why = self._unfit(now) or ("" if is_shared else self._used(now, name, taking))
         if why:
             taking.slot.close()
             return None, why
-        found = Free(device, taking.slot, taking.num_taken, taking.last_leased, now.free_mb, place)
+        note = "" if is_shared or taking.num_taken else condition.used_by_display(now)
+        when = taking.last_leased
+        found = Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note)
         return found, ""
 
-    def _unfit(self, name: str, device: Device, num_taken: int) -> str:
-        now = condition.look(device)  # again: what it said before the lock is old
+    def _unfit(self, now: Condition) -> str:
         if now.problem:
             return now.problem
         if now.free_mb < self._request.min_free_mb:
             return f"{now.free_mb} MB free of the {self._request.min_free_mb} asked for"
-        if self._request.policy == "memory" or name != device.uuid:
-            return ""  # shared with strangers on purpose; or ours through an outer lease
+        return ""
+
+    def _used(self, now: Condition, name: str, taking: Taking) -> str:
         pids = []
-        if num_taken:
+        if taking.num_taken:
             pids = [holder.pid for holder in slots.holders(self._folder, name)]
         return condition.used_by_others(now, pids)
 

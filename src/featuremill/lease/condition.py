@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +14,15 @@ import pynvml
 
 from featuremill.devices import Device
 from featuremill.errors import UserError
+from featuremill.gauges import tell
 from featuremill.lease.folder import open_lock, read_note
 from featuremill.text import plain
 
 IDLE_MB = 1024
-"""What may be in use on an idle device: a display, a driver that counts its own."""
+"""What may be in use on an idle device: a driver that counts its own. A program that draws may
+compute so much: toolkits draw through Vulkan, and NVML then lists it as computing too."""
+DISPLAY_MB = 4096
+"""What a display may hold beside the programs listed as drawing: below WSL2 Windows lists none."""
 QUICK_SECONDS = 60.0
 """A lease that fails sooner failed quickly."""
 MAX_QUICK_FAILURES = 3
@@ -27,6 +31,19 @@ COOL_SECONDS = 300.0
 COMPUTE_MODE_PROHIBITED = 2
 COMPUTE_MODES_EXCLUSIVE = (1, 3)
 """Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
+
+
+class Display(NamedTuple):
+    """What a display and the programs on it have of a device."""
+
+    is_active: bool = False
+    memory_mb: int = 0
+    """Of the programs, as far as NVML tells."""
+    pids: tuple[int, ...] = ()
+    """The programs: processes that draw, and compute little or nothing."""
+
+
+NO_DISPLAY = Display()
 
 
 class Condition(NamedTuple):
@@ -38,6 +55,8 @@ class Condition(NamedTuple):
     is_exclusive: bool = False
     problem: str = ""
     """Why nothing can run on it; empty for a device that works."""
+    display: Display = NO_DISPLAY
+    """Only asked for where something is in use."""
 
 
 def look(device: Device) -> Condition:
@@ -47,6 +66,8 @@ def look(device: Device) -> Condition:
         free_mb, used_mb = _memory(handle)
         processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
         mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
+        is_in_use = processes or used_mb > IDLE_MB
+        display = display_of(handle) if is_in_use else NO_DISPLAY
     except pynvml.NVMLError as error:
         return Condition(problem=str(error))
     return Condition(
@@ -55,7 +76,22 @@ def look(device: Device) -> Condition:
         tuple(process.pid for process in processes),
         mode in COMPUTE_MODES_EXCLUSIVE,
         "its compute mode is Prohibited" if mode == COMPUTE_MODE_PROHIBITED else "",
+        display,
     )
+
+
+def display_of(handle: Any) -> Display:
+    """Ask NVML what a display has of the device with this handle; where it errs, that is none."""
+    drawing = _memory_of(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
+    computing = _memory_of(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
+    pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
+    is_active = tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1
+    return Display(is_active, sum(drawing[pid] for pid in pids), tuple(pids))
+
+
+def _memory_of(processes: Iterable[Any] | None) -> dict[int, int]:
+    """Return MB by pid; 0 where NVML does not tell."""
+    return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
 
 
 NOT_KNOWN = (
@@ -86,19 +122,28 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     """Say what on a device belongs to no lease; empty when nothing does.
 
     Where other leases hold slots of the device (`holders`, their pids), its memory says nothing.
+    A display is nobody's work, nor are the programs on it.
     """
-    ours = {*holders, os.getpid()}
+    ours = {*holders, os.getpid(), *condition.display.pids}
     strangers = [pid for pid in condition.processes if not _descends(pid, ours)]
     if holders:  # one that is not here at all may be a lease's, in a container of its own
         strangers = [pid for pid in strangers if Path(f"/proc/{pid}").exists()]
     if strangers:
         return f"used by process {', '.join(map(str, strangers))}, which has no lease"
-    if not holders and condition.used_mb > IDLE_MB:
+    unknown_mb = condition.used_mb - condition.display.memory_mb
+    if not holders and unknown_mb > (DISPLAY_MB if condition.display.is_active else IDLE_MB):
         return (
             f"{condition.used_mb} MB in use, by nobody who has a lease; if that is a display, "
             "FEATUREMILL_POLICY=memory takes the GPU all the same"
         )
     return ""
+
+
+def used_by_display(condition: Condition) -> str:
+    """Say what a display holds of a device that `used_by_others` passes; empty when it is idle."""
+    if condition.used_mb <= IDLE_MB:
+        return ""
+    return f"{condition.used_mb} MB are in use by a display; it is taken all the same"
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:

@@ -1,8 +1,9 @@
 """A pretend torch for tests of the doctor: as much of it as the doctor's children call.
 
 PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_list`, `missing`
-(as if it were not installed), and by UUID what using a GPU comes to: `fails` (an error's text),
-`hangs`, `crashes`. Nothing is computed.
+(as if it were not installed), `version`, and by UUID what using a GPU comes to: `fails` (an error's
+text), `hangs`, `crashes`. Nothing is computed. What ESM-2's operations come to there is `check` (an
+error's text, or "crashes"), and why they stepped down, `why`.
 
 Who hangs says so with a file in the folder `hung`, named by its process id. With the file `notes`,
 a GPU that works notes there when it begins and ends: first, after one work to get warm, for itself;
@@ -13,6 +14,7 @@ import itertools
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,9 +24,27 @@ _WORLD |= json.loads(os.environ.get("PRETEND_TORCH", "{}"))
 if _WORLD.get("missing"):
     raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
-__version__ = "2.13.0"
+__version__ = _WORLD.get("version", "2.13.0")
 version = SimpleNamespace(cuda=_WORLD["cuda"])
 bfloat16, float16, float32 = "bfloat16", "float16", "float32"
+
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+
+def _ways(kind, head_width):
+    uuid = os.environ["CUDA_VISIBLE_DEVICES"]
+    comes_to = _WORLD.get("check", {}).get(uuid)
+    if comes_to == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if comes_to:
+        raise RuntimeError(comes_to)
+    names = {"attention": f"heads of {head_width}", "products": "torch", "kernels": "triton 3"}
+    return {"dtype": "bf16", **names, "why": _WORLD.get("why", {}).get(uuid, [])}
+
+
+sys.modules["featuremill.doctor.ways"] = SimpleNamespace(found=_ways)
 
 
 def set_num_threads(count):
@@ -67,7 +87,8 @@ def _use():
     if uuid in _WORLD.get("crashes", ()):
         os.kill(os.getpid(), signal.SIGSEGV)
     if uuid in _WORLD.get("fails", {}):
-        raise RuntimeError(_WORLD["fails"][uuid])
+        text = _WORLD["fails"][uuid]
+        raise (OutOfMemoryError if "out of memory" in text else RuntimeError)(text)
 
 
 def _synchronize():

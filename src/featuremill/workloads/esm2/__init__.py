@@ -187,9 +187,14 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
 def run(model: Model, batch: Batch) -> Result:
     """Compute a batch and send its values to the host; a GPU is still at it on return."""
-    from featuremill.workloads.esm2.transfer import Transfer
+    from featuremill.workloads.esm2 import pooling
+    from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
-    return Result(Transfer(on_device(model, batch)), batch.places.lengths)
+    lengths, options = batch.places.lengths, model.options
+    num_rows = len(batch.pack.tokens_T)
+    layer_bytes = pooling.bytes_of_layer(num_rows, len(lengths), model.encoder.width, options)
+    slabs = Slabs(layer_bytes, len(options.layers))
+    return Result(Transfer(on_device(model, batch), slabs), lengths)
 
 
 def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:

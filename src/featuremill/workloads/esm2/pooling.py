@@ -118,6 +118,14 @@ def tensors_of_layer(
     return tensors
 
 
+def bytes_of_layer(num_rows: int, num_proteins: int, width: int, options: Options) -> int:
+    """Return what a layer's values take, if every row of a pack were a residue."""
+    num_bytes = num_proteins * len(options.pools) * torch.float32.itemsize
+    if options.per_residue:
+        num_bytes += num_rows * OUTPUT_DTYPES[options.output_dtype].itemsize
+    return num_bytes * width
+
+
 def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
     """Return one vector a residue; where windows overlap, the mean over the windows."""
     residues_RD = hidden_TD.index_select(0, places.rows_R)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from featuremill.workloads.esm2 import compiled
 from featuremill.workloads.esm2.kernels import twins
 
 log = logging.getLogger("featuremill.workloads.esm2")
@@ -51,11 +51,9 @@ def ways(device: torch.device) -> list[Kernels]:
 
 
 def keep_compiled() -> None:
-    """Have Triton keep what it compiles beside the weights, where a folder is named for these: a
-    container's home is gone with it, and each would compile anew."""
-    folder = os.environ.get("FEATUREMILL_CACHE")
-    if folder and os.access(folder, os.W_OK):
-        os.environ.setdefault("TRITON_CACHE_DIR", str(Path(folder, "triton")))
+    """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
+    if folder := compiled.beside_weights():
+        os.environ.setdefault(compiled.VARIABLE, folder)
 
 
 def _triton() -> Kernels:
