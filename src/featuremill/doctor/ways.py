@@ -47,7 +47,7 @@ def found(kind: str, head_width: int) -> dict[str, Any]:
     return {
         "dtype": options.dtype,
         "attention": stage.backend.name,
-        "products": stage.layers[0].up.NAME,
+        "products": stage.form.NAME,
         "kernels": stage.kernels.name,
         "why": heard.sentences,
     }
