@@ -126,7 +126,8 @@ class Worker:
         self.shard = Shard(rows, self.journal, values)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
         self.watch = Watch(job.stall_seconds, job.stacks)
-        self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
+        stages = ("load", "compute", "prepare", "run", "write", "waited_for_disk")
+        self.seconds = dict.fromkeys(stages, 0.0)
         self.model: Any = None
         self.pipeline: Pipeline | None = None
         self.warnings: list[str] = []
@@ -218,6 +219,7 @@ class Worker:
         self.seconds["compute"] = time.monotonic() - self.watch.started
         self.seconds["prepare"] = pipeline.prepare_seconds
         self.seconds["run"] = self.watch.busy_seconds
+        self.seconds["waited_for_disk"] = pipeline.waited_for_disk
 
     @property
     def _device_name(self) -> str:
