@@ -34,7 +34,7 @@ def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
         room = max(budget, prices[place])
         while place >= 0:
             price, rows = prices[place], rows_of[prices[place]]
-            num_taken = min(len(rows), room // price)
+            num_taken = min(len(rows), room // price) if price else len(rows)
             batch += reversed(rows[-num_taken:])
             del rows[-num_taken:]
             if not rows:
@@ -92,7 +92,12 @@ class Queue:
             return None
         rows, is_alone = self._waiting.popleft()
         first, *others = self._within_limit(rows)
-        self._put_in_front(others, is_alone)
+        if left := [row for piece in others for row in piece]:
+            # What is no batch any more goes along with the next one, or each would leave a crumb.
+            is_crumb = self.cost(left) < self._limit and not is_alone
+            if is_crumb and self._waiting and not self._waiting[0][1]:
+                left += self._waiting.popleft()[0]
+            self._put_in_front([left], is_alone)
         cost = self.cost(first)
         # A record that alone is dearer than the limit still gets its try: the limit came from
         # batches of many. Its budget is its own cost then, so that nothing is filled up on top.
