@@ -19,7 +19,7 @@ from featuremill.journal import Journal, part_schema
 VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
 SCHEMA = part_schema(VALUES)
 LARGE = part_schema(pa.schema({"a": pa.list_(pa.float32(), 2**18), "b": pa.list_(pa.int8(), 9)}))
-"""A value of `a` is `LARGE_BYTES`."""
+"""A value of `a` is `messages.LARGE_BYTES`, and so written by itself."""
 
 
 def batch(first, count=3):

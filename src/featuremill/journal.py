@@ -22,19 +22,17 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 import xxhash
 
+from featuremill.messages import Messages, Piece
+
 MAGIC = "featuremill-journal 1"
 SYNC_SECONDS = 3.0
 """Time between syncs: one costs up to a tenth of a second, a lost batch is only computed again."""
-LARGE_BYTES = 2**20
-"""A buffer of this size is written from where it stands, and hashed on a thread beside that;
-smaller ones are joined, and both done in turn, which takes less time than asking a thread does."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 COLUMNS = [
     pa.field("sha256", pa.binary(32), nullable=False),
@@ -107,34 +105,6 @@ def _natural(text: str, least: int = 1) -> int:
     return number
 
 
-class _Sink:
-    """What Arrow writes its messages to: keeps the pieces, of which large ones are no copies."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._pieces: list[bytes | pa.Buffer] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, piece: bytes | pa.Buffer) -> int:
-        self._pieces.append(piece)
-        return len(piece)
-
-    def flush(self) -> None:
-        pass
-
-    def take(self) -> list[bytes | pa.Buffer]:
-        """Return what was written since, in few pieces."""
-        few: list[bytes | pa.Buffer] = []
-        for is_large, group in groupby(self._pieces, lambda piece: len(piece) >= LARGE_BYTES):
-            pieces = list(group)
-            few += pieces if is_large else [b"".join(pieces)]
-        self._pieces = []
-        return few
-
-
 class Journal:
     """An open journal: append batches, then finish. One process at a time (the caller holds a
     lock); in it, batches may begin on one thread while another commits those before them."""
@@ -147,12 +117,7 @@ class Journal:
         self.path = path
         self.log_path = path.with_suffix(".log")
         self.schema = schema
-        self._sink = _Sink()
-        self._messages = pa.ipc.new_stream(self._sink, schema)
-        # Arrow puts the schema before the first batch: here that is one without rows, and for none.
-        nothing = [pa.nulls(0, field.type) for field in schema]
-        self._messages.write_batch(pa.record_batch(nothing, schema=schema))
-        self._sink.take()
+        self._messages = Messages(schema)
         self._hasher = ThreadPoolExecutor(1, "hash")
         self._hasher.submit(int).result()  # its thread starts now, while memory is left for it
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -220,9 +185,8 @@ class Journal:
 
     def commit(self, batch: pa.RecordBatch) -> None:
         """Append one batch of finished rows."""
-        self._messages.write_batch(batch)
-        pieces = self._sink.take()
-        if len(pieces) == 1:  # nothing large
+        pieces = self._messages.of(batch)
+        if len(pieces) == 1:  # nothing large: this takes less time than asking a thread does
             digest = self._hashed(pieces)
             self._data.writelines(pieces)
         else:
@@ -258,7 +222,7 @@ class Journal:
         self._data.write(content)
         self._hash.update(content)
 
-    def _hashed(self, pieces: Sequence[bytes | pa.Buffer]) -> str:
+    def _hashed(self, pieces: Sequence[Piece]) -> str:
         """Return the hash of a batch's bytes, and add them to that of the whole file."""
         digest = xxhash.xxh3_64()
         for piece in pieces:

@@ -126,8 +126,7 @@ class Worker:
         self.shard = Shard(rows, self.journal, values)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
         self.watch = Watch(job.stall_seconds, job.stacks)
-        stages = ("load", "compute", "prepare", "run", "write", "waited_for_disk")
-        self.seconds = dict.fromkeys(stages, 0.0)
+        self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
         self.model: Any = None
         self.pipeline: Pipeline | None = None
         self.warnings: list[str] = []
