@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import TypeAlias
 
 import pyarrow as pa
 
-Piece = bytes | pa.Buffer
+Piece: TypeAlias = bytes | pa.Buffer
 LARGE_BYTES = 2**20
 """A buffer of this size is a piece of its own, where it stands; smaller ones are joined."""
 
