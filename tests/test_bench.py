@@ -78,6 +78,26 @@ def test_a_wrong_engine_fails_the_gate_and_no_speed_is_shown(environment, tmp_pa
     assert "seconds" not in json.dumps(found["stages"]["tiny"]["gate"])
 
 
+def test_each_step_of_writing_is_measured(environment, tmp_path):
+    arguments = ["--folder", str(tmp_path), "--width", "32", "--batches", "2", "--passes", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.journal", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| ")]
+    steps = [name.removeprefix("| ") for name, _, _ in rows]
+    each = ["write alone", "commit", "all in turn"]
+    assert [step for step in steps if step in each] == 2 * each
+    assert "per residue, 1.08 MB a batch" in steps and "pooled, 0.01 MB a batch" in steps
+    speeds = [float(told.rstrip(" |")) for _, *both in rows if "GB/s" not in both for told in both]
+    assert len(speeds) == 2 * 2 * 8 and min(speeds) >= 0
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_every_part_that_a_cpu_has(environment, tmp_path):
     parts = "compare,same_bits,start_up,peak_memory"

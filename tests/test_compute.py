@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from featuremill import compute
-from featuremill.journal import PIECE_BYTES
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -26,7 +25,7 @@ def test_every_bit_pattern_of_the_exponent_is_told_as_numpy_tells_it(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_looks_everywhere(dtype):
-    size = 2 * PIECE_BYTES // np.dtype(dtype).itemsize + 17
+    size = 2 * compute.PIECE_BYTES // np.dtype(dtype).itemsize + 17
     numbers = np.ones(size, dtype)
     assert compute.is_finite(numbers) and compute.is_finite(numbers[:0])
     for place in (0, size // 2, size - 1):

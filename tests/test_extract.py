@@ -168,6 +168,10 @@ def test_a_killed_supervisor_takes_its_worker_along_and_resumes_by_the_batch(ver
     attempts = computed.read_text().splitlines()
     assert set(attempts) == {sequence for _, sequence in GOOD}
     assert len(attempts) - len(set(attempts)) == 4 * (3 - commits), "only what was in flight"
+    resumed = part_of(verbs, plan).read_bytes()
+    plan = verbs.plan(GOOD, "poison")
+    verbs.extract(plan)
+    assert part_of(verbs, plan).read_bytes() == resumed, "in the batches that there were at first"
 
 
 def part_of(verbs, plan):

@@ -2,18 +2,24 @@
 
 import os
 import random
+import resource
+import signal
 import stat
 import threading
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
+import xxhash
 
 from featuremill import journal, store
 from featuremill.journal import Journal, part_schema
 
 VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
 SCHEMA = part_schema(VALUES)
+LARGE = part_schema(pa.schema({"a": pa.list_(pa.float32(), 2**18), "b": pa.list_(pa.int8(), 9)}))
+"""A value of `a` is `messages.LARGE_BYTES`, and so written by itself."""
 
 
 def batch(first, count=3):
@@ -35,6 +41,17 @@ def write(path, firsts, budget=10):
     return opened
 
 
+def large_batch(first, count=3):
+    columns = [
+        *batch(first, count).columns[:3],
+        pa.FixedSizeListArray.from_arrays(
+            pa.array(np.arange(count * 2**18, dtype=np.float32) + first), 2**18
+        ),
+        pa.FixedSizeListArray.from_arrays(pa.array(np.arange(9 * count, dtype=np.int8)), 9),
+    ]
+    return pa.record_batch(columns, schema=LARGE)
+
+
 def read(path):
     with pa.memory_map(str(path)) as source:
         return pa.ipc.open_stream(source).read_all()
@@ -49,6 +66,76 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
     assert again.finish() == digest == journal.digest_of_file(whole)
     assert resumed.read_bytes() == whole.read_bytes()
     assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
+
+
+def test_large_values_are_written_as_small_ones_are(tmp_path):
+    """From where they stand, hashed on another thread: the bytes are those of Arrow's own writer,
+    and those that a journal had before it did so."""
+    path = tmp_path / "j.arrows"
+    batches = [large_batch(0), large_batch(3).slice(1, 2), large_batch(6, 1), large_batch(9, 0)]
+    opened = Journal(path, LARGE, 10)
+    for rows in batches:
+        opened.commit(rows)
+    digest = opened.finish()
+    whole = pa.BufferOutputStream()
+    with pa.ipc.new_stream(whole, LARGE) as stream:
+        for rows in batches:
+            stream.write_batch(rows)
+    content = path.read_bytes()
+    assert content == whole.getvalue().to_pybytes()
+    assert digest == xxhash.xxh3_128_hexdigest(content) == journal.digest_of_file(path)
+    start = len(LARGE.serialize())
+    for rows, (end, told) in zip(batches, journal.read_log(opened.log_path).commits, strict=True):
+        assert content[start:end] == rows.serialize().to_pybytes()
+        assert told == xxhash.xxh3_64_hexdigest(content[start:end])
+        start = end
+    assert opened.counts == {"ok": 6, "failed": 0} and len(opened.rows_done) == 6
+
+
+@pytest.mark.parametrize("kind", ["cut", "zero", "flip"])
+def test_damage_to_large_values_is_seen(tmp_path, kind):
+    path = tmp_path / "j.arrows"
+    opened = Journal(path, LARGE, 10)
+    for first in (0, 3, 6):
+        opened.commit(large_batch(first))
+    opened.close()
+    kept, end, _ = [end for end, _ in journal.read_log(opened.log_path).commits]
+    at = (kept + end) // 2
+    with path.open("r+b") as file:
+        if kind == "cut":
+            file.truncate(at)
+        else:
+            file.seek(at)
+            before = file.read(4096)
+            file.seek(at)
+            file.write(bytes(4096) if kind == "zero" else bytes([before[0] ^ 1]))
+    again = Journal(path, LARGE, 10)
+    assert again.num_resumed == 1 and len(again.rows_done) == 3
+    for first in (3, 6):
+        again.commit(large_batch(first))
+    assert again.finish() == journal.digest_of_file(path)
+    assert read(path).num_rows == 9
+
+
+def test_a_batch_that_could_not_be_written_does_not_count(tmp_path):
+    """A full disk, in the midst of a large value."""
+    path = tmp_path / "j.arrows"
+    opened = Journal(path, LARGE, 10)
+    opened.commit(large_batch(0))
+    room = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 2**20, room[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            opened.commit(large_batch(3))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, room)
+        signal.signal(signal.SIGXFSZ, before)
+    opened.close()
+    again = Journal(path, LARGE, 10)
+    assert again.num_resumed == 1
+    again.commit(large_batch(3))
+    assert again.finish() == journal.digest_of_file(path)
 
 
 class Disk:

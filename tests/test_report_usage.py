@@ -199,6 +199,14 @@ def test_troubles_of_shards_are_listed_with_what_helps(tmp_path: Path) -> None:
     page = make(FakeRun(num_shards=1).write(tmp_path / "one"))
     assert "The one shard did not run out of memory" in page.text
     assert "Fewer, larger shards" not in page.text, "there are no fewer"
+    waited = FakeRun().write(tmp_path / "waited")
+    manifest = json.loads((waited / "manifest.json").read_text())
+    for receipt, seconds in zip(manifest["receipts"], (10, 11, 0, 40), strict=True):
+        receipt["seconds"] |= {"compute": 100.0, "waited_for_disk": seconds}
+    (waited / "manifest.json").write_text(json.dumps(manifest))
+    found = make(waited).text
+    assert "the device waited for the disk, for more than 10% of its time 2 2 Nothing is" in found
+    assert "memory ran out, batches" not in found
     crashed = FakeRun().write(tmp_path / "crashed")
     manifest = json.loads((crashed / "manifest.json").read_text())
     for receipt in manifest["receipts"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -13,20 +14,45 @@ is short, the try that fails costs a small part of what these batches took."""
 
 
 def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
-    """Return batches of row numbers, dearest records first, each within `budget` where it can be.
+    """Return batches of row numbers, each within `budget` where it can be, filled by best fit.
 
-    Equal costs keep the order of rows, so the same shard and budget always give the same batches. A
-    record that is dearer than the budget is a batch of its own.
+    A batch begins with the dearest record that is left and goes on with the dearest that still has
+    room: a run of records that cost about the same, and a few small ones in the rest. That is
+    first-fit decreasing, made batch by batch. Equal costs keep the order of rows, so the same shard
+    and budget always give the same batches. A record that is dearer than the budget is a batch of
+    its own. What takes time is the sort, and a step for each cost that a batch has.
     """
+    rows_of: dict[int, list[int]] = {}
+    for row in range(len(costs) - 1, -1, -1):
+        rows_of.setdefault(costs[row], []).append(row)  # the last of each list is the next one
+    prices = sorted(rows_of)
+    # Of each price, itself while it has rows, else one below: a step towards the next that has.
+    cheaper = list(range(len(prices)))
     batches: list[list[int]] = []
-    room = 0
-    for row in sorted(range(len(costs)), key=lambda row: (-costs[row], row)):
-        if not batches or costs[row] > room:
-            batches.append([])
-            room = budget
-        batches[-1].append(row)
-        room -= costs[row]
+    while (place := _with_rows(cheaper, len(prices) - 1)) >= 0:
+        batch: list[int] = []
+        room = max(budget, prices[place])
+        while place >= 0:
+            price, rows = prices[place], rows_of[prices[place]]
+            num_taken = min(len(rows), room // price) if price else len(rows)
+            batch += reversed(rows[-num_taken:])
+            del rows[-num_taken:]
+            if not rows:
+                cheaper[place] = place - 1
+            room -= num_taken * price
+            place = _with_rows(cheaper, min(place, bisect_right(prices, room)) - 1)
+        batches.append(batch)
     return batches
+
+
+def _with_rows(cheaper: list[int], place: int) -> int:
+    """Return the dearest price up to `place` that has rows, -1 for none; shortens the way there."""
+    found = place
+    while found >= 0 and cheaper[found] != found:
+        found = cheaper[found]
+    while place > found:
+        cheaper[place], place = found, cheaper[place]
+    return found
 
 
 class Batch(NamedTuple):
@@ -66,7 +92,12 @@ class Queue:
             return None
         rows, is_alone = self._waiting.popleft()
         first, *others = self._within_limit(rows)
-        self._put_in_front(others, is_alone)
+        if left := [row for piece in others for row in piece]:
+            # What is no batch any more goes along with the next one, or each would leave a crumb.
+            is_crumb = self.cost(left) < self._limit and not is_alone
+            if is_crumb and self._waiting and not self._waiting[0][1]:
+                left += self._waiting.popleft()[0]
+            self._put_in_front([left], is_alone)
         cost = self.cost(first)
         # A record that alone is dearer than the limit still gets its try: the limit came from
         # batches of many. Its budget is its own cost then, so that nothing is filled up on top.

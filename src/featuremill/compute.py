@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featuremill import reasons
 from featuremill.batches import Batch, Queue
-from featuremill.journal import PIECE_BYTES, part_schema
+from featuremill.journal import part_schema
 from featuremill.text import plain
 from featuremill.workload import RecordFailed, Workload
 
@@ -29,6 +29,8 @@ OUT_OF_MEMORY = re.compile(
     # oneDNN found the primitive (else the descriptor is what fails) and no memory for its code.
     r"|could not create a primitive$"
 )
+PIECE_BYTES = 2**18
+"""Values are looked at in pieces of this size, which a core's cache holds."""
 EXPONENTS: dict[int, tuple[Any, Any]] = {
     2: (np.uint16(0x7C00), np.uint16),
     4: (np.uint32(0x7F800000), np.uint32),

@@ -1,8 +1,9 @@
 """The worker's loop: one batch is prepared, one computed and one written, all at the same time.
 
-Batches are prepared one ahead on a thread, launched here, and collected, checked and committed on
-another thread, in order. Two of them at most are launched and not yet committed: so the device
-waits only where writing is slower than computing, and memory stays bounded.
+Batches are prepared one ahead on a thread, launched here, collected and checked on a second thread
+and committed on a third, in order. Two of them at most are launched and not yet committed: so the
+device waits only where writing is slower than computing, and memory stays bounded. As nothing holds
+up who collects, it is known when the device was done, and how long it then waited for the disk.
 
 A batch that fails is tried again in smaller pieces, each with nothing beside it. What was launched
 after it is computed again, so that the rows of a part keep their order.
@@ -15,8 +16,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -24,6 +26,7 @@ from featuremill import compute
 from featuremill.batches import Batch, Queue
 from featuremill.errors import WorkloadError
 from featuremill.journal import Journal
+from featuremill.shardfile import digests
 from featuremill.watch import Watch
 from featuremill.workload import RecordFailed, Workload
 
@@ -47,34 +50,46 @@ class Shard:
         self.values = values
         self.write_seconds = 0.0
         self.num_batches = 0
-        self._rows = rows
+        self._payloads = rows["payload"]
+        self._sha256 = digests(rows["sha256"]).tobytes()
 
     @property
     def num_bytes(self) -> int:
         """The payloads' size: of proteins, their residues."""
-        return int(pc.sum(pc.binary_length(self._rows["payload"])).as_py() or 0)
+        return int(pc.sum(pc.binary_length(self._payloads)).as_py() or 0)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
         """Return what is computed."""
-        return [self._rows["payload"][row].as_py() for row in rows]
+        places = pa.py_buffer(np.array(rows, np.int64))
+        taken = self._payloads.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, places]))
+        return cast(list[bytes], taken.to_pylist())
 
     def is_done(self, row: int) -> bool:
         """Tell whether the journal holds the row."""
-        return self._rows["sha256"][row].as_py() in self.journal.rows_done
+        return self._digest(row) in self.journal.rows_done
 
-    def commit(self, rows: Sequence[int], values: pa.RecordBatch) -> None:
-        """Write the values of `rows`; one that is missing or not finite makes a failed row."""
+    def _digest(self, row: int) -> bytes:
+        return self._sha256[32 * row : 32 * row + 32]
+
+    def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
+        """Return what to commit for `rows`; a value that is missing or not finite makes a failed
+        row."""
         compute.check(values, self.values, len(rows))
-        self._commit(rows, values, None)
+        return self._of_part(rows, values, None)
 
     def commit_failed(self, row: int, reason: str) -> None:
         """Write a failed row."""
-        self._commit([row], compute.failed(self.values, 1), reason)
+        self.commit(self._of_part([row], compute.failed(self.values, 1), reason))
 
-    def _commit(self, rows: Sequence[int], values: pa.RecordBatch, reason: str | None) -> None:
+    def _of_part(
+        self, rows: Sequence[int], values: pa.RecordBatch, reason: str | None
+    ) -> pa.RecordBatch:
+        return compute.rows_of_part([self._digest(row) for row in rows], values, reason)
+
+    def commit(self, batch: pa.RecordBatch) -> None:
+        """Write rows of the part."""
         start = time.monotonic()
-        digests = [self._rows["sha256"][row].as_py() for row in rows]
-        self.journal.commit(compute.rows_of_part(digests, values, reason))
+        self.journal.commit(batch)
         self.num_batches += 1
         self.write_seconds += time.monotonic() - start
 
@@ -94,6 +109,9 @@ class Pipeline:
     ) -> None:
         """`note` takes what only a log is for; `num_devices` hold the model together."""
         self.prepare_seconds = 0.0
+        self.waited_for_disk = 0.0
+        """Seconds in which a batch was to be launched, the device had none and all that it had done
+        was not yet written."""
         self._note = note
         self._workload = workload
         self._model = model
@@ -101,9 +119,11 @@ class Pipeline:
         self._queue = queue
         self._watch = watch
         self._host = ThreadPoolExecutor(1, "prepare")
-        self._writer = ThreadPoolExecutor(1, "collect")
+        self._collector = ThreadPoolExecutor(1, "collect")
+        self._writer = ThreadPoolExecutor(1, "write")
         self._ahead: tuple[Batch, Future[Any]] | None = None
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
+        self._num_launched = self._num_collected = 0
         self._num_told = 0
         self._most_in_flight = MOST_IN_FLIGHT + num_devices - 1
         self._has_worked = False
@@ -119,8 +139,8 @@ class Pipeline:
             RuntimeError: a device error; nothing can be computed on the device any more.
             OSError: the values cannot be written.
         """
-        with self._host, self._writer:
-            for pool in (self._host, self._writer):
+        with self._host, self._collector, self._writer:
+            for pool in (self._host, self._collector, self._writer):
                 pool.submit(int).result()  # its thread starts now, while memory is left for it
             self._look_ahead()
             while self._ahead or self._flying:
@@ -163,26 +183,38 @@ class Pipeline:
             failure.set_result(error)
             self._flying.append((batch, failure))
             return False
-        self._flying.append((batch, self._writer.submit(self._finish, batch, result, launched)))
+        self._num_launched += 1
+        collected = self._collector.submit(self._collect, batch, result, launched)
+        self._flying.append((batch, self._writer.submit(self._write, batch, collected)))
         return True
 
-    def _finish(self, batch: Batch, result: Any, launched: float) -> Exception | None:
-        """Wait for a batch and commit it; return the error that collecting it ended with."""
+    def _collect(self, batch: Batch, result: Any, launched: float) -> pa.RecordBatch | Exception:
+        """Wait for a batch and check it; return what to commit, or the error of collecting it."""
         try:
             values = self._workload.collect(self._model, result)
+            self._watch.done(batch.cost, launched)
         except Exception as error:
-            self._must_wait = True
             return error
-        self._watch.done(batch.cost, launched)
-        if self._must_wait:
+        finally:
+            self._num_collected += 1
+        return self._shard.checked(batch.rows, values)
+
+    def _write(
+        self, batch: Batch, collected: Future[pa.RecordBatch | Exception]
+    ) -> Exception | None:
+        """Commit a batch once it is collected; return the error that this ended with."""
+        is_behind, self._must_wait = self._must_wait, True  # until this has ended well
+        rows = collected.result()
+        if isinstance(rows, Exception):
+            return rows
+        if is_behind:
             return _BehindAFailureError()
-        self._must_wait = True  # nothing may follow when this ends with an error
         self._has_worked = True
         if self._suspicious:  # nothing else is in flight then
             self._shard.journal.abort()
             self._commit_suspicious()
             self._shard.journal.begin(batch.rows)
-        self._shard.commit(batch.rows, values)
+        self._shard.commit(rows)
         self._must_wait = False
         return None
 
@@ -192,7 +224,7 @@ class Pipeline:
         failed: list[tuple[Batch, Exception]] = []
         while len(self._flying) > (0 if failed else most):
             batch, finished = self._flying.popleft()
-            if error := finished.result():
+            if error := self._waited_for(finished):
                 failed.append((batch, error))
             else:
                 self._queue.ran()
@@ -201,6 +233,16 @@ class Pipeline:
         if failed:
             self._queue_again(failed)
         return not failed
+
+    def _waited_for(self, finished: Future[Exception | None]) -> Exception | None:
+        """Wait until a batch is committed, and note how long the next one had only that to wait
+        for."""
+        since = time.monotonic()
+        error = finished.result()
+        if self._ahead and self._num_collected == self._num_launched:
+            idle = time.monotonic() - max(since, self._watch.done_at)
+            self.waited_for_disk += max(0.0, idle)
+        return error
 
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
         """Put failed batches back before everything else; what failed by itself is committed."""

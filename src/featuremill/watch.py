@@ -20,7 +20,8 @@ class Watch:
         self.cost_run = 0
         self._stall_seconds = stall_seconds
         self._stacks = stacks
-        self._done_at = 0.0
+        self.done_at = 0.0
+        """When the last batch was complete."""
         self._first = (0.0, 0)
         """Seconds and cost of the first batch, in which much happens that never does again."""
 
@@ -39,9 +40,9 @@ class Watch:
         The device may have been busy with the batch before it for a part of that time.
         """
         now = time.monotonic()
-        self.busy_seconds += max(0.0, now - max(launched, self._done_at))
+        self.busy_seconds += max(0.0, now - max(launched, self.done_at))
         self.cost_run += cost
-        self._done_at = now
+        self.done_at = now
         if not self._first[1]:
             self._first = (self.busy_seconds, self.cost_run)
 

@@ -218,6 +218,7 @@ class Worker:
         self.seconds["compute"] = time.monotonic() - self.watch.started
         self.seconds["prepare"] = pipeline.prepare_seconds
         self.seconds["run"] = self.watch.busy_seconds
+        self.seconds["waited_for_disk"] = pipeline.waited_for_disk
 
     @property
     def _device_name(self) -> str:

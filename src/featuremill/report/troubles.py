@@ -9,6 +9,8 @@ from featuremill.report.shards import Shard
 from featuremill.sizes import counted
 
 MAX_EXAMPLES = 3
+MUCH_WAITING = 0.1
+"""Share of the computing time that a device may wait for the disk before it is worth a sentence."""
 
 
 class Kind(NamedTuple):
@@ -30,6 +32,12 @@ class Trouble(NamedTuple):
     """Shards and their devices, the worst first."""
 
 
+def waited_for_disk(shard: Shard) -> bool:
+    """Tell whether the device waited much for rows to be written; old receipts do not say."""
+    waited = shard.seconds.get("waited_for_disk", 0.0)
+    return waited > MUCH_WAITING * shard.seconds.get("compute", 0.0)
+
+
 KINDS = (
     Kind(
         "memory ran out, batches were halved",
@@ -42,6 +50,12 @@ KINDS = (
         lambda shard: shard.crashes,
         "Nothing is lost but time. The shard's log in logs/<run>/extract/ says what happened; "
         "featuremill doctor looks at the device.",
+    ),
+    Kind(
+        f"the device waited for the disk, for more than {MUCH_WAITING:.0%} of its time",
+        waited_for_disk,
+        "Nothing is lost but time. Have the results on a faster disk, or less written: fewer "
+        "layers, no per_residue, or output_dtype: float16 (esm2).",
     ),
     Kind(
         "batches were kept from before a stop or a crash",
