@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.esm2_models import fair_esm, save_fair_esm
 
+from bench.peers import fair_esm, save_fair_esm
 from bench.shapes import Shape
 from featuremill import weights
 

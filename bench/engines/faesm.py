@@ -6,11 +6,10 @@ import contextlib
 import io
 from typing import Any
 
-from tests.esm2_models import hugging_face_config, hugging_face_state
-
 from bench.engines import Dtype, Engine, Missing
 from bench.engines.hugging_face import NUMBER_TYPES
 from bench.engines.padded import Padded
+from bench.peers import hugging_face_config, hugging_face_state
 from bench.subject import Subject
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.esm2_models import ALPHABET
 from torch.utils.data import DataLoader
 
 from bench.engines import Dtype, Engine, Features, Missing, Output, as_float32
 from bench.lengths import MAX_RESIDUES, Protein
+from bench.peers import ALPHABET
 from bench.sample import fair_esm_reads
 from bench.subject import Subject
 

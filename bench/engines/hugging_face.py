@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tests.esm2_models import hugging_face_config, hugging_face_state
 
 from bench.engines import Dtype, Engine, Missing
 from bench.engines.padded import Padded
+from bench.peers import hugging_face_config, hugging_face_state
 from bench.subject import Subject
 
 NUMBER_TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.esm2_models import ALPHABET
 from torch import Tensor
 
 from bench.engines import Features, Output
 from bench.engines.ours import batch_budget
 from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein
+from bench.peers import ALPHABET
 from bench.sample import fair_esm_reads
 from bench.subject import Subject
 
