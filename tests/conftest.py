@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
+from bench.needs import SITE
 from nvml_node import CUDA_VARIABLES, gpu_node, nvml_library  # noqa: F401  (two are fixtures)
 from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
@@ -27,6 +28,11 @@ def pytest_configure(config):
     for name in list(os.environ):
         if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
             del os.environ[name]
+    if path := os.environ.get("PYTHONPATH"):  # what is relative there is meant from here
+        absolute = (str(Path(part).resolve()) for part in path.split(os.pathsep))
+        os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
+    if config.option.markexpr == "gpu":  # pytest itself is on the GPU then, beside its jobs
+        os.environ["FEATUREMILL_POLICY"] = "memory"
     if "not gpu" in config.option.markexpr:  # which of this machine's GPUs is meant means none then
         for name in CUDA_VARIABLES:
             os.environ.pop(name, None)
@@ -77,7 +83,7 @@ def environment(nothing_of_the_users):
 
     Whoever wants another one makes a copy.
     """
-    path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
+    path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS), str(ROOT / SITE)])
     return MappingProxyType({**os.environ, "PYTHONPATH": path})
 
 
