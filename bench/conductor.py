@@ -79,7 +79,8 @@ def conduct(given: argparse.Namespace) -> int:
         run = Run(given, settings, record, Path(scratch))
         try:
             for name, steps in parts:
-                run.part(name, steps, Clock(given.minutes or MINUTES[place.name]))
+                minutes = MINUTES[place.name] if given.minutes is None else given.minutes
+                run.part(name, steps, Clock(minutes))
         finally:
             run.close()
     return _end(record, given)

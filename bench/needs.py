@@ -28,6 +28,7 @@ THERE = {
 }
 """Module and distribution: what images for work with GPUs have, and what is large."""
 BROUGHT = {
+    "Bio": "biopython",
     "_yaml": "pyyaml",
     "annotated_types": "annotated-types",
     "attr": "attrs",

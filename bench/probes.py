@@ -155,7 +155,7 @@ def share_of_gpu(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     command = _command(stage, f"featuremill {stage.dtype}", "mean", fasta)
     found: dict[str, Any] = {"lengths": describe(proteins)}
     for count in (1, 2):
-        say(f"{stage.shape.name}: {count} at once on one GPU")
+        say(f"{stage.shape.name}: {count} at once")
         answers = run_together([command] * count, fasta, clock)
         span = max(a["ended"] for a in answers) - min(a["started"] for a in answers)
         tokens = count * sum(tokens_of(proteins))

@@ -84,7 +84,7 @@ def rehearsed(step: Step) -> Step:
     return step._replace(shape=REHEARSED[step.shape]) if step.shape else step
 
 
-REHEARSED = {"150M": "tiny", "650M": "tiny", "3B": "tiny fp16"}
+REHEARSED = {"150M": "tiny narrow", "650M": "tiny", "3B": "tiny fp16"}
 
 
 def run_compare(stage: Stage, step: Step, settings: Settings, clock: Clock) -> Any:

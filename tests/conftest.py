@@ -6,7 +6,6 @@ from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
-from bench.needs import SITE
 from nvml_node import CUDA_VARIABLES, gpu_node, nvml_library  # noqa: F401  (two are fixtures)
 from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
@@ -83,8 +82,9 @@ def environment(nothing_of_the_users):
 
     Whoever wants another one makes a copy.
     """
-    path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS), str(ROOT / SITE)])
-    return MappingProxyType({**os.environ, "PYTHONPATH": path})
+    # What was on the path stays behind: packages may have been unpacked beside an interpreter.
+    paths = [str(ROOT / "src"), str(PLUGINS), os.environ.get("PYTHONPATH", "")]
+    return MappingProxyType({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
 
 
 @pytest.fixture
