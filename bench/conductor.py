@@ -111,7 +111,7 @@ def _why_no_gpu() -> str:
     if torch.version.cuda is None:
         return f"torch {torch.__version__} is a build for CPUs; take one for CUDA"
     if not torch.cuda.is_available():
-        return "torch sees no GPU here (see python -m featuremill doctor); leave out --gpu"
+        return "torch sees no GPU here (python -m featuremill doctor tells why); leave out --gpu"
     return ""
 
 
