@@ -41,6 +41,7 @@ from bench.steps import (
 )
 from bench.table import TESTS
 from bench.worker import Answer, Order, Setting
+from featuremill.devices import cuda_devices
 
 MEASURED = "measured"
 START_SECONDS = 60.0
@@ -112,6 +113,8 @@ def _why_no_gpu() -> str:
         return f"torch {torch.__version__} is a build for CPUs; take one for CUDA"
     if not torch.cuda.is_available():
         return "torch sees no GPU here (python -m featuremill doctor tells why); leave out --gpu"
+    if not cuda_devices():
+        return "torch sees a GPU and NVML none, by which jobs find theirs (libnvidia-ml.so.1)"
     return ""
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+END_SECONDS = 20.0
+"""What a killed process may take to be gone."""
 TAIL_LINES = 4
 """What is told of the last words of a process that failed."""
 
@@ -109,7 +111,8 @@ def kill(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     process.kill()
-    process.wait()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in a driver that does not answer
+        process.wait(END_SECONDS)
 
 
 def descendants(pid: int) -> list[int]:
