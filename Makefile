@@ -6,6 +6,10 @@
 PYTHON ?= python3
 EXTRA ?=
 WHEELS_PYTHON ?= 3.12
+# What a GPU machine's image lacks besides: make bench-wheels WHEELS=pyarrow (55 MB).
+WHEELS ?=
+# Of make bench-gpu: a (650M), b (150M, 3B), each at most nine minutes; a,b is one after the other.
+PART ?= a,b
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
@@ -60,19 +64,20 @@ format: .venv/.test ## let the tools arrange the code
 bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA="…" goes to bench.run)
 	@$(BIN)/python -m bench.run $(EXTRA)
 
-bench-gpu: .venv/.test ## the same on GPU 0, within 10 minutes
-	@$(BIN)/python -m bench.run --gpu --minutes 9 $(EXTRA)
+bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then PART=b, of nine minutes each
+	@$(BIN)/python -m bench.run --gpu --part $(PART) $(EXTRA)
 
 bench-scale: .venv/.test ## seconds and memory of plan, extract and merge for 50,000 records and more
 	@$(BIN)/python -m bench.scale $(EXTRA)
 
 bench-wheels: $(BIN)/python ## gather in bench/.wheels what a GPU machine without a network lacks
 	@rm -rf bench/.wheels
-	@$(BIN)/python -m pip download -qq --no-deps --only-binary=:all: -c constraints.txt -r bench/wheels.txt \
+	@$(BIN)/python -m pip download -qq --no-deps --only-binary=:all: -c constraints.txt \
+	  $$($(BIN)/python -m bench.needs) $(WHEELS) \
 	  --implementation cp --python-version $(WHEELS_PYTHON) \
 	  $(foreach n,39 35 34 31 28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
 	  --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform any -d bench/.wheels
-	@du -sh bench/.wheels
+	@$(BIN)/python -m bench.needs --size
 
 constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)
 	@rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins

@@ -5,11 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import Any, NamedTuple
 
+RATE_OF_EXTRACT = "tokens_per_second_of_extract"
+"""What rows of ours say of a pass without `plan`."""
+
 CPU_OVER_FAIR_ESM = {"8M": 2.5, "35M": 2.2, "150M": 1.7}
 CPU_SHARE_OF_GEMMS = 0.70
 GPU_TOKENS = {"650M": 370e3, "3B": 105e3, "150M": 1.0e6}
 GPU_SHARE_OF_MATMUL = {"650M": 0.65, "3B": 0.78}
-GPU_END_TO_END = {"mean": 0.95, "per_residue": 0.90}
+GPU_EXTRACT = {"mean": 0.95, "per_residue": 0.90}
 GPU_OVER_FAIR_ESM = {"mean": 15.0, "per_residue": 20.0}
 OVER_BEST_PEER = 1.25
 START_UP_SECONDS = 3.0
@@ -27,8 +30,8 @@ class Bar(NamedTuple):
 def of_comparison(comparison: dict[str, Any]) -> list[Bar]:
     """Return the bars of one comparison, on a CPU or on a GPU."""
     rates = {row["name"]: row["tokens_per_second"] for row in comparison["rows"]}
-    if "featuremill bf16, GPU only" in rates:
-        return _gpu(comparison, rates)
+    if alone := _alone(comparison):
+        return _gpu(comparison, rates, alone)
     return _cpu(comparison, rates)
 
 
@@ -54,19 +57,29 @@ def _cpu(comparison: dict[str, Any], rates: dict[str, float]) -> list[Bar]:
     ]
 
 
-def _gpu(comparison: dict[str, Any], rates: dict[str, float]) -> list[Bar]:
+def _alone(comparison: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the row of the device's share of our work in the 16-bit type that counts."""
+    name = f"featuremill {comparison.get('dtype', 'bf16')}, "
+    return next((row for row in comparison["rows"] if row["name"].startswith(name)), None)
+
+
+def _gpu(comparison: dict[str, Any], rates: dict[str, float], alone: dict[str, Any]) -> list[Bar]:
     shape, output = comparison["shape"], comparison["output"]
-    ours, alone = rates["featuremill bf16"], rates["featuremill bf16, GPU only"]
-    bars = [_at_least("bf16 end to end, share of GPU only", ours / alone, GPU_END_TO_END[output])]
+    ours, _, only = alone["name"].removeprefix("featuremill ").partition(", ")
+    (row,) = (row for row in comparison["rows"] if row["name"] == f"featuremill {ours}")
+    rate, rate_alone = row["tokens_per_second"], alone["tokens_per_second"]
+    # The worker's part: what keeps a GPU busy. `plan` is done before, by the CPU.
+    share = row[RATE_OF_EXTRACT] / rate_alone
+    bars = [_at_least(f"{ours} extract without plan, share of {only}", share, GPU_EXTRACT[output])]
     if output == "mean" and shape in GPU_TOKENS:
-        bars.append(_at_least("bf16 GPU only (tokens/s)", alone, GPU_TOKENS[shape]))
+        bars.append(_at_least(f"{ours} {only} (tokens/s)", rate_alone, GPU_TOKENS[shape]))
     if output == "mean" and shape in GPU_SHARE_OF_MATMUL and comparison["matmul_tflops"]:
-        (row,) = (r for r in comparison["rows"] if r["name"] == "featuremill bf16, GPU only")
-        share = model_share(comparison, row)
-        bars.append(_at_least("bf16 GPU only, MFU", share, GPU_SHARE_OF_MATMUL[shape]))
-    stock = rates["fair-esm fp32"]
-    bars.append(_at_least("bf16 over fair-esm fp32 (×)", ours / stock, GPU_OVER_FAIR_ESM[output]))
+        share = model_share(comparison, alone)
+        bars.append(_at_least(f"{ours} {only}, MFU", share, GPU_SHARE_OF_MATMUL[shape]))
+    over = rate / rates["fair-esm fp32"]
+    bars.append(_at_least(f"{ours} over fair-esm fp32 (×)", over, GPU_OVER_FAIR_ESM[output]))
     peers = [rate for name, rate in rates.items() if name.startswith(("transformers", "FAESM"))]
     if peers:
-        bars.append(_at_least("bf16 over the best peer (×)", ours / max(peers), OVER_BEST_PEER))
+        over = rate / max(peers)
+        bars.append(_at_least(f"{ours} over the best peer (×)", over, OVER_BEST_PEER))
     return bars

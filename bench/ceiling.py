@@ -10,49 +10,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bench.engines import BYTES
 from bench.engines.hugging_face import NUMBER_TYPES
+from bench.place import Place, Stopwatch
 from bench.shapes import Shape
 
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor, int], Product]
 """(weight, rows that will be multiplied with it) → the product."""
 MATMUL_SIZE = 8192
-
-
-def synchronize(device: str) -> None:
-    """Wait for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-class Stopwatch:
-    """Measures what the GPU does in the block, by its own events."""
-
-    def __enter__(self) -> Stopwatch:
-        event: Any = torch.cuda.Event
-        self._start, self._end = event(enable_timing=True), event(enable_timing=True)
-        torch.cuda.synchronize()
-        self._start.record()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end.record()
-        torch.cuda.synchronize()
-        self.seconds = float(self._start.elapsed_time(self._end)) / 1000
+ENOUGH_BYTES = 2**30
+"""Of weights, so that no cache holds them: layers beyond that take turns with the same ones."""
 
 
 class Gemms:
-    """All products with weights of one batch, layer by layer, each layer with its own weights.
+    """All products with weights of one batch, layer by layer, each from memory and no cache.
 
     On a CPU the fastest of torch's kernels for them: plain, oneDNN's packed, MKL's packed.
     """
 
-    def __init__(self, shape: Shape, device: str, dtype: str, num_rows: int) -> None:
+    def __init__(self, shape: Shape, place: Place, dtype: str, num_rows: int) -> None:
         self.name = f"GEMMs alone {dtype}"
         self.dtype = dtype
         self.num_rows = num_rows
-        self._device = device
-        kind: dict[str, Any] = {"device": device, "dtype": NUMBER_TYPES[dtype]}
+        self._place = place
+        self._num_layers = shape.num_layers
+        kind: dict[str, Any] = {"device": place.device, "dtype": NUMBER_TYPES[dtype]}
         width = shape.width
         torch.manual_seed(0)
         self._narrow = torch.randn(num_rows, width, **kind)
@@ -60,16 +43,19 @@ class Gemms:
         sizes = ((width, 3 * width), (width, width), (width, 4 * width), (4 * width, width))
         weights = [
             [torch.randn(out, into, **kind) * into**-0.5 for into, out in sizes]
-            for _ in range(shape.num_layers)
+            for _ in range(
+                min(shape.num_layers, 1 + ENOUGH_BYTES // (12 * width**2 * BYTES[dtype]))
+            )
         ]
         self.kernel, self._layers = self._fastest(weights)
 
     def run(self) -> float:
         """Return the seconds of one batch."""
-        synchronize(self._device)
+        layers = [self._layers[i % len(self._layers)] for i in range(self._num_layers)]
+        self._place.synchronize()
         started = time.perf_counter()
-        self._batch(self._layers)
-        synchronize(self._device)
+        self._batch(layers)
+        self._place.synchronize()
         return time.perf_counter() - started
 
     @torch.inference_mode()
@@ -83,7 +69,7 @@ class Gemms:
     def _fastest(self, weights: list[list[Tensor]]) -> tuple[str, list[list[Product]]]:
         found: dict[str, tuple[float, list[list[Product]]]] = {}
         kinds: dict[str, Pack] = {"linear": _plain}
-        if self._device == "cpu":
+        if self._place.device == "cpu":
             kinds |= {"oneDNN packed": _onednn, "MKL packed": _mkl}
         for name, product in kinds.items():
             try:
@@ -116,22 +102,19 @@ def _mkl(weight: Tensor, num_rows: int) -> Product:
 
 
 class Matmul:
-    """One square product in bf16: the rate that MFU is a share of."""
+    """One square product in 16 bits: the rate that MFU is a share of."""
 
-    name = f"matmul {MATMUL_SIZE}³ bf16"
-
-    def __init__(self) -> None:
+    def __init__(self, place: Place, dtype: str, size: int = MATMUL_SIZE) -> None:
         torch.manual_seed(0)
-        size = (MATMUL_SIZE, MATMUL_SIZE)
-        self._left, self._right = (
-            torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(2)
-        )
+        self._place, self._size = place, size
+        kind: dict[str, Any] = {"device": place.device, "dtype": NUMBER_TYPES[dtype]}
+        self._left, self._right = (torch.randn(size, size, **kind) for _ in range(2))
         for _ in range(3):
             self._left @ self._right
 
     def run(self, repeats: int = 30) -> float:
         """Return TFLOP/s."""
-        with Stopwatch() as watch:
+        with Stopwatch(self._place) as watch:
             for _ in range(repeats):
                 self._left @ self._right
-        return repeats * 2 * MATMUL_SIZE**3 / watch.seconds / 1e12
+        return repeats * 2 * self._size**3 / watch.seconds / 1e12

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import os
+import signal
 import sys
 import tempfile
 import time
@@ -18,20 +19,26 @@ from typing import Any
 
 import torch
 
-from bench.ceiling import synchronize
+from bench.clock import Clock
 from bench.engines import line_up
 from bench.engines.ours import Ours
+from bench.place import Place, forbid_short_cuts
+from bench.processes import Child
 from bench.shapes import SHAPES
 from bench.subject import Subject
+from featuremill import machine
 
 
 def main() -> None:
     """Run what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("engine", "shape", "device", "output", "fasta", "weights"):
+    for name in ("engine", "shape", "place", "output", "fasta", "weights"):
         parser.add_argument(f"--{name}", required=True)
     given = parser.parse_args()
-    subject = Subject(SHAPES[given.shape], given.device, Path(given.weights))
+    machine.die_with_parent(os.getppid(), signal.SIGKILL)
+    forbid_short_cuts()
+    place = Place(given.place)
+    subject = Subject(SHAPES[given.shape], place, Path(given.weights))
     (engine,) = (found for found in line_up(subject)[0] if found.name == given.engine)
     answers = sys.stdout
     sys.stdout = sys.stderr
@@ -43,10 +50,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         engine.extract(Path(given.fasta), Path(folder), given.output)
-        synchronize(given.device)
+        place.synchronize()
         ended = time.time()
     answer: dict[str, Any] = {"started": started, "ended": ended, "peak_rss_mb": _peak_rss_mb()}
-    if given.device == "cuda":
+    if place.device == "cuda":
         answer |= {
             "peak_allocated_mb": torch.cuda.max_memory_allocated() // 2**20,
             "peak_reserved_mb": torch.cuda.max_memory_reserved() // 2**20,
@@ -61,30 +68,26 @@ def _peak_rss_mb() -> int:
     return int(peak) // 2**10
 
 
-def run_together(commands: Sequence[Sequence[str]]) -> list[dict[str, Any]]:
-    """Run children side by side, started at the same moment once all are ready."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "bench.child", *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for command in commands
-    ]
+def run_together(
+    commands: Sequence[Sequence[str]], fasta: Path, clock: Clock
+) -> list[dict[str, Any]]:
+    """Run children side by side, started at the same moment once all are ready.
+
+    Raises:
+        ChildError: when one fails, or is not done when time is up.
+    """
+    log = fasta.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    children = [Child([sys.executable, "-m", "bench.child", *each], log) for each in commands]
     try:
         for child in children:
-            assert child.stdout and child.stdout.readline() == "ready\n", "a child did not load"
+            assert child.answer(clock.left()) == "ready\n"
         for child in children:
-            assert child.stdin
-            child.stdin.write("go\n")
-            child.stdin.flush()
-        return [json.loads(child.stdout.readline()) for child in children if child.stdout]
+            child.tell("go")
+        return [json.loads(child.answer(clock.left())) for child in children]
     finally:
         for child in children:
-            child.kill()
-            child.communicate()
+            child.close()
 
 
 if __name__ == "__main__":

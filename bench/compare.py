@@ -7,17 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
-
 from bench import gpu_only
-from bench.ceiling import Gemms, Matmul
+from bench.bars import RATE_OF_EXTRACT
+from bench.ceiling import MATMUL_SIZE, Gemms, Matmul
 from bench.clock import Clock
-from bench.engines import Engine, Output
+from bench.engines import Dtype, Engine, Output
 from bench.engines.ours import Ours, batch_budget
 from bench.lengths import Protein, describe, tokens_of
 from bench.shapes import Shape
 from bench.stage import Stage, say
 
+PLAN_SECONDS = "plan_seconds"
+"""What of each pass of ours was `plan`, which no run does on a GPU."""
 MAX_TRIALS = 3
 MAX_GROWTH = 8.0
 """A trial tells how many tokens fill a pass, if that is not many times what it computed."""
@@ -35,6 +36,9 @@ class Settings(NamedTuple):
     """Work of the first trial that finds out how fast a contestant is."""
     probe_tokens: int
     num_alone: int
+    matmul_size: int = MATMUL_SIZE
+    long_residues: int = 36_000
+    """Of the protein that is computed whole."""
 
     def first_tokens_of(self, shape: Shape) -> int:
         """Return the tokens of a first trial, the fewer the larger the network."""
@@ -62,45 +66,51 @@ class EndToEnd:
         self.name = engine.name
         # A run's start (reading, sharding) and end (the last sync) are short in minutes of work:
         # where a pass of ours is to tell of runs, it has to be longer than its peers' passes.
-        is_fast = stage.device == "cuda" and isinstance(engine, Ours) and engine.dtype != "fp32"
+        is_ours = isinstance(engine, Ours)
+        is_fast = stage.place.has_gpu_steps and is_ours and engine.dtype != "fp32"
         self.target_seconds = 3 * seconds if is_fast else seconds
+        self._plan_seconds: list[float] = []
         self._stage, self._engine, self._output = stage, engine, output
         self._facts: dict[str, Any] = {"writes": engine.writes(output), "dtype": engine.dtype}
-        stage.load(engine)
-        if isinstance(engine, Ours):
-            engine.model_for(output)  # what it delivers is decided when it is loaded
 
     def measure(self, proteins: list[Protein]) -> tuple[float, int]:
-        is_gpu = self._stage.device == "cuda"
-        before = torch.cuda.memory_allocated() if is_gpu else 0
-        if is_gpu:
-            torch.cuda.reset_peak_memory_stats()
+        place = self._stage.place
+        self._stage.load(self._engine)
+        if isinstance(self._engine, Ours):
+            # What it delivers is decided when it is loaded.
+            self._engine.model_for(self._output)
+        before = place.allocated_bytes()
+        place.forget_peak()
         seconds = self._stage.extraction_seconds(self._engine, self._output, proteins)
-        if is_gpu:
-            working = torch.cuda.max_memory_allocated() - before
-            self._facts["working_gpu_mb"] = round(working / 2**20)
+        if place.device == "cuda":
+            self._facts["working_gpu_mb"] = round((place.peak_bytes() - before) / 2**20)
+        if isinstance(self._engine, Ours):
+            self._plan_seconds.append(self._engine.seconds["plan"])
         return seconds, sum(tokens_of(proteins))
 
     def facts(self) -> dict[str, Any]:
-        parts = dict(self._engine.seconds) if isinstance(self._engine, Ours) else None
-        return self._facts | ({"seconds_of_last_pass": parts} if parts else {})
+        if not isinstance(self._engine, Ours):
+            return self._facts
+        parts = dict(self._engine.seconds)
+        return self._facts | {"seconds_of_last_pass": parts, PLAN_SECONDS: self._plan_seconds}
 
 
 class Alone:
-    """Our GPU work alone, by CUDA's events."""
+    """The device's share of our work: by CUDA's events, where it is a GPU."""
 
-    def __init__(self, ours: Ours, output: Output, seconds: float) -> None:
-        self.name = f"{ours.name}, GPU only"
+    def __init__(self, stage: Stage, dtype: Dtype, output: Output, seconds: float) -> None:
+        self.name = f"featuremill {dtype}, {stage.place.only}"
         self.target_seconds = seconds
-        self._model = ours.model_for(output)
-        self._budget = batch_budget("cuda")
+        self._stage, self._dtype, self._output = stage, dtype, output
+        self._budget = batch_budget(stage.place)
         self._batches: tuple[int, list[Any]] = (0, [])
 
     def measure(self, proteins: list[Protein]) -> tuple[float, int]:
+        model = self._stage.ours(self._dtype).model_for(self._output)
         if self._batches[0] != len(proteins):
-            batches = gpu_only.prepare(self._model, proteins, self._budget)
-            self._batches = len(proteins), batches
-        return gpu_only.seconds(self._model, self._batches[1]), sum(tokens_of(proteins))
+            self._batches = len(proteins), gpu_only.prepare(model, proteins, self._budget)
+        seconds = gpu_only.seconds(self._stage.place, model, self._batches[1])
+        return seconds, sum(tokens_of(proteins))
 
     def facts(self) -> dict[str, Any]:
         return {"budget": self._budget}
@@ -110,7 +120,7 @@ class Roof:
     """The encoder's matrix products alone."""
 
     def __init__(self, stage: Stage, dtype: str, seconds: float) -> None:
-        self._gemms = Gemms(stage.shape, stage.device, dtype, batch_budget(stage.device))
+        self._gemms = Gemms(stage.shape, stage.place, dtype, batch_budget(stage.place))
         self.name = self._gemms.name
         self.target_seconds = seconds / 2
 
@@ -126,7 +136,9 @@ class Roof:
 def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> dict[str, Any]:
     """Return the passes of all contestants; fewer passes than asked for when time runs out."""
     contestants = _contestants(stage, output, settings.seconds)
-    matmul = Matmul() if stage.device == "cuda" else None
+    matmul = None
+    if stage.place.has_gpu_steps:
+        matmul = Matmul(stage.place, stage.dtype, settings.matmul_size)
     sets = {}
     for contestant in contestants:
         if contestant.name not in stage.set_sizes:
@@ -153,6 +165,7 @@ def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> d
     return {
         "shape": stage.shape.name,
         "output": output,
+        "dtype": stage.dtype,
         "passes": len(passes[contestants[0].name]),
         "matmul_tflops": [round(value, 1) for value in teraflops],
         "rows": rows,
@@ -163,8 +176,8 @@ def _contestants(stage: Stage, output: Output, seconds: float) -> list[Contestan
     found: list[Contestant] = []
     for engine in stage.engines:
         found.append(EndToEnd(stage, engine, output, seconds))
-        if stage.device == "cuda" and isinstance(engine, Ours) and engine.dtype != "fp32":
-            found.append(Alone(engine, output, seconds))
+        if stage.place.has_gpu_steps and isinstance(engine, Ours) and engine.dtype != "fp32":
+            found.append(Alone(stage, engine.dtype, output, seconds))
     dtypes = [engine.dtype for engine in stage.engines if isinstance(engine, Ours)]
     return found + [Roof(stage, dtype, seconds) for dtype in dtypes if dtype != "fp16"]
 
@@ -188,6 +201,16 @@ def _row(
     measured: Sequence[tuple[float, int]],
 ) -> dict[str, Any]:
     rates = [tokens / seconds for seconds, tokens in measured]
+    facts = contestant.facts()
+    if PLAN_SECONDS in facts:  # of the trials as well, which came first
+        facts[PLAN_SECONDS] = plans = facts[PLAN_SECONDS][-len(measured) :]
+        facts[RATE_OF_EXTRACT] = round(
+            statistics.median(
+                tokens / (seconds - plan)
+                for (seconds, tokens), plan in zip(measured, plans, strict=True)
+            ),
+            1,
+        )
     lengths = describe(proteins)
     return {
         "name": contestant.name,
@@ -197,5 +220,5 @@ def _row(
         "tokens_per_second": round(statistics.median(rates), 1),
         "range": [round(min(rates), 1), round(max(rates), 1)],
         "gflops_per_token": round(stage.shape.flops(lengths["effective_length"]) / 1e9, 4),
-        **contestant.facts(),
+        **facts,
     }

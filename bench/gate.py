@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from tests.esm2_models import cosines, relative_l2
 
 from bench.engines import Dtype, Features
+from bench.peers import cosines, relative_l2
 
 BOUNDS: dict[Dtype, dict[str, float]] = {
     "fp32": {"residue_l2": 1e-5, "pooled_l2": 1e-5},

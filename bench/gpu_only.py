@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bench.ceiling import Stopwatch
 from bench.lengths import Protein, tokens_of
+from bench.place import Place, Stopwatch
 from featuremill.batches import make_batches
 from featuremill.workloads import esm2
 
@@ -20,9 +20,9 @@ def prepare(model: Any, proteins: Sequence[Protein], budget: int) -> list[Any]:
     ]
 
 
-def seconds(model: Any, batches: Sequence[Any]) -> float:
-    """Return the time that the GPU needs for `batches`, by its own events."""
-    with Stopwatch() as watch:
+def seconds(place: Place, model: Any, batches: Sequence[Any]) -> float:
+    """Return the time that the device needs for `batches`."""
+    with Stopwatch(place) as watch:
         for batch in batches:
             list(esm2.on_device(model, batch))
     return watch.seconds

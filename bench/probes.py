@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from bench import gpu_only
-from bench.ceiling import synchronize
 from bench.child import run_together
+from bench.clock import Clock
 from bench.engines.ours import batch_budget
 from bench.lengths import Protein, describe, tokens_of
+from bench.place import Place
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill import compute
@@ -22,7 +23,6 @@ from featuremill.batches import make_batches
 from featuremill.workloads import esm2
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)
-LONG_RESIDUES = 36_000
 NUM_KERNELS = 12
 
 
@@ -59,15 +59,15 @@ def _bits(model: Any, proteins: Sequence[Protein], budget: int) -> dict[str, byt
 
 
 def budget_sweep(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
-    """Return GPU-only tokens per second of bf16 for each token budget, interleaved."""
+    """Return the device's tokens per second for each token budget, interleaved."""
     say(f"{stage.shape.name}: sweep of the token budget")
-    model = stage.ours("bf16").model_for("mean")
+    model = stage.ours(stage.dtype).model_for("mean")
     proteins = stage.sample.take(num_tokens)
     prepared = {budget: gpu_only.prepare(model, proteins, budget) for budget in BUDGETS}
     seconds: dict[int, list[float]] = {budget: [] for budget in BUDGETS}
     for number in range(4):
         for budget, batches in prepared.items():
-            measured = gpu_only.seconds(model, batches)
+            measured = gpu_only.seconds(stage.place, model, batches)
             if number:  # the first pass warms up
                 seconds[budget].append(measured)
     tokens = sum(tokens_of(proteins))
@@ -77,78 +77,86 @@ def budget_sweep(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
     ]
 
 
-def long_protein(stage: Stage) -> dict[str, Any]:
-    """Return time and memory of one protein of 36,000 residues, computed whole."""
-    say(f"{stage.shape.name}: a protein of {LONG_RESIDUES:,} residues")
-    residues = "".join(sequence for _, sequence in stage.sample.take(2 * LONG_RESIDUES))
-    payload = residues[:LONG_RESIDUES].encode()
-    assert len(payload) == LONG_RESIDUES
-    ours = stage.ours("bf16")
+def long_protein(stage: Stage, num_residues: int) -> dict[str, Any]:
+    """Return time and memory of one protein of so many residues, computed whole."""
+    say(f"{stage.shape.name}: a protein of {num_residues:,} residues")
+    residues = "".join(sequence for _, sequence in stage.sample.take(2 * num_residues))
+    payload = residues[:num_residues].encode()
+    assert len(payload) == num_residues
+    ours, place = stage.ours(stage.dtype), stage.place
     model = ours.model_for("per_residue", long="full")
     seconds = []
     for _ in range(2):
-        torch.cuda.reset_peak_memory_stats()
-        synchronize("cuda")
+        place.forget_peak()
+        place.synchronize()
         started = time.perf_counter()
-        compute.values_of(esm2, model, [payload], batch_budget("cuda"))
-        synchronize("cuda")
+        compute.values_of(esm2, model, [payload], batch_budget(place))
+        place.synchronize()
         seconds.append(round(time.perf_counter() - started, 4))
     return {
-        "residues": LONG_RESIDUES,
-        "dtype": "bf16",
+        "residues": num_residues,
+        "dtype": stage.dtype,
         "first_seconds": seconds[0],
         "seconds": seconds[1],
-        "peak_allocated_mb": torch.cuda.max_memory_allocated() // 2**20,
+        "peak_allocated_mb": place.peak_bytes() // 2**20,
     }
 
 
 def kernels(stage: Stage) -> dict[str, Any]:
     """Return the attention backend and the kernels that take most of one full batch."""
     say(f"{stage.shape.name}: kernels")
-    budget = batch_budget("cuda")
-    ours = stage.ours("bf16")
+    place = stage.place
+    budget = batch_budget(place)
+    ours = stage.ours(stage.dtype)
     model = ours.model_for("mean")
     batches = gpu_only.prepare(model, stage.sample.take(budget), budget)[:1]
-    gpu_only.seconds(model, batches)
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        gpu_only.seconds(model, batches)
-    found = [event for event in profile.key_averages() if event.self_device_time_total]
-    found.sort(key=lambda event: -event.self_device_time_total)
-    total = sum(event.self_device_time_total for event in found) or 1
+    gpu_only.seconds(place, model, batches)
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(
+        activities=[activity.CUDA if place.device == "cuda" else activity.CPU]
+    ) as profile:
+        gpu_only.seconds(place, model, batches)
+    events = [(_time_of(event, place), event) for event in profile.key_averages()]
+    found = sorted((pair for pair in events if pair[0]), key=lambda pair: -pair[0])
+    total = sum(time for time, _ in found) or 1
     listed = [
         {
             "kernel": event.key[:120],
             "calls": event.count,
-            "share": round(event.self_device_time_total / total, 4),
+            "share": round(time / total, 4),
         }
-        for event in found[:NUM_KERNELS]
+        for time, event in found[:NUM_KERNELS]
     ]
     return {"backend": ours.backend(), "kernels": listed}
 
 
-def peak_memory(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
+def _time_of(event: Any, place: Place) -> float:
+    on_gpu = place.device == "cuda"
+    return float(event.self_device_time_total if on_gpu else event.self_cpu_time_total)
+
+
+def peak_memory(stage: Stage, num_tokens: int, clock: Clock) -> list[dict[str, Any]]:
     """Return the peak memory of every engine, each in a process of its own."""
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "child.fasta", proteins)
     found = []
     for engine in [engine.name for engine in stage.engines]:
         say(f"{stage.shape.name}: memory of {engine}")
-        (answer,) = run_together([_command(stage, engine, "per_residue", fasta)])
+        (answer,) = run_together([_command(stage, engine, "per_residue", fasta)], fasta, clock)
         peaks = {name: value for name, value in answer.items() if name.startswith("peak")}
         found.append({"name": engine, "tokens": sum(tokens_of(proteins)), **peaks})
     return found
 
 
-def share_of_gpu(stage: Stage, num_tokens: int) -> dict[str, Any]:
+def share_of_gpu(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     """Return tokens per second of one process on the GPU, and of two side by side."""
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "child.fasta", proteins)
-    command = _command(stage, "featuremill bf16", "mean", fasta)
+    command = _command(stage, f"featuremill {stage.dtype}", "mean", fasta)
     found: dict[str, Any] = {"lengths": describe(proteins)}
     for count in (1, 2):
-        say(f"{stage.shape.name}: {count} at once on one GPU")
-        answers = run_together([command] * count)
+        say(f"{stage.shape.name}: {count} at once")
+        answers = run_together([command] * count, fasta, clock)
         span = max(a["ended"] for a in answers) - min(a["started"] for a in answers)
         tokens = count * sum(tokens_of(proteins))
         found[f"tokens_per_second_of_{count}"] = round(tokens / span, 1)
@@ -160,7 +168,7 @@ def _command(stage: Stage, engine: str, output: str, fasta: Path) -> list[str]:
     settings = {
         "engine": engine,
         "shape": stage.shape.name,
-        "device": stage.device,
+        "place": stage.place.name,
         "output": output,
         "fasta": str(fasta),
         "weights": str(stage.subject.weights.parent),

@@ -10,14 +10,18 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import torch
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 from featuremill import devices
+from featuremill.devices import Device
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -38,21 +42,24 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISI
 class Record:
     """A dictionary that is on disk after every `save`, so that a killed run leaves its results."""
 
-    def __init__(self, path: Path | None, kind: str, is_quick: bool = False) -> None:
+    def __init__(
+        self, path: Path | None, kind: str, is_result: bool, gpu: Device | None = None
+    ) -> None:
         now = datetime.datetime.now(datetime.UTC)
         self.content: dict[str, Any] = {
             "version": 1,
             "started": now.isoformat(timespec="seconds"),
             "command": ["python", "-m", "bench.run", *sys.argv[1:]],
-            "machine": machine(),
+            "machine": machine(gpu),
             "code": code(),
             "versions": versions(),
+            "torch": torch_tried(),
             "complete": False,
         }
         place = self.content["machine"]
         name = re.sub(r"\W+", "-", place.get("gpu") or f"{place['cpu']} {place['cores']} cores")
-        # A smoke test is no result; and a run of the same day must not replace one.
-        folder = Path(tempfile.gettempdir()) if is_quick else RESULTS
+        # A smoke test or a rehearsal is no result; and a run of the same day must not replace one.
+        folder = RESULTS if is_result else Path(tempfile.gettempdir())
         name = f"{now:%Y-%m-%d}-{name}-{kind}"
         self.path = path or folder / f"{name}.json"
         if not path and self.path.exists():
@@ -66,8 +73,8 @@ class Record:
         temporary.replace(self.path)
 
 
-def machine() -> dict[str, Any]:
-    """Return what the times depend on."""
+def machine(gpu: Device | None = None) -> dict[str, Any]:
+    """Return what the times depend on; `gpu` is the one that is measured."""
     info = Path("/proc/cpuinfo")
     words = set(info.read_text().split()) if info.exists() else set()
     found = {
@@ -80,12 +87,11 @@ def machine() -> dict[str, Any]:
         "load_at_start": os.getloadavg(),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-    if torch.cuda.is_available():
-        about = torch.cuda.get_device_properties(0)
+    if gpu:
         found |= {
-            "gpu": about.name,
-            "gpu_memory_gb": round(about.total_memory / 2**30, 1),
-            "multiprocessors": about.multi_processor_count,
+            "gpu": gpu.name,
+            "gpu_memory_gb": round(gpu.memory_mb / 2**10, 1),
+            "multiprocessors": gpu.num_multiprocessors,
             "cuda": torch.version.cuda,
             "driver": _driver(),
         }
@@ -111,6 +117,15 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def torch_tried() -> dict[str, Any]:
+    """Return torch's version, the bounds of those that were tried, and whether it is within."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    needed = map(Requirement, project["optional-dependencies"]["esm2"])
+    (bounds,) = (each.specifier for each in needed if each.name == "torch")
+    version = Version(torch.__version__).public
+    return {"version": version, "tried": str(bounds), "is_tried": version in bounds}
 
 
 def versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The networks that are measured: the published shapes of ESM-2, and a tiny one for smoke runs."""
+"""The networks that are measured: the published shapes of ESM-2, and tiny ones for smoke runs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ class Shape(NamedTuple):
         """Return the operations of the matrix products with weights, for one token."""
         return 24 * self.width**2 * self.num_layers
 
+    def num_weights(self) -> int:
+        """Return the weights of the encoder's products, nearly all there are."""
+        return 12 * self.width**2 * self.num_layers
+
     def flops(self, effective_length: float) -> float:
         """Return the operations of the encoder for one token of a set of that ΣL²/ΣL."""
         return self.gemm_flops() + 4 * effective_length * self.width * self.num_layers
@@ -28,6 +32,8 @@ SHAPES = {
     shape.name: shape
     for shape in (
         Shape("tiny", 2, 64, 4),
+        Shape("tiny narrow", 2, 32, 2),
+        Shape("tiny fp16", 2, 64, 4, "fp16"),
         Shape("8M", 6, 320, 20),
         Shape("35M", 12, 480, 20),
         Shape("150M", 30, 640, 20),

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from bench import gate
-from bench.ceiling import synchronize
 from bench.engines import Engine, Features, Missing, Output, line_up
 from bench.engines.ours import Ours
 from bench.lengths import Protein, tokens_of
+from bench.place import Place
 from bench.sample import Sample, write_fasta
 from bench.shapes import Shape
 from bench.subject import Subject
+
+ROOM = 0.3
+"""Share of a GPU's memory that loading leaves to activations, and to the products alone."""
 
 
 class GateError(Exception):
@@ -31,21 +34,35 @@ def say(text: str) -> None:
 
 
 class Stage:
-    """The engines of one shape, loaded, with the proteins that they compute."""
+    """The engines of one shape, with the proteins that they compute.
+
+    An engine is loaded when it is needed and stays while the device's memory holds it: who was
+    used longest ago goes first.
+    """
 
     def __init__(
-        self, shape: Shape, device: str, folder: Path, sample: Sample, spoil: bool
+        self, shape: Shape, place: Place, folder: Path, sample: Sample, spoil: bool = False
     ) -> None:
         self.shape = shape
-        self.device = device
+        self.place = place
         self.sample = sample
         self.folder = folder / shape.name
-        self.subject = Subject(shape, device, folder / "weights", spoil)
+        self.subject = Subject(shape, place, folder / "weights", spoil)
         self.engines, self.missing = line_up(self.subject)
         self.load_seconds: dict[str, float] = {}
         self.verdicts: list[gate.Verdict] = []
+        self.precision = ""
+        """What torch was told of fp32 products when the reference was computed."""
         self.set_sizes: dict[str, int] = {}
         """Tokens that fill one pass of a contestant, by its name."""
+        self._loaded: list[Engine] = []
+        """The one used last at the end."""
+
+    @property
+    def dtype(self) -> str:
+        """The number type of ours that the targets and the probes are about."""
+        dtypes = [engine.dtype for engine in self.engines if isinstance(engine, Ours)]
+        return next(dtype for dtype in ("bf16", "fp16", "fp32") if dtype in dtypes)
 
     def ours(self, dtype: str) -> Ours:
         """Return our engine for `dtype`, loaded."""
@@ -54,17 +71,31 @@ class Stage:
         return found
 
     def load(self, engine: Engine) -> None:
-        """Load an engine once, and note how long that took."""
-        if engine.name in self.load_seconds:
+        """Have an engine loaded, and note how long the first time took."""
+        if engine in self._loaded:
+            self._loaded.remove(engine)
+            self._loaded.append(engine)
             return
         if isinstance(engine, Ours):
             assert self.subject.weights  # converting is not loading
         else:
             assert self.subject.model is not None  # nor is drawing the weights
+        self._make_room(engine.bytes_a_weight * self.shape.num_weights())
         started = time.perf_counter()
         engine.load()
-        synchronize(self.device)
-        self.load_seconds[engine.name] = round(time.perf_counter() - started, 3)
+        self.place.synchronize()
+        self.load_seconds.setdefault(engine.name, round(time.perf_counter() - started, 3))
+        self._loaded.append(engine)
+
+    def _make_room(self, num_bytes: int) -> None:
+        while self._loaded:
+            free, total = self.place.free_memory()
+            if free - num_bytes >= ROOM * total:
+                return
+            oldest = self._loaded.pop(0)
+            say(f"{self.shape.name}: {oldest.name} makes room")
+            oldest.unload()
+            gc.collect()
 
     def pass_gate(self) -> None:
         """Judge every engine; drop peers that are wrong or cannot run.
@@ -74,6 +105,7 @@ class Stage:
         """
         say(f"{self.shape.name}: loading and judging")
         proteins = self.sample.spread()
+        self.precision = torch.get_float32_matmul_precision()
         reference: tuple[Features, Features] | None = None
         for engine in list(self.engines):
             try:
@@ -99,12 +131,23 @@ class Stage:
                 "; ".join(f"{self.shape.name} {v.engine}: {', '.join(v.failures())}" for v in wrong)
             )
 
-    def keep(self, names: set[str]) -> None:
+    def choose(self, names: list[str]) -> None:
+        """Leave out all engines but those with one of `names` in theirs, and the reference."""
+        self.engines = [
+            engine
+            for number, engine in enumerate(self.engines)
+            if number == 0 or any(name in engine.name for name in names)
+        ]
+
+    def keep(self, names: list[str]) -> None:
         """Leave out all engines but these, which were judged when the shape was here before."""
         self.engines = [engine for engine in self.engines if engine.name in names]
 
     def _drop(self, engine: Engine, reason: str) -> None:
         self.engines.remove(engine)
+        if engine in self._loaded:
+            self._loaded.remove(engine)
+        engine.unload()
         self.missing.append(Missing(engine.name, reason))
         say(f"{self.shape.name}: {engine.name} left out: {reason}")
 
@@ -125,19 +168,20 @@ class Stage:
         """Return how long `engine` takes from a FASTA file to closed files."""
         fasta = write_fasta(self.folder / "input.fasta", proteins)
         folder = self.fresh_folder()
-        synchronize(self.device)
+        self.place.synchronize()
         started = time.perf_counter()
         engine.extract(fasta, folder, output)
-        synchronize(self.device)
+        self.place.synchronize()
         return time.perf_counter() - started
 
     def close(self) -> None:
         """Give the memory back."""
-        self.engines = []
+        for engine in self.engines:
+            engine.unload()
+        self.engines, self._loaded = [], []
         del self.subject
         gc.collect()
-        if self.device == "cuda":
-            torch.cuda.empty_cache()
+        self.place.free_memory()
 
     def facts(self) -> dict[str, Any]:
         """Return what the record says of this stage."""
@@ -145,6 +189,7 @@ class Stage:
             "layers": self.shape.num_layers,
             "width": self.shape.width,
             "heads": self.shape.num_heads,
+            "float32_matmul_precision": self.precision,
             "gate_tokens": sum(tokens_of(self.sample.spread())),
             "gate": [v._asdict() | {"failures": v.failures()} for v in self.verdicts],
             "missing": [missing._asdict() for missing in self.missing],

@@ -4,46 +4,75 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from bench import processes
+from bench.clock import Clock
 from bench.engines.ours import ONE_SHARD
 from bench.lengths import tokens_of
 from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
+from featuremill import machine
 from featuremill.store import RunFolder
 
 
-def start_up(stage: Stage, num_tokens: int) -> dict[str, Any]:
+class Asked(NamedTuple):
+    """What the product is asked to do."""
+
+    workload: str
+    device: str
+    weights: Path | None
+
+
+def of_stage(stage: Stage) -> Asked:
+    """Return what a user would ask for; a rehearsal takes a workload that needs no GPU of torch's,
+    on whatever NVML says is here."""
+    if stage.place.name == "rehearsal":
+        return Asked("composition", "auto", None)
+    return Asked("esm2", stage.place.device, stage.subject.weights)
+
+
+def start_up(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     """Return the wall time of one `featuremill extract` and what of it was not computing."""
     say(f"{stage.shape.name}: a whole featuremill extract")
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "start_up.fasta", proteins)
-    folder = RunFolder(stage.fresh_folder() / "run")
+    found = timed(fasta, stage.fresh_folder() / "run", of_stage(stage), clock)
+    return {"shape": stage.shape.name, "tokens": sum(tokens_of(proteins)), **found}
+
+
+def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]:
+    """Plan and extract a FASTA file as one shard in the run folder `root`.
+
+    Raises:
+        ChildError: when a verb fails, or is not done when time is up.
+    """
+    folder = RunFolder(root)
     config = {
         "run": "bench",
         "inputs": [str(fasta)],
-        "workload": "esm2",
+        "workload": asked.workload,
         "shards": {"cost": ONE_SHARD},
-        "device": stage.device,
+        "device": asked.device,
     }
-    weights = str(stage.subject.weights)
-    plan_seconds = _verb(
-        "plan", str(folder.root), "--config-json", json.dumps(config), "--weights", weights
-    )
+    weights = ["--weights", str(asked.weights)] if asked.weights else []
+    log = fasta.with_suffix(".log")
+    log.unlink(missing_ok=True)
+    words = ("plan", str(folder.root), "--config-json", json.dumps(config), *weights)
+    plan_seconds = _verb(words, log, clock)
     plan = json.loads(folder.plan.read_text())
     (shard,) = (entry["shard"] for entry in plan["shards"])
-    wall = _verb("extract", str(folder.root), shard)
+    wall = _verb(("extract", str(folder.root), shard), log, clock)
     receipt = json.loads(folder.receipt(plan["recipe"], shard).read_text())
     computing = receipt["seconds"]["compute"]  # from the first batch to the last commit
     return {
-        "shape": stage.shape.name,
-        "tokens": sum(tokens_of(proteins)),
-        "dtype": plan["settings"]["options"]["dtype"],
+        "workload": asked.workload,
+        "dtype": plan["settings"]["options"].get("dtype", ""),
+        "device": ", ".join(device["name"] for device in receipt["devices"]),
         "plan_seconds": round(plan_seconds, 3),
         "extract_seconds": round(wall, 3),
         "receipt_seconds": receipt["seconds"],
@@ -51,15 +80,14 @@ def start_up(stage: Stage, num_tokens: int) -> dict[str, Any]:
     }
 
 
-def _verb(*arguments: str) -> float:
+def _verb(words: tuple[str, ...], log: Path, clock: Clock) -> float:
     """Run `featuremill …`; return its wall time."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = {"PYTHONPATH": path, machine.DIE_WITH_PARENT: machine.name_of_process()}
     started = time.perf_counter()
-    subprocess.run(
-        [sys.executable, "-m", "featuremill", *arguments],
-        cwd=Path.cwd(),
-        env={**os.environ, "PYTHONPATH": path},
-        check=True,
-        stderr=subprocess.DEVNULL,
-    )
+    command = [sys.executable, "-m", "featuremill", *words]
+    status = processes.run(command, clock.left(), log, environment)
+    if status:
+        told = processes.last_words(log)
+        raise processes.ChildError(f"featuremill {words[0]} ended with {status}{told}")
     return time.perf_counter() - started

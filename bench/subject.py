@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from tests.esm2_models import fair_esm, save_fair_esm
 
+from bench.peers import fair_esm, save_fair_esm
+from bench.place import Place
 from bench.shapes import Shape
 from featuremill import weights
 
@@ -25,16 +26,16 @@ class Subject:
     They follow from the seed, so another process on the same device has the same ones.
     """
 
-    def __init__(self, shape: Shape, device: str, folder: Path, spoil: bool = False) -> None:
+    def __init__(self, shape: Shape, place: Place, folder: Path, spoil: bool = False) -> None:
         self.shape = shape
-        self.device = device
+        self.place = place
         self._folder = folder
         self._spoil = spoil
 
     @cached_property
     def model(self) -> Any:
         """fair-esm's model in fp32, on the device."""
-        with torch.device(self.device):
+        with torch.device(self.place.device):
             model = fair_esm(
                 self.shape.num_layers, self.shape.width, self.shape.num_heads, seed=SEED
             )

@@ -14,14 +14,23 @@ from bench import bars
 
 def whole(content: dict[str, Any]) -> str:
     """Return everything that a record holds."""
-    blocks = [_head(content), gates(content)]
-    for name, found in content["measured"].items():
-        part = name.split()[0]
-        show = _facts if "error" in found else PARTS.get(part, _facts)
-        blocks.append(show(name, found))
+    blocks = [head(content), gates(content["stages"])]
+    blocks += [measured(name, found) for name, found in content["measured"].items()]
     if content["left_out"]:
-        blocks.append("left out for lack of time: " + ", ".join(content["left_out"]))
+        blocks.append(left_out(content))
     return "\n\n".join(blocks)
+
+
+def measured(name: str, found: dict[str, Any]) -> str:
+    """Return what one step found."""
+    kind = name.split()[0]
+    has_nothing = "error" in found and kind != TESTS
+    return _facts(name, found) if has_nothing else KINDS.get(kind, _facts)(name, found)
+
+
+def left_out(content: dict[str, Any]) -> str:
+    """Say for which steps there was no time."""
+    return "left out for lack of time: " + ", ".join(content["left_out"])
 
 
 def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -38,7 +47,8 @@ def aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _head(content: dict[str, Any]) -> str:
+def head(content: dict[str, Any]) -> str:
+    """Say where this was measured, with what, and on which proteins."""
     machine, data = content["machine"], content["data"]
     place = f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads"
     if "gpu" in machine:
@@ -46,21 +56,30 @@ def _head(content: dict[str, Any]) -> str:
     commit = content["code"]["commit"] or "unknown"
     dirty = " with changes" if content["code"]["dirty"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in content["versions"].items())
+    notes = []
+    tried = content.get("torch", {"is_tried": True})
+    if not tried["is_tried"]:
+        notes.append(
+            f"torch {tried['version']} is none of those that were tried ({tried['tried']})"
+        )
+    if "rehearsal" in content:
+        notes.append(f"A rehearsal: {content['rehearsal']}; its speeds mean nothing.")
     return "\n".join(
         [
             f"{place} ({' '.join(machine['flags'])})",
             f"commit {commit[:12]}{dirty}; {versions}",
             f"{data['file']}: {data['proteins']:,} proteins; residues mean {data['mean']}, "
             f"median {data['median']}, p95 {data['p95']}, longest {data['max']:,}",
+            *notes,
         ]
     )
 
 
-def gates(content: dict[str, Any]) -> str:
+def gates(stages: dict[str, Any]) -> str:
     """Return what the gate found, for every shape."""
     rows = []
     notes = []
-    for shape, stage in content["stages"].items():
+    for shape, stage in stages.items():
         for verdict in stage.get("gate", []):
             rows.append(
                 [
@@ -107,7 +126,14 @@ def _comparison(name: str, found: dict[str, Any]) -> str:
     rows = [_line(found, row, rates) for row in found["rows"]]
     lines = [f"{name}, median of {found['passes']} passes", aligned(head, rows)]
     if found["matmul_tflops"]:
-        lines.append(f"matmul in bf16: {statistics.median(found['matmul_tflops'])} TFLOP/s")
+        dtype = found.get("dtype", "bf16")
+        lines.append(f"matmul in {dtype}: {statistics.median(found['matmul_tflops'])} TFLOP/s")
+    for row in found["rows"]:
+        if plans := row.get("plan_seconds"):
+            lines.append(
+                f"{row['name']}: {statistics.median(plans):.2f} s of a pass is plan, without which "
+                f"it is {row['tokens_per_second_of_extract']:,.0f} tokens/s"
+            )
     return "\n".join([*lines, *_bars(found)])
 
 
@@ -147,6 +173,13 @@ def _listing(name: str, found: dict[str, Any]) -> str:
     return f"{name}{told}\n{aligned([column.replace('_', ' ') for column in head], cells)}"
 
 
+def _tests(name: str, found: dict[str, Any]) -> str:
+    lines = [_facts(name, found)]
+    for row in found.get("rows", []):
+        lines.append(f"  {row['outcome']}: {row['test']}: {row['says']}")
+    return "\n".join(lines)
+
+
 def _facts(name: str, found: dict[str, Any]) -> str:
     facts = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
     text = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in facts.items())
@@ -157,7 +190,9 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
-PARTS = {
+TESTS = "gpu_tests"
+KINDS = {
+    TESTS: _tests,
     "compare": _comparison,
     "same_bits": _listing,
     "budget_sweep": _listing,

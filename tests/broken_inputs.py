@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
 from xopen import xopen
 
 Outcome = Literal["error", "refused", "note", "ok"]
@@ -158,7 +159,7 @@ def _unreadable(folder: Path) -> Path:
 def _parquet(columns: dict[str, list[object]]) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path = folder / "in.parquet"
-        pd.DataFrame(columns).to_parquet(path)
+        pa.parquet.write_table(pa.table(columns), path)
         return path
 
     return make

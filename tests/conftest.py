@@ -27,6 +27,11 @@ def pytest_configure(config):
     for name in list(os.environ):
         if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
             del os.environ[name]
+    if path := os.environ.get("PYTHONPATH"):  # what is relative there is meant from here
+        absolute = (str(Path(part).resolve()) for part in path.split(os.pathsep))
+        os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
+    if config.option.markexpr == "gpu":  # pytest itself is on the GPU then, beside its jobs
+        os.environ["FEATUREMILL_POLICY"] = "memory"
     if "not gpu" in config.option.markexpr:  # which of this machine's GPUs is meant means none then
         for name in CUDA_VARIABLES:
             os.environ.pop(name, None)
@@ -77,8 +82,9 @@ def environment(nothing_of_the_users):
 
     Whoever wants another one makes a copy.
     """
-    path = os.pathsep.join([str(ROOT / "src"), str(PLUGINS)])
-    return MappingProxyType({**os.environ, "PYTHONPATH": path})
+    # What was on the path stays behind: packages may have been unpacked beside an interpreter.
+    paths = [str(ROOT / "src"), str(PLUGINS), os.environ.get("PYTHONPATH", "")]
+    return MappingProxyType({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_each_test_dependency_is_used():
     [("src", [*CORE, *EXTRAS["esm2"]]), ("tests", [*CORE, *EXTRAS["esm2"], *IN_TESTS])],
 )
 def test_an_import_is_declared(folder, declared):
-    ours = {"featuremill", "conftest"}
+    ours = {"featuremill", "bench", "conftest"}
     ours |= {path.stem for part in ("tests", "training") for path in (ROOT / part).glob("*.py")}
     provided = set().union(*(modules_of(requirement.name) for requirement in declared))
     provided |= WITH_TORCH_ON_CUDA

@@ -14,6 +14,7 @@ from bench.subject import Subject
 Output = Literal["mean", "per_residue", "exact"]
 """`exact` is per residue with all its digits: for the gate, never timed."""
 Dtype = Literal["fp32", "bf16", "fp16"]
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 Features = dict[str, npt.NDArray[Any]]
 """By id: (width) or (residues, width)."""
 
@@ -25,8 +26,14 @@ class Engine(Protocol):
     dtype: Dtype
     """What it claims; fp32 means that it must agree with fair-esm's fp32."""
 
+    bytes_a_weight: int
+    """What it takes of the device's memory for each of the network's weights, when loaded."""
+
     def load(self) -> None:
         """Make the model ready on the device; not part of any rate."""
+
+    def unload(self) -> None:
+        """Give the model's memory back."""
 
     def extract(self, fasta: Path, folder: Path, output: Output) -> None:
         """Read `fasta`, compute, and have every file in `folder` closed: what is timed."""

@@ -6,11 +6,10 @@ import contextlib
 import io
 from typing import Any
 
-from tests.esm2_models import hugging_face_config, hugging_face_state
-
-from bench.engines import Dtype, Engine, Missing
+from bench.engines import BYTES, Dtype, Engine, Missing
 from bench.engines.hugging_face import NUMBER_TYPES
 from bench.engines.padded import Padded
+from bench.peers import hugging_face_config, hugging_face_state
 from bench.subject import Subject
 
 
@@ -20,6 +19,7 @@ class Faesm(Padded):
     def __init__(self, subject: Subject, dtype: Dtype, has_flash_attention: bool) -> None:
         self.dtype = dtype
         self.name = f"FAESM {'flash-attn' if has_flash_attention else 'sdpa'} {dtype}"
+        self.bytes_a_weight = BYTES[dtype]
         self._subject = subject
         self._has_flash_attention = has_flash_attention
         self._model: Any = None
@@ -34,7 +34,7 @@ class Faesm(Padded):
         model = FAEsmModel(config, add_pooling_layer=False)
         found = model.load_state_dict(hugging_face_state(reference), strict=False)
         assert not found.unexpected_keys
-        model = model.to(self._subject.device, NUMBER_TYPES[self.dtype])
+        model = model.to(self._subject.place.device, NUMBER_TYPES[self.dtype])
         self._model = model.eval().requires_grad_(False)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.esm2_models import ALPHABET
 from torch.utils.data import DataLoader
 
 from bench.engines import Dtype, Engine, Features, Missing, Output, as_float32
 from bench.lengths import MAX_RESIDUES, Protein
+from bench.peers import ALPHABET
 from bench.sample import fair_esm_reads
 from bench.subject import Subject
 
@@ -30,11 +30,15 @@ class FairEsm:
     def __init__(self, subject: Subject, dtype: Dtype) -> None:
         self.dtype = dtype
         self.name = "fair-esm fp32" if dtype == "fp32" else f"fair-esm autocast {dtype}"
+        self.bytes_a_weight = 0  # the reference's own, which stay
         self._subject = subject
         self._model: Any = None
 
     def load(self) -> None:
         self._model = self._subject.model
+
+    def unload(self) -> None:
+        self._model = None
 
     def writes(self, output: Output) -> str:
         return f"one .pt a protein, {'vector' if output == 'mean' else 'residues'} in fp32"
@@ -51,7 +55,7 @@ class FairEsm:
         with torch.no_grad():
             for labels, sequences, tokens in loader:
                 with self._precision():
-                    out = self._model(tokens.to(self._subject.device), repr_layers=[layer])
+                    out = self._model(tokens.to(self._subject.place.device), repr_layers=[layer])
                 # extract.py fetches the logits and drops them.
                 out["logits"].to("cpu")
                 hidden_NTD = out["representations"][layer].to("cpu")
@@ -73,7 +77,7 @@ class FairEsm:
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self.dtype == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self._subject.device, torch.bfloat16)
+        return torch.autocast(self._subject.place.device, torch.bfloat16)
 
 
 def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:

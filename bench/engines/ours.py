@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from bench.engines import Dtype, Engine, Features, Missing, Output, as_float32
+from bench.engines import BYTES, Dtype, Engine, Features, Missing, Output, as_float32
 from bench.lengths import Protein
+from bench.place import Place
 from bench.subject import Subject
 from featuremill import weights
 from featuremill.config import validate
-from featuremill.devices import Device, devices_for
 from featuremill.plan import plan
 from featuremill.store import RunFolder
 from featuremill.supervisor import Job
@@ -37,18 +37,9 @@ ONE_SHARD = 10**12
 STALL_SECONDS = 3600.0
 
 
-def device_of(kind: str) -> Device:
-    """Return the device that a run would get."""
-    device = devices_for("cuda" if kind == "cuda" else "cpu")[0]
-    if kind == "cuda":
-        about = torch.cuda.get_device_properties(0)
-        device = device._replace(num_multiprocessors=about.multi_processor_count)
-    return device
-
-
-def batch_budget(kind: str) -> int:
-    """Return the tokens that our batches hold on such a device; sorted peers get as many."""
-    return esm2.batch_cost(esm2.Options(), device_of(kind))
+def batch_budget(place: Place) -> int:
+    """Return the tokens that our batches hold there; sorted peers get as many."""
+    return esm2.batch_cost(esm2.Options(), place.compute_device())
 
 
 def options_for(dtype: Dtype, output: Output, **more: Any) -> dict[str, Any]:
@@ -65,7 +56,8 @@ class Ours:
     def __init__(self, subject: Subject, dtype: Dtype) -> None:
         self.dtype = dtype
         self.name = f"featuremill {dtype}"
-        self.device = device_of(subject.device)
+        self.bytes_a_weight = BYTES[dtype]
+        self.device = subject.place.compute_device()
         self.seconds: dict[str, float] = {}
         """Where the last extraction spent its time, as the worker says it."""
         self._subject = subject
@@ -73,6 +65,9 @@ class Ours:
 
     def load(self) -> None:
         self.model_for("exact")
+
+    def unload(self) -> None:
+        self._loaded = ({}, None)
 
     def model_for(self, output: Output, **more: Any) -> Any:
         """Return a model that delivers `output`, loaded as a worker does; keeps the last one."""
@@ -163,10 +158,12 @@ def _array(value: Any) -> Any:
 
 def engines(subject: Subject) -> tuple[list[Engine], list[Missing]]:
     """Return featuremill in every precision that is worth its while on the device."""
-    dtypes: tuple[Dtype, ...] = ("fp32", "bf16", "fp16") if subject.device == "cuda" else ("fp32",)
-    if subject.device == "cpu" and device_of("cpu").has_bf16:
-        dtypes = ("fp32", "bf16")
+    has_bf16, where = subject.place.compute_device().has_bf16, subject.place.device
+    dtypes: list[Dtype] = ["fp32", "bf16"] if has_bf16 else ["fp32"]
+    if subject.place.has_gpu_steps:
+        dtypes.append("fp16")
     missing = []
-    if "bf16" not in dtypes:
-        missing = [Missing("featuremill bf16", "this CPU has no bf16 instructions")]
+    if not has_bf16:
+        name = "CPU has no bf16 instructions" if where == "cpu" else "GPU has no bf16"
+        missing = [Missing("featuremill bf16", f"this {name}")]
     return [Ours(subject, dtype) for dtype in dtypes], missing

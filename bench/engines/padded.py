@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from tests.esm2_models import ALPHABET
 from torch import Tensor
 
 from bench.engines import Features, Output
 from bench.engines.ours import batch_budget
 from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein
+from bench.peers import ALPHABET
 from bench.sample import fair_esm_reads
 from bench.subject import Subject
 
@@ -30,12 +30,15 @@ class Padded:
     _subject: Subject
     _model: Any
 
+    def unload(self) -> None:
+        self._model = None
+
     def writes(self, output: Output) -> str:
         return writes(output)
 
     def extract(self, fasta: Path, folder: Path, output: Output) -> None:
-        device = self._subject.device
-        extract(fasta, folder, output, batch_budget(device), device, self._forward)
+        place = self._subject.place
+        extract(fasta, folder, output, batch_budget(place), place.device, self._forward)
 
     def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
         return read(folder, output, proteins)

@@ -1,0 +1,127 @@
+"""The process that computes: one shape at a time on stage, a step an order.
+
+The benchmark tells it steps, one JSON line each, and may kill it: what it was told before is known.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from bench.clock import Clock
+from bench.compare import Settings
+from bench.place import Name, Place, forbid_short_cuts
+from bench.sample import Sample
+from bench.shapes import SHAPES
+from bench.stage import GateError, Stage
+from bench.steps import KINDS, Step
+from featuremill import machine
+
+RESERVED_SECONDS = 5.0
+"""Of a step's time, for its end: better fewer passes than none."""
+
+
+class Setting(NamedTuple):
+    """What holds for all steps."""
+
+    place: Name
+    fasta: str
+    scratch: str
+    engines: list[str]
+    """Parts of the names of those to compare; none for all."""
+    spoil: bool
+
+
+class Order(NamedTuple):
+    """What the worker is told: a step, how long it may take, and who was judged before."""
+
+    step: Step
+    settings: Settings
+    seconds: float
+    judged: list[str] | None
+
+    @classmethod
+    def read(cls, line: str) -> Order:
+        """Return the order that a line of JSON gives."""
+        step, settings, seconds, judged = json.loads(line)
+        return cls(Step(*step), Settings(*settings), seconds, judged)
+
+
+class Answer(NamedTuple):
+    """What a step came to: one of the first three."""
+
+    found: dict[str, Any] | None = None
+    error: str = ""
+    gate_failed: str = ""
+    stage: dict[str, Any] | None = None
+    judged: list[str] | None = None
+
+
+def main() -> None:
+    """Carry out what standard input says, until it ends."""
+    machine.die_with_parent(os.getppid(), signal.SIGKILL)
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no answer
+    forbid_short_cuts()
+    logging.getLogger("featuremill").setLevel(logging.ERROR)
+    worker = Worker(Setting(**json.loads(sys.argv[1])))
+    _serve(worker, sys.stdin, answers)
+
+
+def _serve(worker: Worker, orders: TextIO, answers: TextIO) -> None:
+    for line in orders:
+        answers.write(json.dumps(worker.carry_out(Order.read(line))._asdict()) + "\n")
+
+
+class Worker:
+    """Carries out steps; keeps the shape on stage for as long as they need it."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._place = Place(setting.place)
+        self._sample = Sample(Path(setting.fasta))
+        self._stage: Stage | None = None
+
+    def carry_out(self, order: Order) -> Answer:
+        """Return what a step found, or what went wrong; and what is known of its shape."""
+        answer, judged = Answer(), order.judged
+        stage: Stage | None = None
+        try:
+            stage = self._on_stage(order.step.shape, judged)
+            if judged is None:
+                stage.pass_gate()
+                judged = [engine.name for engine in stage.engines]
+            clock = Clock((order.seconds - RESERVED_SECONDS) / 60)
+            found = KINDS[order.step.kind](stage, order.step, order.settings, clock)
+            answer = Answer(found if isinstance(found, dict) else {"rows": found})
+        except GateError as error:
+            answer = Answer(gate_failed=str(error))
+        except Exception as error:
+            traceback.print_exc()
+            text = " ".join(str(error).split())[:300]
+            answer = Answer(error=f"{type(error).__name__}: {text}")
+        return answer._replace(stage=stage.facts() if stage else None, judged=judged)
+
+    def _on_stage(self, shape: str, judged: list[str] | None) -> Stage:
+        if self._stage is None or self._stage.shape.name != shape:
+            if self._stage:
+                self._stage.close()
+            folder = Path(self._setting.scratch)
+            self._stage = Stage(
+                SHAPES[shape], self._place, folder, self._sample, self._setting.spoil
+            )
+            if self._setting.engines:
+                self._stage.choose(self._setting.engines)
+            if judged is not None:
+                self._stage.keep(judged)
+        return self._stage
+
+
+if __name__ == "__main__":
+    main()
