@@ -29,6 +29,7 @@ import pyarrow.parquet
 from featuremill.journal import Journal, part_schema
 from featuremill.plan.manifest import MANIFEST
 from featuremill.store import RunFolder, digest_of, sha256_of, write_json
+from featuremill.workloads import composition
 
 RECIPE = "0" * 32
 ROWS_A_SHARD = 6_000
@@ -98,8 +99,13 @@ def make(folder: RunFolder, num_records: int, width: int) -> None:
         "recipe": RECIPE,
         "workload": "composition",
         "cost_unit": "residues",
-        "workload_version": "1",
-        "settings": {"options": {}, "weights_sha256": None, "workload": "composition"},
+        "workload_version": composition.VERSION,
+        "settings": {
+            "workload": "composition",
+            "version": composition.VERSION,
+            "options": {},
+            "weights_sha256": None,
+        },
         "inputs": [],
         "notes": {},
         "refusals": {},

@@ -40,7 +40,7 @@ IMPORTED = (
 OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 240
 NO_REPORT = "merge"
 """The target where no report is the point: drawing one is two seconds of work."""
 FORKS = multiprocessing.get_context("forkserver")
