@@ -18,6 +18,7 @@ from featuremill.config import validate
 from featuremill.estimate import makespan
 from featuremill.plan import plan
 from featuremill.plan.shard_cost import Work, choose
+from featuremill.plan.sizing import num_jobs
 from featuremill.speeds.assumed import Rates
 from featuremill.store import RunFolder
 
@@ -279,3 +280,12 @@ def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment
     said = (tmp_path / "logs/test/plan.log").read_text()
     assert "shards.cost: auto cuts 2 shards of" in said
     assert "NVIDIA H100 PCIe: 50 residues a second, measured" in said
+
+
+def test_devices_that_the_jobs_ask_for_elsewhere_do_not_stop_a_plan(monkeypatch):
+    """Before, plan on a login node ended with "GPU 0 does not exist"."""
+    monkeypatch.setenv("FEATUREMILL_DEVICES", "0,1")
+    elsewhere = devices.Device("cuda", "", "a GPU that this machine does not have", True)
+    assert num_jobs(elsewhere, 1) == 1
+    monkeypatch.setenv("FEATUREMILL_GPUS", "8")
+    assert num_jobs(elsewhere, 2) == 4 and num_jobs(elsewhere, 16) == 1

@@ -105,5 +105,7 @@ def num_jobs(device: Device, gpus: int) -> int:
     """
     if device.kind == "cpu":
         return 1
-    told = int(os.environ.get("FEATUREMILL_GPUS", "0"))
-    return max(1, (told or count_slots(Request.from_environment())) // gpus)
+    num_slots = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    if not num_slots and device.uuid:  # elsewhere, what is asked of the lease means other GPUs
+        num_slots = count_slots(Request.from_environment())
+    return max(1, num_slots // gpus)
