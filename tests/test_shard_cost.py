@@ -170,7 +170,7 @@ class Plans:
         asked |= {"run": run, "shards": {"cost": cost}, **config}
         return plan(RunFolder(self.results / run), validate(asked), None, threads=1)
 
-    def measure(self, run, rate, name, kind="cpu", startup=1.0):
+    def measure(self, run, rate, name, kind="cpu", startup=1.0, **damage):
         """Leave the receipt of a shard of `run` that was computed at this rate."""
         planned = json.loads((self.results / run / "plan.json").read_text())
         receipt = {
@@ -179,6 +179,7 @@ class Plans:
             "devices": [{"kind": kind, "uuid": "x", "name": name}],
             "threads": 64,
             "finished": "2026-01-01T00:00:00.000+00:00",
+            **damage,
         }
         path = RunFolder(self.results / run).receipt(
             planned["recipe"], planned["shards"][0]["shard"]
@@ -212,6 +213,22 @@ def test_a_plan_goes_by_what_the_last_run_measured_and_by_nothing_it_does_not_kn
 
     number = plans("number", cost=total // 3)
     assert len(number["shards"]) == 3 and number["cut"] == ""
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"seconds": {"compute": 9.0, "total": 10.0, "wait": None}},
+        {"seconds": {"compute": 9.0, "total": 10.0, "wait": "long"}},
+        {"telemetry": None},
+    ],
+    ids=["nothing", "a word", "no telemetry"],
+)
+def test_a_receipt_that_is_damaged_stops_no_plan(tmp_path, damage):
+    plans = Plans(tmp_path)
+    plans("first")
+    plans.measure("first", 1.0, devices.cpu().name, **damage)
+    assert "nothing is known yet" in plans("second")["cut"]
 
 
 def test_shards_that_are_there_stay_whatever_the_speed(tmp_path):

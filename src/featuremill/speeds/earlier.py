@@ -111,8 +111,9 @@ def _answers(receipt: dict[str, Any], asked: Asked) -> bool:
             return False
         if not asked.is_gpu and asked.threads not in (0, receipt["threads"]):
             return False
+        _summed([receipt], ())  # plan must not end on what only one of all runs says
         return all(_is_device(device["name"], asked) for device in devices)
-    except (KeyError, TypeError, IndexError, AttributeError):  # of another version, or damaged
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):  # odd, or damaged
         return False
 
 
