@@ -359,6 +359,15 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
     assert "by a display" not in said, "that little is said of no GPU"
 
 
+def test_what_a_program_that_draws_has_started_is_somebodys_work(node_of):
+    """A terminal may draw on the GPU; a small training that runs in it is no display."""
+    leases = node_of(Gpu(graphics={os.getpid(): 300}, more={"display": 1}))
+    training = leases.beside(["sleep", "100"])
+    leases.node.run_on(leases.node.uuids[0], training.pid, 2000)
+    said = leases("--wait", 0, status=3)[1]
+    assert f"GPU 0: used by process {training.pid}, which has no lease" in said
+
+
 def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
     leases = node_of(1)
     half = ("--slots-per-gpu", 2)

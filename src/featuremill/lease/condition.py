@@ -122,10 +122,12 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     """Say what on a device belongs to no lease; empty when nothing does.
 
     Where other leases hold slots of the device (`holders`, their pids), its memory says nothing.
-    A display is nobody's work, nor are the programs on it.
+    A display is nobody's work, nor are the programs on it; what these start, as a terminal does a
+    training, is somebody's.
     """
-    ours = {*holders, os.getpid(), *condition.display.pids}
-    strangers = [pid for pid in condition.processes if not _descends(pid, ours)]
+    ours = {*holders, os.getpid()}
+    computing = [pid for pid in condition.processes if pid not in condition.display.pids]
+    strangers = [pid for pid in computing if not _descends(pid, ours)]
     if holders:  # one that is not here at all may be a lease's, in a container of its own
         strangers = [pid for pid in strangers if Path(f"/proc/{pid}").exists()]
     if strangers:
