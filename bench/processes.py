@@ -105,8 +105,9 @@ def run(
 
 def kill(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
     """Kill a process and all that came from it, whatever session they are in."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGSTOP)  # it starts nothing more
+    if process.poll() is not None:
+        return  # its number may be a stranger's by now
+    process.send_signal(signal.SIGSTOP)  # it starts nothing more
     for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

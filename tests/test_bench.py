@@ -236,6 +236,12 @@ def test_who_is_too_late_is_killed_with_all_that_it_started(tmp_path):
     child.close()
 
 
+def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch):
+    """Its number may be a stranger's by then."""
+    monkeypatch.setattr(processes, "descendants", pytest.fail)
+    assert processes.run([sys.executable, "-c", ""], 60, tmp_path / "log") == 0
+
+
 def test_a_step_that_hangs_is_noted_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
     given = SimpleNamespace(place="rehearsal", fasta="", engines=[], spoil=False)
     record = SimpleNamespace(content={"stages": {}, "measured": {}, "left_out": []}, saved=[])
