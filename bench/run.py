@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,4 +84,6 @@ def _words(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    # Whoever lends the machine ends a command so: what this has started has to end with it.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

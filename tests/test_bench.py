@@ -2,8 +2,10 @@
 silences wrong engines."""
 
 import ast
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 from importlib import metadata
@@ -240,6 +242,25 @@ def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch)
     """Its number may be a stranger's by then."""
     monkeypatch.setattr(processes, "descendants", pytest.fail)
     assert processes.run([sys.executable, "-c", ""], 60, tmp_path / "log") == 0
+
+
+def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
+    """As `timeout` does; before, pytest went on alone on the GPU."""
+    words = ["--rehearse", "--part", "a", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
+    command = [sys.executable, "-m", "bench.run", *words, "--out", tmp_path / "record.json"]
+    found = []
+
+    def has_tests():
+        assert running.poll() is None
+        found[:] = processes.descendants(running.pid)
+        with contextlib.suppress(OSError):  # one of them has ended this moment
+            return any(b"bench.gpu_tests" in Path(f"/proc/{n}/cmdline").read_bytes() for n in found)
+
+    with subprocess.Popen(command, cwd=ROOT) as running:
+        wait_for(has_tests)
+        running.send_signal(signal.SIGTERM)
+    assert running.returncode == 128 + signal.SIGTERM
+    wait_for(lambda: not any(map(is_running, found)))
 
 
 def test_a_step_that_hangs_is_noted_and_the_next_one_runs(tmp_path, monkeypatch, capsys):
