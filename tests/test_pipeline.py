@@ -39,8 +39,11 @@ class Toy:
     def __init__(self):
         self.collected = []
         self.may_end = [threading.Event() for _ in range(3)]
+        self.may_be_prepared = threading.Event()
+        """The last batch, by a host that is slow."""
 
     def prepare(self, model, payloads, batch_cost):
+        assert payloads != [b"\2"] or self.may_be_prepared.wait(60)
         return payloads
 
     def run(self, model, batch):
@@ -54,23 +57,32 @@ class Toy:
         return pa.record_batch([pa.FixedSizeListArray.from_arrays(numbers, 1)], schema=VALUES)
 
 
-@pytest.mark.parametrize("is_device_done", [True, False], ids=["the disk", "the device"])
-def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, is_device_done):
+@pytest.mark.parametrize("slowest", ["the disk", "the device", "the host"])
+def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest):
     """Three batches; the first takes the disk ten seconds, in which the third could be launched."""
     clock, toy = Clock(), Toy()
+    is_device_done = slowest != "the device"
     for module in (pipeline, watch):
         monkeypatch.setattr(module.time, "monotonic", clock.monotonic)
     for event in toy.may_end[: 3 if is_device_done else 1]:
         event.set()
     rows = pa.table([[bytes([n]) * 32 for n in range(3)], [bytes([n]) for n in range(3)]], SHARD)
     opened = journal.Journal(tmp_path / "j.arrows", journal.part_schema(VALUES), 1)
-    commit = opened.commit
+    begin, commit = opened.begin, opened.commit
+
+    def begin_with_preparing(rows):
+        begin(rows)
+        if rows == [2]:
+            toy.may_be_prepared.set()
 
     def slow_commit(batch):
         if not opened.rows_done:
             # Two launches, and then the look before it waits for this commit.
             clock.wait_for(lambda: clock.num_looks >= 3)
             clock.wait_for(lambda: line._num_collected == (2 if is_device_done else 1))
+            if slowest != "the host":
+                toy.may_be_prepared.set()
+                line._ahead[1].result(60)
             clock.now += DISK_SECONDS
         commit(batch)
         for event in toy.may_end:
@@ -89,6 +101,7 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, is_devi
                 self._counted = number
                 clock.changed.notify_all()
 
+    monkeypatch.setattr(opened, "begin", begin_with_preparing)
     monkeypatch.setattr(opened, "commit", slow_commit)
     queue = Queue([1] * 3, 1, "records", pytest.fail)
     queue.add([[0], [1], [2]])
@@ -97,5 +110,5 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, is_devi
     line.run(lambda: None)
     opened.finish()
     assert toy.collected == [0, 1, 2]
-    assert line.waited_for_disk == (DISK_SECONDS if is_device_done else 0)
+    assert line.waited_for_disk == (DISK_SECONDS if slowest == "the disk" else 0)
     assert shard.write_seconds == DISK_SECONDS

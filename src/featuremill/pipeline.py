@@ -124,6 +124,7 @@ class Pipeline:
         self._ahead: tuple[Batch, Future[Any]] | None = None
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
         self._num_launched = self._num_collected = 0
+        self._prepared_at = 0.0
         self._num_told = 0
         self._most_in_flight = MOST_IN_FLIGHT + num_devices - 1
         self._has_worked = False
@@ -166,7 +167,8 @@ class Pipeline:
         start = time.monotonic()
         payloads = self._shard.payloads(batch.rows)
         prepared = self._workload.prepare(self._model, payloads, batch.budget)
-        self.prepare_seconds += time.monotonic() - start
+        self._prepared_at = time.monotonic()
+        self.prepare_seconds += self._prepared_at - start
         return prepared
 
     def _launch(self, batch: Batch, ahead: Future[Any]) -> bool:
@@ -239,8 +241,9 @@ class Pipeline:
         for."""
         since = time.monotonic()
         error = finished.result()
-        if self._ahead and self._num_collected == self._num_launched:
-            idle = time.monotonic() - max(since, self._watch.done_at)
+        is_ready = self._ahead is not None and self._ahead[1].done()
+        if is_ready and self._num_collected == self._num_launched:
+            idle = time.monotonic() - max(since, self._watch.done_at, self._prepared_at)
             self.waited_for_disk += max(0.0, idle)
         return error
 
