@@ -114,6 +114,11 @@ def assert_equal_to_fair_esm(both, sequences, bound=2e-6):
             assert relative_l2(row[f"bos_layer_{layer}"], expected[0]) <= bound
 
 
+LEAST_COSINE = {12: 0.999, 200: 0.998}
+"""Of a residue. Among the 200 is one (place 1195 of a protein, further on than any that the network
+was trained on) where fair-esm's own bf16, by autocast, is at 0.9988 as well."""
+
+
 def assert_close_to_fair_esm(both, dtype, sequences, bound_l2):
     """Bounds are a third above what was measured in the worst layer: a residual stream of 16 bits
     is beyond them, and its cosines alone would not tell."""
@@ -131,7 +136,7 @@ def assert_close_to_fair_esm(both, dtype, sequences, bound_l2):
     for layer in range(num_layers):
         all_residues = np.concatenate(residue[layer])
         assert all_residues.mean() >= 0.99998
-        assert all_residues.min() >= 0.999
+        assert all_residues.min() >= LEAST_COSINE[200 if len(sequences) > 12 else 12]
         assert min(pooled[layer]) >= 0.99998
         assert np.mean(l2[layer]) <= bound_l2
 

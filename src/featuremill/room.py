@@ -102,8 +102,8 @@ def _problem(needs: list[Need]) -> str:
     size, disk = sum(need.num_bytes for need in needs), shutil.disk_usage(folder)
     if disk.total and size * MARGIN > disk.free:  # some in user space say nothing: all is 0
         return (
-            f"it needs about {human_bytes(size)} more ({described(needs)}), and the disk of "
-            f"{folder} has {human_bytes(disk.free)} free"
+            f"it needs about {human_bytes(size)} more ({described(needs)}) and a twentieth to "
+            f"spare, and the disk of {folder} has {human_bytes(disk.free)} free"
         )
     files, inodes = sum(need.num_files for need in needs), free_inodes(folder)
     if inodes is not None and files * MARGIN > inodes:

@@ -35,7 +35,7 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Cutter, Shard
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.sizing import Cut, Sizing
 from featuremill.plan.spool import Tally, ids_path
 from featuremill.recipe import recipe_of, settings_of
 from featuremill.store import RunFolder, read_sealed, sha256_of, write_sealed
@@ -99,7 +99,8 @@ def plan(
     replan: bool = False,
     threads: int | None = None,
 ) -> dict[str, Any]:
-    """Plan `config` into `folder` and return what `plan.json` says.
+    """Plan `config` into `folder` and return what `plan.json` says, and as `cut` what there is to
+    say of the size of new shards.
 
     As many `threads` (all cores, if there is no number) share the work on a large input; what comes
     out does not depend on them.
@@ -130,7 +131,7 @@ def plan(
         try:
             last = {} if replan else read_sealed(folder.store / "plan.json") or {}
             with Hands(threads or num_cores()) as hands:
-                about_records = _plan_records(
+                about_records, cut = _plan_records(
                     folder, config, workload, options, sizing, last, hands
                 )
         finally:
@@ -142,6 +143,7 @@ def plan(
         }
         write_sealed(folder.store / "plan.json", result)
         write_sealed(folder.plan, result)
+    result["cut"] = cut.why
     announce(folder, result, sizing)
     return result
 
@@ -203,8 +205,9 @@ def _plan_records(
     sizing: Sizing,
     last: Mapping[str, Any],
     hands: Hands,
-) -> dict[str, Any]:
-    """Read the records, write shards and manifest, and return what `plan.json` says of them."""
+) -> tuple[dict[str, Any], Cut]:
+    """Read the records, write shards and manifest; return what `plan.json` says of them, and how
+    new shards were cut."""
     scratch = folder.store / "spool"
     scratch.mkdir()
     (spools, tally), inputs = _read(scratch, config, workload, options, hands)
@@ -218,7 +221,7 @@ def _plan_records(
     cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
     cutter.cut(cut.cost)
     write_manifest(folder.manifest, rows, cutter.locations, cutter.numbers, repeats, cutter.shards)
-    return {
+    about_records = {
         "inputs": inputs,
         "counts": {
             "input": tally.records,
@@ -232,8 +235,8 @@ def _plan_records(
         "lengths": {"total": tally.total_length, "longest": tally.longest},
         "manifest_sha256": sha256_of(folder.manifest),
         "shards": [_describe_shard(shard) for shard in cutter.shards],
-        "cut": cut.why,
     }
+    return about_records, cut
 
 
 def _read(

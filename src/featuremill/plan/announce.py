@@ -121,7 +121,7 @@ def _uneven(folder: RunFolder, shards: list[dict[str, Any]], sizing: Sizing) -> 
     other = "" if is_auto else f"set shards.cost to {cost:_} or so, and "
     return [
         f"{len(shards)} shards for {num_gpus} GPUs: {what}; {other}"
-        f"delete {folder.store / 'plan.json'} to have everything cut anew."
+        f"delete {folder.plan} and {folder.store / 'plan.json'} to have everything cut anew."
     ]
 
 

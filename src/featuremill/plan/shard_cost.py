@@ -97,6 +97,7 @@ def choose(work: Work, speed: Speed, slots: int) -> Choice:
         why = f"Snakemake slows down with more than {MOST_SHARDS:,}"
     else:
         why = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
+    few = why
     for size, largest, what in (
         (work.records, MOST_RECORDS, f"{MOST_RECORDS:,} records"),
         (work.payload_bytes, MOST_PAYLOAD_BYTES, f"{human_bytes(MOST_PAYLOAD_BYTES)} of records"),
@@ -104,7 +105,8 @@ def choose(work: Work, speed: Speed, slots: int) -> Choice:
     ):
         if (fewest := math.ceil(size / largest)) > number:
             number = fewest if fewest < slots else _rounds_up(fewest, slots)
-            why = f"a file holds {what} at most"
+            limit = f"a file holds {what} at most"
+            why = f"{few}, but {limit}" if number < slots else limit
     if number < slots:
         why += f", so {slots - number:,} of {slots:,} slots get none"
     cost = max(1, -(-work.cost // number))
@@ -123,11 +125,13 @@ def _rounds_down(number: int, slots: int) -> int:
 def words(choice: Choice, speed: Speed, unit: str) -> str:
     """Return the sentence about a choice: what, why, what start-ups take, and by what speed."""
     known = "measured" if speed.is_startup_measured else "an assumption"
+    source = "an assumption, see featuremill estimate" if speed.is_assumed else speed.source
+    each = " each" if choice.num_shards > 1 else ""
     said = (
-        f"shards.cost: auto cuts {counted(choice.num_shards, 'shard')} of {choice.cost:,} {unit}, "
-        f"{_duration(choice.seconds)} each: {choice.why}; starting up takes "
-        f"{100 * choice.startup_share:.0f} % of a job ({choice.startup_seconds:.1f} s, {known}); "
-        f"{speed.device}: {speed.rates.middle:,.0f} {unit} a second, {speed.source}"
+        f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
+        f"{unit}, {_duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
+        f"for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
+        f"time; {speed.device}: {speed.rates.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))
 

@@ -31,7 +31,7 @@ class Cut(NamedTuple):
 
     cost: int
     why: str
-    """A sentence; empty where the config says it."""
+    """A sentence; empty where the config says how large."""
 
 
 class Sizing(NamedTuple):
@@ -51,11 +51,11 @@ class Sizing(NamedTuple):
     """That hold one model."""
 
     def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
-        """Return how to cut so much work; nothing is said where there is none."""
+        """Return how to cut so much work."""
+        if not cost:
+            return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
         if self.asked != "auto":
             return Cut(self.asked, "")
-        if not cost:
-            return Cut(UNKNOWN_COST, "")
         found = self.choice(cost, records, payload_bytes)
         if found:
             return Cut(found[0].cost, words(*found, self.unit))

@@ -154,7 +154,10 @@ def _sentence(shards: list[Shard]) -> str:
     if spent["wait"] > 0.5 * whole:
         text += " Most was waiting for a free device: with more of them the run ends sooner."
     elif _are_small(shards):
-        text += " Fewer, larger shards (shards.cost) would spend less on loading and starting."
+        text += (
+            " Fewer, larger shards would spend less on loading and starting: shards.cost: auto "
+            "makes such of more records."
+        )
     if any(shard.crashes for shard in shards):
         text += " Attempts whose worker died count as other: see the shards that had trouble."
     return text
