@@ -114,12 +114,7 @@ def assert_equal_to_fair_esm(both, sequences, bound=2e-6):
             assert relative_l2(row[f"bos_layer_{layer}"], expected[0]) <= bound
 
 
-LEAST_COSINE = {12: 0.999, 200: 0.998}
-"""Of a residue. Among the 200 is one (place 1195 of a protein, further on than any that the network
-was trained on) where fair-esm's own bf16, by autocast, is at 0.9988 as well."""
-
-
-def assert_close_to_fair_esm(both, dtype, sequences, bound_l2):
+def assert_close_to_fair_esm(both, dtype, sequences, bound_l2, least_cosine=0.999):
     """Bounds are a third above what was measured in the worst layer: a residual stream of 16 bits
     is beyond them, and its cosines alone would not tell."""
     num_layers = both.network.num_layers + 1
@@ -136,7 +131,7 @@ def assert_close_to_fair_esm(both, dtype, sequences, bound_l2):
     for layer in range(num_layers):
         all_residues = np.concatenate(residue[layer])
         assert all_residues.mean() >= 0.99998
-        assert all_residues.min() >= LEAST_COSINE[200 if len(sequences) > 12 else 12]
+        assert all_residues.min() >= least_cosine
         assert min(pooled[layer]) >= 0.99998
         assert np.mean(l2[layer]) <= bound_l2
 
@@ -161,7 +156,9 @@ def test_16_bits_are_close_to_fair_esm(bundled, dtype, bound_l2, choose, count):
     proteins = choose(count)
     if dtype == "fp16":  # few CPUs multiply it fast
         proteins = proteins[:: 2 if count < 20 else 4]
-    assert_close_to_fair_esm(bundled, dtype, proteins, bound_l2)
+    # One residue of the many is far behind all that the network was trained on (place 1195, and 512):
+    # fair-esm's own bf16, by autocast, is at 0.9988 there too.
+    assert_close_to_fair_esm(bundled, dtype, proteins, bound_l2, 0.999 if count < 20 else 0.998)
 
 
 def test_12_layers_equal_fair_esm(random12):

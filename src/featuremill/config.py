@@ -38,10 +38,10 @@ class Shards(Section):
     """How the input is cut."""
 
     cost: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
-    """Work in one shard, nearly, in the workload's unit of cost (residues + 2 for proteins). `auto` makes
-    shards of some five minutes by the speed of the device, as far as it is known, and smaller ones
-    where that gives each device two and starting up is at most a tenth; plan says what it chose.
-    Affects only shards made from now on."""
+    """Work in one shard, nearly, in the workload's unit of cost (residues + 2 for proteins). `auto`
+    makes shards of some five minutes by the speed of the device, as far as it is known, and smaller
+    ones where that gives each device two and starting up is at most a tenth; plan says what it
+    chose. Affects only shards made from now on."""
 
 
 class Labels(Section):
