@@ -156,7 +156,7 @@ def test_16_bits_are_close_to_fair_esm(bundled, dtype, bound_l2, choose, count):
     proteins = choose(count)
     if dtype == "fp16":  # few CPUs multiply it fast
         proteins = proteins[:: 2 if count < 20 else 4]
-    # One residue of the many is far behind all that the network was trained on (place 1195, and 512):
+    # One residue of the many is far behind what the network was trained on (place 1195, and 512):
     # fair-esm's own bf16, by autocast, is at 0.9988 there too.
     assert_close_to_fair_esm(bundled, dtype, proteins, bound_l2, 0.999 if count < 20 else 0.998)
 
