@@ -332,7 +332,8 @@ def test_too_few_shards_for_the_gpus(see, verbs):
     said = plan(16)
     see(said)
     (cost,) = re.findall(r"shards\.cost to ([\d_]+)", said)
-    (verbs.folder / re.findall(r"delete (\S+)", said)[0]).unlink()
+    for name in re.findall(r"delete (\S+) and (\S+) to", said)[0]:
+        (verbs.folder / name).unlink()
     assert "shards for 4 GPUs" not in plan(int(cost))
     shards = json.loads((verbs.folder / verbs.run_folder.plan).read_text())["shards"]
     assert len(shards) == 16, "four a GPU"
