@@ -243,9 +243,10 @@ def only_looks() -> bool:
 
 def closing_words(results: str) -> str:
     """Return what to say when a run ended well: how much there is, where, and what to try next."""
-    path = Path(results) / "manifest.json"
-    manifest = store.read_json(path)
-    if manifest is None or path.stat().st_mtime < _started:
+    made = [Path(results) / name for name in ("manifest.json", "report.html")]
+    manifest = store.read_json(made[0])
+    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
+    if manifest is None or not is_new:
         return ""  # only a part of the workflow was asked for
     counts = manifest["counts"]
     is_demo = manifest["run"] == Run.model_fields["run"].default
