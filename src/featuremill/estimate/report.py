@@ -46,7 +46,7 @@ def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any
     """Return all of it; times are in hours or seconds, as the names say, sizes in bytes or MB."""
     is_cut, is_finished = facts.work.is_cut, _is_finished(facts)
     rows = [_row(facts, slots, speed, is_finished) for slots, speed in by_slots]
-    facts = facts._replace(work=_cut_for(facts, *by_slots[0]))  # what follows hardly depends on it
+    facts = _cut_for(facts, _best(facts, *by_slots[0]))  # what follows hardly depends on it
     work, plan = facts.work, facts.work.plan
     counts = plan["counts"]
     around = _around(facts, is_finished)
@@ -111,16 +111,17 @@ def _best(facts: Facts, slots: int, speed: Speed) -> Choice | None:
     return choose(left, speed, facts.place.jobs(slots))
 
 
-def _cut_for(facts: Facts, slots: int, speed: Speed) -> Work:
-    """Return the work in the shards that it has, or would be given for so many slots."""
-    best = None if facts.work.is_cut else _best(facts, slots, speed)
-    return in_shards(facts.work, best.num_shards) if best else facts.work
+def _cut_for(facts: Facts, best: Choice | None) -> Facts:
+    """Return the facts with the work in the shards that it has, or else in the best ones."""
+    if best is None or facts.work.is_cut:
+        return facts
+    return facts._replace(work=in_shards(facts.work, best.num_shards))
 
 
 def _row(facts: Facts, slots: int, speed: Speed, is_finished: bool) -> dict[str, Any]:
     """Return what so many slots come to."""
     best = _best(facts, slots, speed)
-    facts = facts._replace(work=_cut_for(facts, slots, speed))
+    facts = _cut_for(facts, best)
     around = _around(facts, is_finished).total
     jobs, costs = facts.place.jobs(slots), facts.work.left
     rates, startup = speed.rates, speed.startup_seconds

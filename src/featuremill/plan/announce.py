@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from featuremill import room
 from featuremill.devices import Device
 from featuremill.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.room import Need
 from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder
@@ -105,7 +104,7 @@ def warnings(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> list[st
 def _uneven(folder: RunFolder, shards: list[dict[str, Any]], sizing: Sizing) -> list[str]:
     """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
     the end, and more of them would be worth it."""
-    num_gpus = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    num_gpus = slots_told()
     num_jobs = num_gpus // sizing.gpus
     if not 1 < len(shards) < LEAST_SHARDS_A_JOB * num_jobs:
         return []

@@ -100,12 +100,16 @@ class Sizing(NamedTuple):
 def num_jobs(device: Device, gpus: int) -> int:
     """Return how many jobs run side by side: on the CPU one, which takes all of its cores.
 
-    The workflow tells its jobs how many GPU slots it deals out; without it, those of the lease
-    count, and where no GPU is here, one.
+    Without a workflow that says its slots, those of the lease count, and where no GPU is here, one.
     """
     if device.kind == "cpu":
         return 1
-    num_slots = int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    num_slots = slots_told()
     if not num_slots and device.uuid:  # elsewhere, what is asked of the lease means other GPUs
         num_slots = count_slots(Request.from_environment())
     return max(1, num_slots // gpus)
+
+
+def slots_told() -> int:
+    """Return how many GPU slots the workflow deals out to its jobs; 0 where it does not say."""
+    return int(os.environ.get("FEATUREMILL_GPUS", "0"))
