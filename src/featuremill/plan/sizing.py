@@ -76,6 +76,11 @@ class Sizing(NamedTuple):
         return choose(work, speed, num_jobs(self.device, self.gpus)), speed
 
     def _speed(self, mean_cost: float) -> Speed | None:
+        if self.device.kind == "cpu":
+            # How many cores a job gets is the workflow's to say: what jobs had before tells most.
+            before = Asked(self.settings, self.device.name, is_gpu=False)
+            if known := speeds.measured(before, self.results):
+                return known
         shape = speeds.shape_of(str(self.weights) if self.weights else None)
         for asked in self._asked():
             try:
@@ -91,10 +96,7 @@ class Sizing(NamedTuple):
             here = self.device.name if self.device.uuid else ""
             names = [os.environ.get("FEATUREMILL_GPU_MODEL") or here, ""]
             return [Asked(self.settings, name, True, self.gpus) for name in dict.fromkeys(names)]
-        # How many cores a job gets is the workflow's to say: what jobs had before tells most.
-        before = Asked(self.settings, self.device.name, is_gpu=False)
-        is_known = speeds.earlier.look(self.results, before)
-        return [before if is_known else before._replace(threads=num_cores())]
+        return [Asked(self.settings, self.device.name, is_gpu=False, threads=num_cores())]
 
 
 def num_jobs(device: Device, gpus: int) -> int:

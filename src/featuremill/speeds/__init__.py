@@ -114,6 +114,18 @@ def given(cost_per_second: float, device: str, startup: Startup) -> Speed:
     return Speed(device, rates, *startup, "given", "as given with --tokens-per-second")
 
 
+def measured(asked: Asked, results: Path) -> Speed | None:
+    """Return the speed that earlier runs below `results` tell; None where none does."""
+    found = earlier.look(results, asked)
+    if found is None:
+        return None
+    rates = Rates(found.slowest, found.cost / found.seconds, found.fastest)
+    runs = ", ".join(str(results / run) for run in found.runs[:3])
+    more = f" and {len(found.runs) - 3} more" if len(found.runs) > 3 else ""
+    source = f"measured: {counted(found.num_parts, 'part')} of {runs}{more}"
+    return Speed(found.device, rates, *_measured_startup(found), "earlier run", source)
+
+
 def find(
     asked: Asked,
     results: Path,
@@ -135,11 +147,11 @@ def find(
     Raises:
         UserError: as `of_plan` does.
     """
-    if measured := _earlier(asked, results):
-        return measured
+    if known := measured(asked, results):
+        return known
     startup = startup_of(asked, results)
-    if measured := _benchmark(asked, records, startup):
-        return measured
+    if benchmarked := _benchmark(asked, records, startup):
+        return benchmarked
     if not asked.is_gpu and (scaled := _scaled(asked, results)):
         return scaled
     if shape is None:
@@ -163,17 +175,6 @@ def _measured_startup(found: earlier.Found) -> Startup:
     usual = found.startup_seconds + AROUND_JOB_SECONDS
     longest = found.longest_startup_seconds + AROUND_JOB_SECONDS
     return Startup(Rates(usual, usual, longest), True)
-
-
-def _earlier(asked: Asked, results: Path) -> Speed | None:
-    found = earlier.look(results, asked)
-    if found is None:
-        return None
-    rates = Rates(found.slowest, found.cost / found.seconds, found.fastest)
-    runs = ", ".join(str(results / run) for run in found.runs[:3])
-    more = f" and {len(found.runs) - 3} more" if len(found.runs) > 3 else ""
-    source = f"measured: {counted(found.num_parts, 'part')} of {runs}{more}"
-    return Speed(found.device, rates, *_measured_startup(found), "earlier run", source)
 
 
 def _benchmark(asked: Asked, records: Sequence[Path], startup: Startup) -> Speed | None:
