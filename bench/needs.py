@@ -1,7 +1,8 @@
 """What the benchmark and the tests for a GPU import, and what of it has to be brought along.
 
 Standard library only: it is asked before anything else is imported. `python -m bench.needs` prints
-what `make bench-wheels` gathers; with `--size`, what then travels.
+what `make bench-wheels` gathers; with `--size`, what then travels; with `--limit`, that too, and it
+ends with 1 where that is too much.
 """
 
 from __future__ import annotations
@@ -98,14 +99,14 @@ def travelling() -> tuple[str, bool]:
     whole = files + brought
     told = (
         f"{files:.1f} MiB of the project's files and {brought:.1f} MiB in {len(wheels)} wheels "
-        f"(bench/.wheels) travel: {whole:.1f} MiB, at most {MOST_MIB}"
+        f"(bench/.wheels) travel: {whole:.1f} MiB (without WHEELS at most {MOST_MIB})"
     )
     return told, whole <= MOST_MIB
 
 
 if __name__ == "__main__":
-    if "--size" in sys.argv[1:]:
+    if asked := {"--size", "--limit"} & set(sys.argv[1:]):
         said, is_small_enough = travelling()
         print(said)
-        sys.exit(not is_small_enough)
+        sys.exit("--limit" in asked and not is_small_enough)
     print(*BROUGHT.values())
