@@ -26,7 +26,7 @@ from bench.place import Place, forbid_short_cuts
 from bench.processes import Child
 from bench.shapes import SHAPES
 from bench.subject import Subject
-from featuremill import machine
+from featuremill.base import this_process
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     for name in ("engine", "shape", "place", "output", "fasta", "weights"):
         parser.add_argument(f"--{name}", required=True)
     given = parser.parse_args()
-    machine.die_with_parent(os.getppid(), signal.SIGKILL)
+    this_process.die_with_parent(os.getppid(), signal.SIGKILL)
     forbid_short_cuts()
     place = Place(given.place)
     subject = Subject(SHAPES[given.shape], place, Path(given.weights))

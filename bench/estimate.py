@@ -23,8 +23,8 @@ import yaml
 from bench.record import ROOT
 from bench.scale import SCRATCH
 from bench.scale_proteins import write_proteins
-from featuremill.machine import num_cores
-from featuremill.report.words import parsed
+from featuremill.base.this_process import num_cores
+from featuremill.base.words import parsed
 
 SMALL = 8
 """The first run is so many times smaller."""

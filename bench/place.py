@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from featuremill import machine
+from featuremill.base import this_process
 from featuremill.devices import MASK, Device, cpu, cuda_devices
 from featuremill.workloads.esm2 import products
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
         """Return the device that a run would get."""
         if self.device == "cpu":
             return cpu()
-        return machine.with_processors(cuda_devices()[:1])[0]
+        return this_process.with_processors(cuda_devices()[:1])[0]
 
     def synchronize(self) -> None:
         """Wait for the device."""

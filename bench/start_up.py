@@ -16,7 +16,7 @@ from bench.lengths import tokens_of
 from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
-from featuremill import machine
+from featuremill.base import this_process
 from featuremill.store import RunFolder
 
 
@@ -83,7 +83,7 @@ def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]
 def _verb(words: tuple[str, ...], log: Path, clock: Clock) -> float:
     """Run `featuremill …`; return its wall time."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": path, machine.DIE_WITH_PARENT: machine.name_of_process()}
+    environment = {"PYTHONPATH": path, this_process.DIE_WITH_PARENT: this_process.name_of_process()}
     started = time.perf_counter()
     command = [sys.executable, "-m", "featuremill", *words]
     status = processes.run(command, clock.left(), log, environment)

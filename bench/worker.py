@@ -21,7 +21,7 @@ from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import GateError, Stage
 from bench.steps import KINDS, Step
-from featuremill import machine
+from featuremill.base import this_process
 
 RESERVED_SECONDS = 5.0
 """Of a step's time, for its end: better fewer passes than none."""
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 def main() -> None:
     """Carry out what standard input says, until it ends."""
-    machine.die_with_parent(os.getppid(), signal.SIGKILL)
+    this_process.die_with_parent(os.getppid(), signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print is no answer
     forbid_short_cuts()

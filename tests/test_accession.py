@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from featuremill.accession import accessions
+from featuremill.base.accession import accessions
 
 CASES = {
     "sp|P12345|AATM_RABIT": "P12345",

@@ -14,7 +14,7 @@ from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
 from programs import Verbs
 
 from featuremill.__main__ import main
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
 from featuremill.shardfile import read_verified

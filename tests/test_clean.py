@@ -16,11 +16,11 @@ import yaml
 from programs import Verbs, Workflow, random_records
 
 from featuremill import clean, owner
+from featuremill.base.errors import UserError
+from featuremill.base.locking import try_lock
+from featuremill.base.sizes import human_bytes
 from featuremill.clean import removal
-from featuremill.errors import UserError
-from featuremill.locking import try_lock
 from featuremill.merge import merge
-from featuremill.sizes import human_bytes
 from featuremill.store import RunFolder
 
 OTHER = "0" * 32

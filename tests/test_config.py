@@ -11,7 +11,7 @@ import yaml
 
 from featuremill import config, config_docs
 from featuremill.__main__ import main
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.workload import BUILT_IN, find_workload
 from featuremill.workloads.esm2 import sources
 

@@ -6,8 +6,8 @@ import pytest
 from leases import Leases
 from nvml_node import Gpu, Slice
 
+from featuremill.base.errors import UserError
 from featuremill.devices import Device, cpu, devices_for, visible
-from featuremill.errors import UserError
 from featuremill.lease import lease
 
 GPUS = [Device("cuda", f"GPU-{letter}000", "pretend", True, n) for n, letter in enumerate("abcd")]

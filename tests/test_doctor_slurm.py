@@ -13,9 +13,9 @@ import yaml
 from conftest import ROOT
 
 from featuremill import doctor
+from featuremill.base.errors import UserError
 from featuremill.doctor import slurm_facts
 from featuremill.doctor.slurm_advice import quoted
-from featuremill.errors import UserError
 
 CONFIG = """\
 Configuration data as of 2026-11-21T22:36:10

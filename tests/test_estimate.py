@@ -14,9 +14,9 @@ from conftest import ROOT
 from programs import LETTERS, Verbs, fasta
 
 from featuremill import speeds
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.this_process import num_cores
 from featuremill.estimate import makespan
-from featuremill.machine import num_cores
 from featuremill.speeds import assumed, earlier, table
 from featuremill.store import RunFolder
 

@@ -11,8 +11,8 @@ from programs import is_running, wait_for
 
 from featuremill import supervisor
 from featuremill.__main__ import main
+from featuremill.base.reasons import kind_of
 from featuremill.extract import Extraction
-from featuremill.reasons import kind_of
 from featuremill.store import read_sealed, write_sealed
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]

@@ -42,7 +42,6 @@ NOT_IN_FAST_TESTS = {canonicalize_name(needed.name) for needed in EXTRAS["test-c
 FOR_ONE_GPU = re.compile(r"(nvidia|cuda)\b")
 WITH_TORCH_ON_CUDA = {"triton"}
 packages_distributions = functools.cache(metadata.packages_distributions)
-MAX_LINES = {"Snakefile": 35, "workflow/rules/*.smk": 60, "src/**/*.py": 300}
 
 
 @functools.cache
@@ -206,14 +205,6 @@ def test_no_file_names_a_registry_or_a_folder_of_one_machine():
             continue  # a binary file
         found = host.search(text) or folder.search(text)
         assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
-
-
-@pytest.mark.parametrize("pattern", MAX_LINES)
-def test_files_stay_short(pattern):
-    paths = list(ROOT.glob(pattern))
-    assert paths
-    lengths = {str(path): len(path.read_text("utf-8").splitlines()) for path in paths}
-    assert {path: n for path, n in lengths.items() if n > MAX_LINES[pattern]} == {}
 
 
 CLOCK = {"sleep", "time", "monotonic", "perf_counter"}

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xopen import xopen
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import TableOptions, columns, proteins
 from featuremill.inputs.residues import ALPHABET, clean
 from featuremill.workload import Record

@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featuremill import compute, devices, weights
-from featuremill.errors import WorkloadError
+from featuremill.base.errors import WorkloadError
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     attention,

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from featuremill.locking import locked
+from featuremill.base.locking import locked
 
 
 def test_a_removed_lock_file_lets_nobody_in_beside_the_next_one(tmp_path):

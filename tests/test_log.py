@@ -8,10 +8,10 @@ import pytest
 from conftest import PLUGINS
 from programs import fasta
 
-from featuremill import log, machine, progress
 from featuremill.__main__ import VERBS, main
-from featuremill.machine import DIE_WITH_PARENT
-from featuremill.progress import Progress
+from featuremill.base import log, progress, this_process
+from featuremill.base.progress import Progress
+from featuremill.base.this_process import DIE_WITH_PARENT
 
 GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
 
@@ -100,7 +100,7 @@ def test_long_work_says_how_far_it_is_off_a_terminal(verbs, monkeypatch, capsys)
     assert f"extract │ shard {first[:8]}: " in alone and " of 4 records, " in alone
     kept = verbs.folder / "x.log"
     with monkeypatch.context() as under_snakemake:
-        under_snakemake.setattr(machine, "die_with_starter", lambda *_: None)
+        under_snakemake.setattr(this_process, "die_with_starter", lambda *_: None)
         under_snakemake.setenv(DIE_WITH_PARENT, "1@elsewhere")
         beside = hasty("extract", root, second, "--log-file", kept)
     assert " of 4 records, " not in beside, "other jobs say the same beside it"

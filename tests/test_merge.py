@@ -20,8 +20,8 @@ from programs import Verbs
 
 import featuremill
 from featuremill import __main__
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import validate
-from featuremill.errors import IntegrityError, UserError
 from featuremill.journal import Journal, digest_of_file, part_schema
 from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
 from featuremill.outputs import parquet, parquet_dataset

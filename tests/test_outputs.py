@@ -24,7 +24,7 @@ from safetensors import safe_open
 
 import featuremill
 from featuremill import __main__
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.export import export
 from featuremill.formats import FORMATS, OutputName, sidecar_of
 from featuremill.merge import gather, merge, provenance

@@ -10,7 +10,7 @@ import pytest
 from programs import Verbs, Workflow, random_records
 
 from featuremill import __main__
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.merge import merge, merge_partial
 from featuremill.store import RunFolder
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from featuremill.base.errors import UserError
 from featuremill.config import validate
 from featuremill.devices import cpu
-from featuremill.errors import UserError
 from featuremill.plan import plan
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from xopen import xopen
 
 from featuremill import config, journal
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
 from featuremill.lease import Request

@@ -12,9 +12,10 @@ import pytest
 from conftest import ROOT
 from programs import Verbs
 
-from featuremill import compute, reasons
+from featuremill import compute
 from featuremill.at_hand import values_in_batches
-from featuremill.errors import UserError
+from featuremill.base import reasons
+from featuremill.base.errors import UserError
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.parts import failed_rows

@@ -13,10 +13,11 @@ import pytest
 import vl_convert
 from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_of
 
-from featuremill import __main__, config, reasons, receipts, report
-from featuremill.errors import UserError
+from featuremill import __main__, config, receipts, report
+from featuremill.base import reasons, words
+from featuremill.base.errors import UserError
 from featuremill.report import page as report_page
-from featuremill.report import projection, timeline, words
+from featuremill.report import projection, timeline
 from featuremill.report.timeline import Interval
 
 

@@ -16,8 +16,9 @@ import pytest
 from report_runs import CPU, H200, HOSTILE, FakeRun, Page, make, rows_of
 
 from featuremill import __main__
+from featuremill.base import words
 from featuremill.merge import provenance
-from featuremill.report import embedding, facts, usage, words
+from featuremill.report import embedding, facts, usage
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 OF_GPUS = {"usage", "usage-memory", "usage-power", "usage-temperature", "usage-rate"}

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, Workflow, random_records, wait_for
 
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.retry import retry, run
 from featuremill.shardfile import read_shard
 

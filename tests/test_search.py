@@ -20,7 +20,7 @@ from programs import Verbs
 
 import featuremill
 from featuremill import __main__
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.export import export
 from featuremill.merge import merge, merge_partial
 from featuremill.outputs import ABOUT, FILES, Target, open_writer

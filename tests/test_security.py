@@ -28,7 +28,7 @@ from programs import Desk
 
 from featuremill import config, journal, store
 from featuremill.__main__ import main
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.outputs import Target, open_writer

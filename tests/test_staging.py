@@ -14,7 +14,7 @@ from programs import random_records
 
 from featuremill import staging, weights
 from featuremill.__main__ import main
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 
 MODEL = "mill_t6_8M"
 

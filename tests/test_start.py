@@ -104,7 +104,7 @@ def test_without_the_extra_embed_says_what_to_install(folder, bare):
     done = subprocess.run(
         [bare, "-c", code], env=folder.environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stderr.endswith(f"featuremill.errors.UserError: {INSTALL.format(bare)}\n")
+    assert done.stderr.endswith(f"featuremill.base.errors.UserError: {INSTALL.format(bare)}\n")
 
 
 def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch):

@@ -20,8 +20,8 @@ from conftest import ROOT
 from programs import Desk, Verbs, wait_for
 
 from featuremill import journal, owner, working
+from featuremill.base.errors import UserError
 from featuremill.clean.whole import check_whole
-from featuremill.errors import UserError
 from featuremill.merge import merge, merge_partial
 from featuremill.status import report, view
 from featuremill.status.rows import count_rows

@@ -14,10 +14,11 @@ from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import wait_for
 
-from featuremill import machine, telemetry
-from featuremill import run_log as run_log_module
+from featuremill import telemetry
+from featuremill.base import run_log as run_log_module
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
 from featuremill.devices import Device
-from featuremill.errors import UserError
 from featuremill.telemetry import writer as writer_module
 from featuremill.telemetry.recorder import Recorder
 from featuremill.telemetry.sampler import Sampler
@@ -527,10 +528,10 @@ def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
     torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_allocated=lambda place: peaks[place]))
     monkeypatch.setitem(sys.modules, "torch", torch)
     gpu, other = (Device("cuda", uuid, "", True) for uuid in ("a", "b"))
-    assert machine.allocated_peak_mb([gpu, other]) == 5
-    assert machine.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
+    assert this_process.allocated_peak_mb([gpu, other]) == 5
+    assert this_process.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
     monkeypatch.delitem(sys.modules, "torch")
-    assert machine.allocated_peak_mb([gpu]) is None
+    assert this_process.allocated_peak_mb([gpu]) is None
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill import owner, workflow_totals, working
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.top import lines, visit
 from featuremill.top.picture import picture
 from featuremill.top.reader import Reader

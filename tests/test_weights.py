@@ -22,7 +22,7 @@ from programs import Desk
 from safetensors.torch import load_file, save_file
 
 from featuremill import weights
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.packing import pack

@@ -22,8 +22,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from featuremill import __version__, log, machine
-from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
+from featuremill import __version__
+from featuremill.base import log, this_process
+from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 VERBS = {
     "init": "write a commented config for your own input",
@@ -57,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _without_verb(given):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
-    if starter := os.environ.get(machine.DIE_WITH_PARENT):
-        machine.die_with_starter(starter, signal.SIGTERM)
+    if starter := os.environ.get(this_process.DIE_WITH_PARENT):
+        this_process.die_with_starter(starter, signal.SIGTERM)
     parser = _parser(verb)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
     try:
@@ -107,7 +108,7 @@ def _run(parsed: argparse.Namespace, given: list[str]) -> int:
 
 
 def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    for number in machine.INTERRUPTS:
+    for number in this_process.INTERRUPTS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, handler)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from featuremill import typed
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import RunFolder, read_json, read_plan, sha256_of
 
 SAME = ("run", "recipe", "inputs", "lengths")

@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import config, machine, reasons, weights
+from featuremill import config, weights
 from featuremill.at_hand import Refuse, values_in_batches
+from featuremill.base import reasons, this_process
+from featuremill.base.errors import UserError
 from featuremill.devices import Device, devices_for
-from featuremill.errors import UserError
 from featuremill.inputs import residues
 from featuremill.outputs import vectors
 from featuremill.workload import Weights, refuse_without_packages
@@ -112,7 +113,7 @@ def embed(
             "truncated; long='full' or 'chunk' computes them whole.",
             stacklevel=2,
         )
-    (chosen,) = machine.with_processors(devices_for(device)[:1])
+    (chosen,) = this_process.with_processors(devices_for(device)[:1])
     loaded, resolved = _ready(esm2.Options.model_validate(checked.options), chosen)
 
     # In the order of a shard, so that the batches are those of a run with a single shard.

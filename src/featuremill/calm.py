@@ -20,7 +20,7 @@ from typing import Any
 from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
-from featuremill.text import plain
+from featuremill.base.text import plain
 from featuremill.workflow_failures import FailedJob, Failures, stopped, told
 
 SCREEN = "DefaultStreamHandler"

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill import reasons
+from featuremill.base import reasons
+from featuremill.base.text import plain
 from featuremill.batches import Batch, Queue
 from featuremill.journal import part_schema
-from featuremill.text import plain
 from featuremill.workload import RecordFailed, Workload
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from featuremill import config_problems, config_yaml, weights
+from featuremill.base.errors import UserError
 from featuremill.config_yaml import Places
-from featuremill.errors import UserError
 from featuremill.formats import FORMATS, OutputName
 from featuremill.inputs import evident_format
 from featuremill.workload import BUILT_IN, find_workload

@@ -11,9 +11,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from featuremill import store
+from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.config_problems import Schema, description_of, kind_of
-from featuremill.errors import UserError
 from featuremill.workload import BUILT_IN, find_workload
 
 INTRODUCTION = """\

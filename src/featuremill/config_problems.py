@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from featuremill.text import one_line, plain
+from featuremill.base.text import one_line, plain
 
 MAX_PROBLEMS = 20
 """Wrong keys that are told one by one."""

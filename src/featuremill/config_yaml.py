@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from featuremill import config_problems
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 MAX_VALUES = 10_000
 """Values in a config file, aliases unfolded; an honest one has dozens."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import pynvml
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from featuremill import typed
 from featuremill.agreement import are_results_of, read_plan_of_manifest
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.this_process import num_cores
 from featuremill.formats import FORMATS, sidecar_of
-from featuremill.machine import num_cores
 from featuremill.merge import count, gathered, open_parts, undisturbed
 from featuremill.merge.delivery import Source, write
 from featuremill.merge.provenance import provenance_of

@@ -17,13 +17,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal, receipts, run_log, slurm_job, working
-from featuremill.errors import UserError
+from featuremill import journal, receipts, slurm_job, working
+from featuremill.base import run_log
+from featuremill.base.errors import UserError
+from featuremill.base.locking import locked
+from featuremill.base.reasons import kind_of
+from featuremill.base.sizes import counted
+from featuremill.base.this_process import num_cores
 from featuremill.lease import Request
-from featuremill.locking import locked
-from featuremill.machine import num_cores
-from featuremill.reasons import kind_of
-from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
 from featuremill.telemetry.recorder import Recorder

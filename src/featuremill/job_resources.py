@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill import speeds, store
+from featuremill.base.errors import UserError
 from featuremill.config import Run
-from featuremill.errors import UserError
 
 MB, GB = 2**20, 10**9
 PROCESS_MB = 2000

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from featuremill import working
-from featuremill.errors import UserError
-from featuremill.locking import claimed, is_still_there
+from featuremill.base.errors import UserError
+from featuremill.base.locking import claimed, is_still_there
 from featuremill.store import RunFolder, read_json
 
 

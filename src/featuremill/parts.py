@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill import typed
-from featuremill.errors import IntegrityError
+from featuremill.base.errors import IntegrityError
+from featuremill.base.sizes import counted
 from featuremill.journal import COLUMNS, digest_of_file
 from featuremill.receipts import has_counts
 from featuremill.recipe import other_versions
 from featuremill.shardfile import Digests, digests
-from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_sealed
 
 NUM_CORE_COLUMNS = len(COLUMNS)

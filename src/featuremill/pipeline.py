@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill import compute
+from featuremill.base.errors import WorkloadError
 from featuremill.batches import Batch, Queue
-from featuremill.errors import WorkloadError
 from featuremill.journal import Journal
 from featuremill.shardfile import digests
 from featuremill.watch import Watch

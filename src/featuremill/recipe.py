@@ -11,8 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from featuremill.base.errors import UserError
 from featuremill.devices import Device
-from featuremill.errors import UserError
 from featuremill.store import RunFolder, digest_of
 from featuremill.workload import Weights, Workload, find_workload
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import store
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
 from featuremill.outputs.vectors import matrix
 

@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from featuremill import owner, store, typed
 from featuremill.agreement import read_plan_of_manifest, refuse_what_was_cleaned
-from featuremill.errors import IntegrityError, UserError
-from featuremill.locking import locked
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.locking import locked
+from featuremill.base.reasons import KINDS, kind_of
+from featuremill.base.sizes import counted
 from featuremill.parts import failed_rows, open_part
 from featuremill.plan.places import Places, move_rows, place_of, places_in
-from featuremill.reasons import KINDS, kind_of
 from featuremill.shardfile import digests, read_shard, read_verified, write_shard
-from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_sealed, replacing, sha256_of, write_sealed
 
 NAMES = [kind.name for kind in KINDS]

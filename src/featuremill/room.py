@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import expected_bytes, human_bytes
 from featuremill.formats import FORMATS
-from featuremill.sizes import expected_bytes, human_bytes
 
 WITHOUT_ROOM = "FEATUREMILL_WITHOUT_ROOM"
 MARGIN = 1.05

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from featuremill import SNAKEFILE, typed
+from featuremill.base.errors import UserError
 from featuremill.config import load
-from featuremill.errors import UserError
 
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.errors import IntegrityError
+from featuremill.base.errors import IntegrityError
 from featuremill.store import RunFolder, digest_of, replacing
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import store
-from featuremill.errors import IntegrityError, UserError
-from featuremill.locking import locked
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.locking import locked
+from featuremill.base.sizes import human_bytes
 from featuremill.room import MARGIN
-from featuremill.sizes import human_bytes
 from featuremill.workload import Weights
 
 VARIABLE = "FEATUREMILL_STAGE"

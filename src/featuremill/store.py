@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
 
 DIGEST_LENGTH = 32
 """Hex digits of a shard's or recipe's name: 128 bits."""

@@ -23,12 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from featuremill import journal, machine, reasons, working
-from featuremill import log as logs
+from featuremill import journal, working
+from featuremill.base import log as logs
+from featuremill.base import reasons, this_process
+from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
+from featuremill.base.progress import Progress
 from featuremill.devices import devices_for
-from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.lease import Lease, Request, lease
-from featuremill.progress import Progress
 from featuremill.telemetry.recorder import Recorder
 
 MAX_FAILURES_A_DEVICE = 2
@@ -266,7 +267,7 @@ class Supervisor:
             raise OSError(trouble["errno"], os.strerror(trouble["errno"]), trouble["filename"])
         if status == WorkloadError.exit_status and message:
             raise WorkloadError(f"{self._name}: {message}; {logs.place()} has the traceback.")
-        if -status in machine.INTERRUPTS:
+        if -status in this_process.INTERRUPTS:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:
             raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
 """The run's declared files, those that others are made of first."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import store
-from featuremill.errors import UserError
-from featuremill.locking import locked
+from featuremill.base.errors import UserError
+from featuremill.base.locking import locked
 from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.options import Options

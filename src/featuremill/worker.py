@@ -22,11 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import compute, journal, machine, staging
+from featuremill import compute, journal, staging
 from featuremill import weights as weights_verb
+from featuremill.base import this_process
+from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.batches import Queue, make_batches
 from featuremill.devices import Device
-from featuremill.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.pipeline import Pipeline, Shard
 from featuremill.recipe import refuse_other_versions, versions
 from featuremill.shardfile import read_verified
@@ -44,7 +45,7 @@ OS_ERROR_STATUS = 5
 def main() -> int:
     """Run the job on standard input; return the exit status."""
     job = Job(**json.loads(sys.stdin.read()))
-    machine.die_with_parent(job.supervisor_pid, signal.SIGKILL)
+    this_process.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
     # What libraries print must not mix with the events: they get standard error as their output.
@@ -109,7 +110,7 @@ class Worker:
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
-        self.devices = machine.with_processors([Device(**device) for device in job.devices])
+        self.devices = this_process.with_processors([Device(**device) for device in job.devices])
         folder = RunFolder(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings["workload"])
         refuse_other_versions(folder, job.settings, self.workload)
@@ -265,7 +266,7 @@ class Worker:
                 "run": round(self.watch.busy_seconds, 3),
                 "write": round(self.shard.write_seconds, 3),
             },
-            "torch_peak_mb": machine.allocated_peak_mb(self.devices),
+            "torch_peak_mb": this_process.allocated_peak_mb(self.devices),
         }
         known = {key: value for key, value in state.items() if value is not None}
         _say(self.events, event, state=known, **facts)
@@ -291,8 +292,8 @@ class Worker:
             "warnings": self.warnings,
             **versions(self.workload),
             "threads": self.job.threads,
-            "peak_memory_mb": machine.peak_memory_mb(self.devices),
-            "versions": machine.versions(),
+            "peak_memory_mb": this_process.peak_memory_mb(self.devices),
+            "versions": this_process.versions(),
         }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill import typed
-from featuremill.log import last_error
-from featuremill.sizes import counted
-from featuremill.text import plain, wrapped
+from featuremill.base.log import last_error
+from featuremill.base.sizes import counted
+from featuremill.base.text import plain, wrapped
 
 WIDTH = 100
 MOST_KINDS = 5

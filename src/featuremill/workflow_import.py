@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run, load
 from featuremill.config_yaml import Places
-from featuremill.errors import UserError
 from featuremill.weights import is_path
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from snakemake.logging import logger
 
 from featuremill import store
+from featuremill.base.errors import UserError
 from featuremill.calm import SCREEN, RefusedError
 from featuremill.config import Run
 from featuremill.config_yaml import Places
-from featuremill.errors import UserError
 from featuremill.inputs import source
 from featuremill.weights import refuse_missing
 from featuremill.workflow_import import is_imported

@@ -12,10 +12,10 @@ from typing import Any
 
 from featuremill import owner, recipe, store, typed, workflow_import, workload
 from featuremill.agreement import are_results_of
+from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.devices import devices_for
-from featuremill.errors import UserError
 from featuremill.inputs import TableOptions
 from featuremill.report import labels
 

@@ -14,9 +14,9 @@ from typing import Any, TextIO
 from snakemake.logging import logger
 
 from featuremill import owner, recipe, store, times, typed, weights, workflow_import, workload
+from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
-from featuremill.errors import UserError
 from featuremill.inputs import TableOptions
 from featuremill.outputs import FILES
 from featuremill.status import visit

@@ -20,15 +20,16 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, machine, slurm_job, store, workflow_import
+from featuremill import clean, slurm_job, store, workflow_import
+from featuremill.base import this_process
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.sizes import counted
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config_yaml import Places
-from featuremill.errors import IntegrityError, UserError
 from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
-from featuremill.sizes import counted
 from featuremill.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
@@ -149,7 +150,7 @@ def prepare_jobs(workflow: Any) -> None:
     own programs stay what they are. The package is for conda environments
     (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
-    os.environ[machine.DIE_WITH_PARENT] = machine.name_of_process()
+    os.environ[this_process.DIE_WITH_PARENT] = this_process.name_of_process()
     os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
     if model := gpu_model(workflow):
         os.environ.setdefault("FEATUREMILL_GPU_MODEL", model)  # which plan cuts shards for

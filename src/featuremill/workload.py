@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, 
 
 from pydantic import BaseModel, ConfigDict
 
-from featuremill import reasons
-from featuremill.errors import UserError
+from featuremill.base import reasons
+from featuremill.base.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,7 +79,7 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
     """
 
     def __init__(self, kind: str, text: str = "") -> None:
-        """`kind` is the name of one in `featuremill.reasons.OF_RECORDS`, `text` about the record.
+        """`kind` names one of `featuremill.base.reasons.OF_RECORDS`; `text` is about the record.
 
         Raises:
             ValueError: when there is no such kind (and then the record fails for that: "error").

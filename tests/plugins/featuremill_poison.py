@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from featuremill import reasons
+from featuremill.base import reasons
 from featuremill.inputs import proteins
 from featuremill.workload import RecordFailed, WorkloadOptions
 

@@ -24,9 +24,9 @@ from featuremill import compute
 from featuremill.audit.figures import Float16Figures, Matrix, ResidueFigures
 from featuremill.audit.sample import Protein
 from featuremill.audit.task import REFERENCE, Task, memory_mb
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
 from featuremill.batches import make_batches
-from featuremill.errors import UserError
-from featuremill.progress import Progress
 from featuremill.workloads import esm2
 
 Pooled = dict[tuple[int, str], Matrix]

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from featuremill import machine
 from featuremill.audit import bounds
 from featuremill.audit.figures import Float16Figures, agreement, cosines_of_rows
 from featuremill.audit.measure import Found, Measured, Pooled
 from featuremill.audit.sample import Protein, Sample
 from featuremill.audit.task import REFERENCE, Asked, Task, num_residues
+from featuremill.base import this_process
 
 VERSION = 1
 Report = dict[str, Any]
@@ -39,7 +39,7 @@ def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Re
         "options": task.options.model_dump(mode="json"),
         "batch_tokens": task.budget,
         "device": {"kind": task.device.kind, "name": task.device.name},
-        "versions": machine.versions(),
+        "versions": this_process.versions(),
         "reference": {
             "dtype": REFERENCE,
             "backend": measured.backend,

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from featuremill.reasons import head_of
+from featuremill.base.reasons import head_of
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10

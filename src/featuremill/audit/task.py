@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import config, machine, weights
+from featuremill import config, weights
 from featuremill.audit.sample import Protein, Sample
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
 from featuremill.devices import Device, devices_for
 from featuremill.doctor import host, memory
-from featuremill.errors import UserError
 from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Options
@@ -85,7 +86,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     refuse_without_packages(Options)
     _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
     choice = arguments.device or (run.device if run else "auto")
-    (device,) = machine.with_processors(devices_for(choice)[:1])
+    (device,) = this_process.with_processors(devices_for(choice)[:1])
     dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
     if not dtypes:
         raise UserError(

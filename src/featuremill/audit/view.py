@@ -8,8 +8,8 @@ from typing import Any
 
 from featuremill.audit import table
 from featuremill.audit.figures import MIN_PROTEINS_FOR_TEN
-from featuremill.sizes import counted
-from featuremill.text import wrapped
+from featuremill.base.sizes import counted
+from featuremill.base.text import wrapped
 
 WIDTH = 100
 SHOWN_NAMES = 60

@@ -13,7 +13,7 @@ from featuremill.audit import report, view
 from featuremill.audit.measure import measure
 from featuremill.audit.sample import Sample, draw
 from featuremill.audit.task import asked, check_room, settle
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workloads import esm2
 

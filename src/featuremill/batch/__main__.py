@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from featuremill.base.errors import UserError
 from featuremill.batch.status import status
 from featuremill.batch.submit import submit
 from featuremill.batch.systems import SYSTEMS
-from featuremill.errors import UserError
 
 
 def main() -> int:

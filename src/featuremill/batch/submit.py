@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.errors import UserError
 from featuremill.batch.systems import System
-from featuremill.errors import UserError
 
 FOLDER = Path(".snakemake/featuremill.jobs")
 """A file a job, named by its number: the exit status it ended with. And what jobs print."""

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from featuremill import owner
+from featuremill.base.errors import UserError
+from featuremill.base.locking import claimed
+from featuremill.base.sizes import counted, human_bytes
 from featuremill.clean.categories import KEEP, Category, removable
 from featuremill.clean.removal import Usage, remove, usage_of
 from featuremill.clean.whole import check_whole
-from featuremill.errors import UserError
-from featuremill.locking import claimed
-from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder, read_sealed
 
 DEFAULT_KEEP = "parts"

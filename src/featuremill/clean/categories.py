@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import owner, typed
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import FILES, partial_results
 from featuremill.store import RunFolder, read_sealed
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.progress import Progress
 from featuremill.clean.categories import Category
-from featuremill.progress import Progress
 
 log = logging.getLogger("featuremill.clean")
 BLOCK_BYTES = 512

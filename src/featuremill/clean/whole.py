@@ -6,7 +6,7 @@ from typing import Any
 
 from featuremill import typed
 from featuremill.agreement import are_results_of
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import bytes_of, digest_of_result
 from featuremill.store import RunFolder, read_json, read_sealed
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import __version__
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.this_process import num_cores
 from featuremill.lease import folder
-from featuremill.machine import num_cores
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
 TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .esm2.")

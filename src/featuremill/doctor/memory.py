@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from featuremill.base.errors import UserError
 from featuremill.devices import Device
-from featuremill.errors import UserError
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources, tokens
 

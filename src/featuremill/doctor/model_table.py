@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.sizes import human_bytes
 from featuremill.devices import Device
 from featuremill.doctor import memory
-from featuremill.sizes import human_bytes
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources
 

@@ -12,8 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import locking
-from featuremill.errors import UserError
+from featuremill.base import locking
+from featuremill.base.errors import UserError
 
 NEEDED = ("sbatch", "squeue", "scontrol", "sinfo")
 PLUGIN, SNAKEMAKE = "snakemake-executor-plugin-slurm", "snakemake"

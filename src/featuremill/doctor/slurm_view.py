@@ -8,10 +8,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
 from featuremill.doctor import slurm_advice, slurm_checks, slurm_facts, view
 from featuremill.doctor.report import SEVERITIES, VERSION
-from featuremill.errors import UserError
-from featuremill.text import one_line
 
 NOT_READY = 1
 MAX_SECONDS = 30.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from featuremill import text
+from featuremill.base import text
 
 WIDTH = 80
 NAME_WIDTH = 25

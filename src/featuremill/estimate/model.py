@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from featuremill import store
 from featuremill import weights as weights_verb
+from featuremill.base.errors import UserError
 from featuremill.doctor import memory
-from featuremill.errors import UserError
 from featuremill.speeds import shape_of
 from featuremill.speeds.assumed import Shape
 from featuremill.workload import Weights, Workload

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import devices
+from featuremill.base.errors import UserError
+from featuremill.base.this_process import num_cores
 from featuremill.config import Run
 from featuremill.devices import Device
-from featuremill.errors import UserError
-from featuremill.machine import num_cores
 from featuremill.plan import planning_device
 from featuremill.speeds import earlier, table
 

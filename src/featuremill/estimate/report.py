@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from featuremill import speeds
+from featuremill.base.sizes import expected_bytes
 from featuremill.config import Run
 from featuremill.estimate import makespan, overheads
 from featuremill.estimate.model import Model, device_memory_mb, weights_mb
@@ -21,7 +22,6 @@ from featuremill.plan.announce import large_outputs
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Choice, choose, work_of
 from featuremill.room import Need, needs_of_outputs
-from featuremill.sizes import expected_bytes
 from featuremill.speeds import Speed
 from featuremill.store import RunFolder
 

@@ -6,10 +6,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from featuremill.base.progress import clock
+from featuremill.base.sizes import counted, human_bytes
+from featuremill.base.text import one_line, plain
 from featuremill.estimate import warnings
-from featuremill.progress import clock
-from featuremill.sizes import counted, human_bytes
-from featuremill.text import one_line, plain
 
 WIDTH = 96
 WORTH_SAVING = 0.02

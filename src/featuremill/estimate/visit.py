@@ -11,7 +11,7 @@ from typing import Any
 
 from featuremill import config as config_module
 from featuremill import speeds
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.estimate import place as places
 from featuremill.estimate import report, view, work
 from featuremill.estimate.model import Model, model_of

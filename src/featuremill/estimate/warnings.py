@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from featuremill.sizes import counted, human_bytes
+from featuremill.base.sizes import counted, human_bytes
 
 Answer = Mapping[str, Any]
 MOST_SHARDS = 5000

@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.agreement import are_results_of
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
+from featuremill.base.sizes import counted
+from featuremill.base.this_process import num_cores
 from featuremill.config import Run
-from featuremill.errors import UserError
-from featuremill.machine import num_cores
 from featuremill.plan import nothing_left
 from featuremill.plan.buckets import Bucket, Integers, buckets_of
 from featuremill.plan.hands import Hands
@@ -24,8 +26,6 @@ from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import cuts
 from featuremill.plan.spool import ids_path
-from featuremill.progress import Progress
-from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_json, read_sealed
 from featuremill.workload import find_workload
 

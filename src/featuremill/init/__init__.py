@@ -17,9 +17,9 @@ import yaml
 from pydantic import BaseModel
 
 from featuremill import config, inputs, store, times, typed, weights
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.init.survey import Survey, names, surveyed
-from featuremill.sizes import counted
 from featuremill.workload import find_workload, refuse_without_packages
 
 COMMENT_WIDTH = 96

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.plan.repeats import conflict, same_hash
 from featuremill.plan.spool import ID_KEY
 from featuremill.workload import Record

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import columns, source
 from featuremill.workload import Record, WorkloadOptions
 

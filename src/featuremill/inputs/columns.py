@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 IDS = (
     ("id",),

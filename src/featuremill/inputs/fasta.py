@@ -13,7 +13,7 @@ from pathlib import Path
 
 from dnaio.readers import FastaReader
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.residues import LATIN_1, protein
 from featuremill.workload import Record

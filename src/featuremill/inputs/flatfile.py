@@ -16,7 +16,7 @@ from pathlib import Path
 from Bio import SeqIO
 from Bio.SeqRecord import SeqRecord
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.fasta import as_unicode
 from featuremill.inputs.residues import protein

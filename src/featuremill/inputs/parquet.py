@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import columns, source
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record

@@ -1,7 +1,7 @@
 """What makes a protein: letters become a payload, or a reason why they cannot.
 
 The alphabet is ESM-2's: the 20 amino acids, X B U Z O, and the gaps '.' and '-'. Reasons are
-those of `featuremill.reasons`; notes are stable up to the first colon as well, to be counted.
+those of `featuremill.base.reasons`; notes are stable up to the first colon as well, to be counted.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from featuremill import reasons
-from featuremill.errors import UserError
+from featuremill.base import reasons
+from featuremill.base.errors import UserError
+from featuremill.base.text import CONTROL
 from featuremill.inputs.source import has_nul
-from featuremill.text import CONTROL
 from featuremill.workload import Record
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"

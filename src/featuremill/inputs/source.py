@@ -12,8 +12,8 @@ from typing import Any
 
 from xopen import xopen
 
-from featuremill.errors import UserError
-from featuremill.text import CONTROL, one_line
+from featuremill.base.errors import UserError
+from featuremill.base.text import CONTROL, one_line
 
 BUFFER_SIZE = 2**18
 MAX_RECORD_BYTES = 100_000_000

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import columns, source
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record

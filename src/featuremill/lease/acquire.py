@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill import devices
+from featuremill.base.errors import DeviceError, UserError
 from featuremill.devices import MASK, Device
-from featuremill.errors import DeviceError, UserError
 from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
 from featuremill.lease.offer import Offer, offer

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.errors import DeviceError
 from featuremill.devices import Device
-from featuremill.errors import DeviceError
 from featuremill.lease import condition, slots
 from featuremill.lease.condition import Condition
 from featuremill.lease.request import Request

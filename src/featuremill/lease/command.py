@@ -14,8 +14,8 @@ import signal
 import sys
 from typing import get_args
 
-from featuremill import machine
-from featuremill.errors import UserError
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
 from featuremill.lease import listing
 from featuremill.lease.acquire import Choice, acquire
 from featuremill.lease.execute import become, restore_signals, run_beside
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing to run: write the command after --, as in: featuremill lease --gpus 1 -- ls"
         )
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        machine.die_with_parent(os.getppid(), signal.SIGTERM)
+        this_process.die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()
     given = {
         "slots_per_gpu": arguments.slots_per_gpu,

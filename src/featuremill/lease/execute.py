@@ -7,7 +7,7 @@ import os
 import signal
 from typing import NoReturn
 
-from featuremill import machine
+from featuremill.base import this_process
 from featuremill.lease.acquire import Lease
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -84,7 +84,7 @@ def run_beside(command: list[str], held: Lease) -> int:
 def _be_the_child(
     command: list[str], held: Lease, parent: int, mask: set[signal.Signals | int]
 ) -> NoReturn:
-    machine.die_with_parent(parent, signal.SIGKILL)
+    this_process.die_with_parent(parent, signal.SIGKILL)
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

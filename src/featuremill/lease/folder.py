@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 VARIABLE = "FEATUREMILL_LEASE_FOLDER"
 NAME = "featuremill-leases"

@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 Policy = Literal["balanced", "memory", "sequential"]
 VARIABLES = {

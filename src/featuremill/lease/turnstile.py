@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.lease.folder import VARIABLE, open_lock
 
 FLOCK = "hhqqi0q"

@@ -20,11 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import run_log, typed
+from featuremill import typed
 from featuremill.agreement import are_results_of, read_plan_of_manifest
-from featuremill.errors import IntegrityError, UserError
-from featuremill.locking import locked
-from featuremill.machine import num_cores
+from featuremill.base import run_log
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.locking import locked
+from featuremill.base.progress import Progress
+from featuremill.base.sizes import counted
+from featuremill.base.this_process import num_cores
 from featuremill.merge import delivery
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
@@ -32,8 +35,6 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import manifest_of, provenance_of
 from featuremill.outputs import FAILED, FILES, file_name
 from featuremill.parts import Part, open_part
-from featuremill.progress import Progress
-from featuremill.sizes import counted
 from featuremill.store import RunFolder, read_json, write_json
 
 Parts = list[Part | None]

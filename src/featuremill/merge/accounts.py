@@ -16,14 +16,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.errors import IntegrityError
+from featuremill.base.errors import IntegrityError
+from featuremill.base.reasons import PENDING
+from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
 from featuremill.parts import Part, order_of
-from featuremill.reasons import PENDING
 from featuremill.shardfile import digests, read_verified
 from featuremill.store import RunFolder, replacing
-from featuremill.text import one_line
 
 FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")

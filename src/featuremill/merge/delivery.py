@@ -15,7 +15,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from featuremill import room
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.progress import Progress
 from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge.parallel import in_order
 from featuremill.outputs import (
@@ -30,7 +31,6 @@ from featuremill.outputs import (
     file_name,
     open_writer,
 )
-from featuremill.progress import Progress
 from featuremill.store import RunFolder, replacing, sync, write_json
 
 log = logging.getLogger("featuremill.merge")

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
+from featuremill.base.errors import IntegrityError
+from featuremill.base.progress import Progress
+from featuremill.base.sizes import expected_bytes
 from featuremill.compute import not_finite
-from featuremill.errors import IntegrityError
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.outputs import IDENTITY
 from featuremill.parts import Part
-from featuremill.progress import Progress
 from featuremill.shardfile import digests
-from featuremill.sizes import expected_bytes
 from featuremill.store import take_space
 
 log = logging.getLogger("featuremill.merge")

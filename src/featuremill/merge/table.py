@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill import typed
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import ABOUT, IDENTITY, files_of
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.formats import FORMATS, sidecar_of
 from featuremill.store import sha256_of
 

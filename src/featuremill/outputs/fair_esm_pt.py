@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import Target
 from featuremill.outputs.vectors import matrices, matrix
 from featuremill.store import write_json

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill.accession import accessions
+from featuremill.base.accession import accessions
 from featuremill.outputs import ABOUT, Target, need
 from featuremill.outputs.hdf5 import TEXT, ReservedFile
 from featuremill.outputs.parquet import hexadecimal

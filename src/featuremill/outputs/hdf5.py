@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.accession import accessions
+from featuremill.base.accession import accessions
 from featuremill.outputs import Target
 from featuremill.outputs.reserve import Reserve
 

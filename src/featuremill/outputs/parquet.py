@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from featuremill.accession import accessions
+from featuremill.base.accession import accessions
 from featuremill.outputs import ABOUT, Target
 from featuremill.shardfile import digests
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import Target, need
 from featuremill.outputs.vectors import matrix
 

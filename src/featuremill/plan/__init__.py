@@ -18,14 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import run_log
 from featuremill import weights as weights_verb
+from featuremill.base import run_log
+from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.locking import locked
+from featuremill.base.this_process import num_cores
 from featuremill.config import Run, model_of, read, validate
 from featuremill.devices import Device, cpu, cuda_devices
-from featuremill.errors import UserError, WorkloadError
 from featuremill.journal import COLUMNS
-from featuremill.locking import locked
-from featuremill.machine import num_cores
 from featuremill.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from featuremill import room
+from featuremill.base.sizes import counted, human_bytes
 from featuremill.devices import Device
 from featuremill.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.room import Need
-from featuremill.sizes import counted, human_bytes
 from featuremill.store import RunFolder
 
 ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."

@@ -20,8 +20,8 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
 
-from featuremill import machine
-from featuremill.errors import IntegrityError, UserError, WorkloadError
+from featuremill.base import this_process
+from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 
 Result = TypeVar("Result")
 MAX_PROCESSES = 8
@@ -171,7 +171,7 @@ def _unbroken() -> Iterator[None]:
     came: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _frame: came.append(number))
-        for number in machine.INTERRUPTS
+        for number in this_process.INTERRUPTS
         if signal.getsignal(number) is not signal.SIG_IGN
     }
     try:
@@ -186,7 +186,7 @@ def _unbroken() -> Iterator[None]:
 def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     """Do what comes in on `tasks` until there is nothing more; after a task that failed there is no
     other."""
-    machine.die_with_parent(parent, signal.SIGKILL)
+    this_process.die_with_parent(parent, signal.SIGKILL)
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
         stream = (iter(partial(_next, tasks), None),) if has_stream else ()

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Shard
-from featuremill.progress import Progress
 from featuremill.store import replacing
 
 log = logging.getLogger("featuremill.plan")

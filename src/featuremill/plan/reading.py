@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill.base.progress import Progress
 from featuremill.plan.hands import Hands
 from featuremill.plan.spool import Chunk, Tally, chunks_of, spool
-from featuremill.progress import Progress
 from featuremill.workload import Record
 
 log = logging.getLogger("featuremill.plan")

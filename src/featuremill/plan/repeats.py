@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ID_KEY
 

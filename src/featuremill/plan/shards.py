@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.hands import Hands
-from featuremill.progress import Progress
 from featuremill.shardfile import write_shard
 from featuremill.store import RunFolder, take_space
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from featuremill.reasons import head_of
+from featuremill.base.reasons import head_of
 from featuremill.workload import Record, find_workload
 
 NUM_BUCKETS = 256

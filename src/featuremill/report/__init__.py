@@ -11,7 +11,7 @@ import argparse
 import logging
 from pathlib import Path
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.outputs import file_name
 
 log = logging.getLogger("featuremill.report")

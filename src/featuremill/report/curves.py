@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from featuremill.report import energy, words
+from featuremill.base import words
+from featuremill.report import energy
 from featuremill.report.chart import (
     CATEGORIES,
     Clock,

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from featuremill.report import words
+from featuremill.base import words
 from featuremill.report.chart import FAINT, REST, Figure, categories, drawn, values
 from featuremill.report.facts import Facts
 from featuremill.report.failures import clipped

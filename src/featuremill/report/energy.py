@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from featuremill.report import words
+from featuremill.base import words
 from featuremill.report.shards import Shard
 from featuremill.report.timeline import CLOCK_TOLERANCE_SECONDS
 

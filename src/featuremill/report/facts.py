@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill import typed
-from featuremill.errors import IntegrityError, UserError
+from featuremill.base import words
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
 from featuremill.receipts import device_name
-from featuremill.report import failures, labels, projection, roofs, usage, words
+from featuremill.report import failures, labels, projection, roofs, usage
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Piece, Shard, shard_of

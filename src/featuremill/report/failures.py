@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.reasons import kind_of
-from featuremill.text import one_line
+from featuremill.base.reasons import kind_of
+from featuremill.base.text import one_line
 
 MAX_REASONS = 50
 MAX_EXAMPLES = 3

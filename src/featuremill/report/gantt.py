@@ -6,7 +6,8 @@ from typing import Any
 
 import altair as alt
 
-from featuremill.report import words
+from featuremill.base import words
+from featuremill.base.sizes import counted
 from featuremill.report.chart import (
     CATEGORIES,
     LABEL_WIDTH,
@@ -21,7 +22,6 @@ from featuremill.report.chart import (
 from featuremill.report.facts import Facts
 from featuremill.report.shards import Piece
 from featuremill.report.timeline import Bar, Layout
-from featuremill.sizes import counted
 
 TITLE = "Which device did what, and when"
 COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (

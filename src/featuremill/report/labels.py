@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.accession import accessions
-from featuremill.errors import UserError
+from featuremill.base.accession import accessions
+from featuremill.base.errors import UserError
 from featuremill.inputs import columns, format_of, source, table
 from featuremill.report.failures import clipped
 

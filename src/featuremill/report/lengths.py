@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from featuremill.report import words
+from featuremill.base import words
 from featuremill.report.chart import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
 from featuremill.report.facts import Facts, Lengths
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.report.failures import clipped
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from featuremill.base import words
 from featuremill.receipts import device_name, devices_of, is_on_gpu, own_energy_j
-from featuremill.report import words
 from featuremill.report.failures import clipped
 from featuremill.report.timeline import Interval
 

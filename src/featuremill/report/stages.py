@@ -7,7 +7,7 @@ from typing import Any
 
 import altair as alt
 
-from featuremill.report import words
+from featuremill.base import words
 from featuremill.report.chart import (
     CATEGORIES,
     NOTHING_COMPUTED,

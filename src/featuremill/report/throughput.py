@@ -7,7 +7,9 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from featuremill.report import roofs, words
+from featuremill.base import words
+from featuremill.base.sizes import counted
+from featuremill.report import roofs
 from featuremill.report.chart import (
     NOTHING_COMPUTED,
     Clock,
@@ -23,7 +25,6 @@ from featuremill.report.chart import (
 from featuremill.report.facts import Facts
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Shard
-from featuremill.sizes import counted
 
 RUNNING, WHOLE = "while computing", "from its start to its end"
 KINDS = (RUNNING, WHOLE)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from featuremill.base.sizes import counted
 from featuremill.report.shards import Shard
-from featuremill.sizes import counted
 
 MAX_EXAMPLES = 3
 MUCH_WAITING = 0.1

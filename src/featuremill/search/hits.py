@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featuremill.errors import IntegrityError
+from featuremill.base.errors import IntegrityError
 from featuremill.search import names
 from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.search.opening import Searched

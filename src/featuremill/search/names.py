@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.accession import accessions
+from featuremill.base.accession import accessions
+from featuremill.base.text import one_line
 from featuremill.search.vectors import Table
-from featuremill.text import one_line
 
 MOST_NEAR = 3
 """Ids that are named where there is none of the name asked for."""

@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 
 from featuremill import typed
 from featuremill.agreement import are_results_of
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.results import pooled_column, written
 from featuremill.search.vectors import Mapped, Table, Vectors
-from featuremill.sizes import counted
 from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import RunFolder, read_sealed
 

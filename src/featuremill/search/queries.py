@@ -16,13 +16,13 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.search import names
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.search.recipe import Recipe
-from featuremill.sizes import counted
 from featuremill.workload import Record
 
 NOWHERE = -1

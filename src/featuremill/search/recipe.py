@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from featuremill import compute, machine
+from featuremill import compute
 from featuremill import weights as weights_verb
 from featuremill.at_hand import values_in_batches
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
 from featuremill.devices import Device, devices_for
-from featuremill.errors import UserError
 from featuremill.outputs.vectors import matrix
 from featuremill.receipts import device_name, is_on_gpu
 from featuremill.recipe import other_versions, settings_of, versions
@@ -92,7 +93,9 @@ class Recipe:
 
     def _devices(self, plan: dict[str, Any], choice: DeviceChoice | None) -> list[Device]:
         gpus = plan.get("gpus", 1)
-        devices = machine.with_processors(devices_for(choice or plan.get("device", "auto"))[:gpus])
+        devices = this_process.with_processors(
+            devices_for(choice or plan.get("device", "auto"))[:gpus]
+        )
         if devices[0].kind == "cuda" and len(devices) < gpus:
             raise UserError(
                 f"{self._root}: this run spreads its model over {gpus} GPUs, and {len(devices)} is "

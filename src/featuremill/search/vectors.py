@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.errors import IntegrityError
+from featuremill.base.errors import IntegrityError
 from featuremill.outputs.vectors import matrix
 from featuremill.results import Pooled
 from featuremill.search.nearest import Matrix

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterable
 from typing import Literal, TextIO
 
+from featuremill.base.text import one_line, plain
 from featuremill.search.hits import Hit
-from featuremill.text import one_line, plain
 
 Format = Literal["table", "tsv"]
 FORMATS: tuple[Format, ...] = ("table", "tsv")

@@ -15,14 +15,14 @@ import numpy as np
 import pandas as pd
 
 from featuremill import store
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.search.hits import Hit, hits_of, num_queries_at_once
 from featuremill.search.nearest import Metric
 from featuremill.search.opening import Searched, open_results
 from featuremill.search.queries import NOWHERE, Queries, Reader
 from featuremill.search.recipe import DeviceChoice, Recipe
 from featuremill.search.view import VIEWS, Format
-from featuremill.sizes import counted
 
 log = logging.getLogger("featuremill.search")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from featuremill import devices, store
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.report import roofs
-from featuremill.sizes import counted
 from featuremill.speeds import assumed, earlier
 from featuremill.speeds.assumed import Rates, Shape
 from featuremill.speeds.earlier import Asked

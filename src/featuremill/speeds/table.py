@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 
 class Card(NamedTuple):

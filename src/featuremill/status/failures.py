@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill.base.reasons import head_of, kind_of
 from featuremill.parts import failed_rows
-from featuremill.reasons import head_of, kind_of
 from featuremill.report import failures as listed
 from featuremill.report.failures import MAX_EXAMPLES, clipped
 from featuremill.status.shards import Shard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featuremill.log import last_error
+from featuremill.base.log import last_error
 from featuremill.status.problems import Mend, Problem
 
 WHAT = {"weights": "making the weights"}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from featuremill.sizes import counted
+from featuremill.base.sizes import counted
+from featuremill.base.text import plain, wrapped
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts
 from featuremill.status.shards import Shard
-from featuremill.text import plain, wrapped
 
 WIDTH = 80
 LABEL = 11

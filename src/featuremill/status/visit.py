@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import owner, working
-from featuremill.errors import UserError
-from featuremill.sizes import counted
+from featuremill.base.errors import UserError
+from featuremill.base.sizes import counted
 from featuremill.status import report, sources, view
 from featuremill.status.commands import Commands
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts, Snakemake

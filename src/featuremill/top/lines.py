@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 
-from featuremill.report import words
-from featuremill.sizes import counted
+from featuremill.base import words
+from featuremill.base.sizes import counted
+from featuremill.base.text import one_line, plain
 from featuremill.status.view import verdict
-from featuremill.text import one_line, plain
 from featuremill.top.scene import Scene
 
 SEPARATOR = " · "

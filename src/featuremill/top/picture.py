@@ -10,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.sizes import counted
+from featuremill.base.sizes import counted
+from featuremill.base.text import one_line, plain
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES
-from featuremill.text import one_line, plain
 from featuremill.top import lines
 from featuremill.top.scene import Scene
 from featuremill.top.tables import jobs_table, notes, spread_table

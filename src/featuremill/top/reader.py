@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import owner
+from featuremill.base.text import plain
 from featuremill.status.facts import ENDED, Snakemake
 from featuremill.status.shards import Shard, held_by, is_of, listed, read_shards, unfinished
 from featuremill.status.visit import at_work, look, read_plan
 from featuremill.store import RunFolder, read_sealed
-from featuremill.text import plain
 from featuremill.top.failures import Reason, Reasons
 from featuremill.top.jobs import Job, job_of
 from featuremill.top.rest import estimate

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from featuremill.base.words import parsed
 from featuremill.receipts import devices_of
-from featuremill.report.words import parsed
 from featuremill.status.rest import newest_whole, working_seconds
 from featuremill.top.jobs import Job
 

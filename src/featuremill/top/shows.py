@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.live import Live
 
-from featuremill.text import plain
+from featuremill.base.text import plain
 from featuremill.top import lines, report
 from featuremill.top.picture import picture
 from featuremill.top.scene import Scene

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from featuremill.base.words import parsed
 from featuremill.receipts import devices_of
-from featuremill.report.words import parsed
 from featuremill.status.rest import working_seconds
 from featuremill.top.jobs import Job
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from featuremill.text import one_line
+from featuremill.base.text import one_line
 from featuremill.top import lines
 from featuremill.top.columns import Column, fitted
 from featuremill.top.jobs import DeviceNow, Job

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from featuremill import owner
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.status.facts import NOT_DONE
 from featuremill.status.visit import is_run, said_of_damage
 from featuremill.store import RunFolder

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record
 from featuremill.workloads.esm2 import tokens

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.progress import Progress
+from featuremill.base.progress import Progress
 from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 from featuremill.workloads.esm2.tokens import NUM_TOKENS

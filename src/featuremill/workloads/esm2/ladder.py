@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featuremill import compute
-from featuremill.errors import WorkloadError
+from featuremill.base.errors import WorkloadError
 from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
 from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import twins

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 FACTS = {
     "encoder_layers": "num_layers",

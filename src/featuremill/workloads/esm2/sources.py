@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
-from featuremill.progress import Progress
 from featuremill.workload import refuse_without_packages
 from featuremill.workloads.esm2.options import Options
 

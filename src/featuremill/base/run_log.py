@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from featuremill.text import one_line, plain
+from featuremill.base.text import one_line, plain
 
 NAME = "run.log"
 OLD_NAME = "run.old.log"

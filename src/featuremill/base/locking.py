@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from featuremill.errors import UserError
+from featuremill.base.errors import UserError
 
 WITHOUT_LOCKS = "FEATUREMILL_WITHOUT_LOCKS"
 """Set to 1 by who knows that nothing else computes the run: then it goes on without locks."""

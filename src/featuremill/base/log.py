@@ -8,7 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from featuremill.text import plain
+from featuremill.base.text import plain
 
 BEGIN = "begin: "
 """What a verb's first line in a log file says: each attempt of a job writes behind the last one."""

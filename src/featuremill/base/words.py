@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from featuremill.sizes import counted
+from featuremill.base.sizes import counted
 
 if TYPE_CHECKING:  # top says numbers without it
     import numpy as np

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featuremill.text import plain
+from featuremill.base.text import plain
 
 
 class WorkloadError(Exception):

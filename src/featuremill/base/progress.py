@@ -11,8 +11,8 @@ import os
 import time
 from typing import Any
 
-from featuremill.machine import DIE_WITH_PARENT
-from featuremill.sizes import counted
+from featuremill.base.sizes import counted
+from featuremill.base.this_process import DIE_WITH_PARENT
 
 EVERY_SECONDS = 10.0
 

@@ -1,0 +1,1 @@
+"""What every room may use: errors, words, sizes and durations, log and progress, this process."""
