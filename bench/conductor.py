@@ -41,7 +41,7 @@ from bench.steps import (
 )
 from bench.table import TESTS
 from bench.worker import Answer, Order, Setting
-from featuremill.devices import cuda_devices
+from featuremill.lease.devices import cuda_devices
 
 MEASURED = "measured"
 START_SECONDS = 60.0

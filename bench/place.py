@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from featuremill.base import this_process
-from featuremill.devices import MASK, Device, cpu, cuda_devices
+from featuremill.lease.devices import MASK, Device, cpu, cuda_devices
 from featuremill.workloads.esm2 import products
 
 Name = Literal["cpu", "gpu", "rehearsal"]

@@ -20,8 +20,8 @@ import torch
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from featuremill import devices
-from featuremill.devices import Device
+from featuremill.lease import devices
+from featuremill.lease.devices import Device
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"

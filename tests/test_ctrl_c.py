@@ -84,7 +84,7 @@ def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
 def test_a_run_whose_job_is_stopped_while_it_starts_says_how_to_go_on(stopped_at):
     words = ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "my.yaml", "--cores", "1"]
     words += ["--workflow-profile", str(ROOT / "profiles" / "default")]
-    status, said = stopped_at("featuremill.devices@featuremill plan", "snakemake", *words)
+    status, said = stopped_at("featuremill.lease.devices@featuremill plan", "snakemake", *words)
     assert status == 1
     assert "plan: it was stopped." in said
     assert f"The same command goes on:\n    snakemake {' '.join(words)}\n" in said

@@ -7,8 +7,8 @@ from leases import Leases
 from nvml_node import Gpu, Slice
 
 from featuremill.base.errors import UserError
-from featuremill.devices import Device, cpu, devices_for, visible
 from featuremill.lease import lease
+from featuremill.lease.devices import Device, cpu, devices_for, visible
 
 GPUS = [Device("cuda", f"GPU-{letter}000", "pretend", True, n) for n, letter in enumerate("abcd")]
 

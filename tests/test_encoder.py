@@ -15,7 +15,7 @@ from esm2_models import demo_proteins, fair_esm, save_fair_esm
 
 from featuremill import weights
 from featuremill.compute import values_of
-from featuremill.devices import cpu
+from featuremill.lease.devices import cpu
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, packing, pooling, products
 from featuremill.workloads.esm2.encoder import Encoder, Stage
@@ -306,7 +306,7 @@ LONG = """
     import numpy as np, torch
     from featuremill import machine, weights
     from featuremill.compute import values_of
-    from featuremill.devices import cpu
+    from featuremill.lease.devices import cpu
     from featuremill.workloads import esm2
     torch.set_num_threads(2)
     found = weights.weights_of(weights.convert("mill_t6_8M"))

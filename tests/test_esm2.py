@@ -31,7 +31,7 @@ from test_house import EXTRAS, ROOT, is_for_here
 from featuremill import weights
 from featuremill.base.errors import UserError
 from featuremill.compute import values_of
-from featuremill.devices import Device, cpu
+from featuremill.lease.devices import Device, cpu
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import products
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
@@ -449,7 +449,7 @@ def test_planning_needs_no_torch():
     code = (
         "import sys; from featuremill.workloads import esm2; from featuremill import weights\n"
         "from featuremill.workload import Weights\n"
-        "from featuremill.devices import cpu; from pathlib import Path\n"
+        "from featuremill.lease.devices import cpu; from pathlib import Path\n"
         "facts = {'num_layers': '6', 'embed_dim': '320', 'attention_heads': '20'}\n"
         "found = Weights('w', Path('w'), '', facts)\n"
         "options = esm2.resolve(esm2.Options(), cpu(), found)\n"

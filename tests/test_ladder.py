@@ -30,8 +30,9 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featuremill import compute, devices, weights
+from featuremill import compute, weights
 from featuremill.base.errors import WorkloadError
+from featuremill.lease import devices
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     attention,

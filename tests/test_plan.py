@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from featuremill.base.errors import UserError
 from featuremill.config import validate
-from featuremill.devices import cpu
+from featuremill.lease.devices import cpu
 from featuremill.plan import plan
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module

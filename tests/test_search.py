@@ -651,7 +651,7 @@ def test_a_dtype_that_this_device_lacks_is_refused(esm2, tmp_path, capfd, sequen
     shutil.copytree(esm2.run_folder.root, tmp_path / "results" / "test")
     manifest["settings"]["options"]["dtype"] = "bf16"
     write_json(tmp_path / "results" / "test" / "manifest.json", manifest)
-    monkeypatch.setattr("featuremill.devices.BF16_CPU_FLAGS", set())
+    monkeypatch.setattr("featuremill.lease.devices.BF16_CPU_FLAGS", set())
     weights = esm2.folder / "weights" / "mill_t6_8M.json"
     asked = ["--query", path, "--column", "mean_layer_6", "--weights", weights]
     said = refusal(capfd, tmp_path / "results" / "test", *asked)

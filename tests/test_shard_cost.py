@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from nvml_node import Gpu
 from programs import Workflow, fasta, random_records
 
-from featuremill import devices, speeds
+from featuremill import speeds
 from featuremill.__main__ import main
 from featuremill.config import validate
 from featuremill.estimate import makespan
+from featuremill.lease import devices
 from featuremill.plan import plan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs

@@ -18,7 +18,7 @@ from featuremill import telemetry
 from featuremill.base import run_log as run_log_module
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.devices import Device
+from featuremill.lease.devices import Device
 from featuremill.telemetry import writer as writer_module
 from featuremill.telemetry.recorder import Recorder
 from featuremill.telemetry.sampler import Sampler

@@ -16,7 +16,7 @@ from featuremill import weights as weights_verb
 from featuremill.base.errors import UserError
 from featuremill.batches import make_batches
 from featuremill.compute import check, not_finite, values_of
-from featuremill.devices import cpu
+from featuremill.lease.devices import cpu
 from featuremill.workload import BUILT_IN, Workload, find_workload
 
 CPU = cpu()

@@ -18,8 +18,8 @@ from featuremill import config, weights
 from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import UserError
-from featuremill.devices import Device, devices_for
 from featuremill.inputs import residues
+from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs import vectors
 from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads import esm2

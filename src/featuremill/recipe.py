@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.devices import Device
+from featuremill.lease.devices import Device
 from featuremill.store import RunFolder, digest_of
 from featuremill.workload import Weights, Workload, find_workload
 

@@ -28,8 +28,8 @@ from featuremill.base import log as logs
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
-from featuremill.devices import devices_for
 from featuremill.lease import Lease, Request, lease
+from featuremill.lease.devices import devices_for
 from featuremill.telemetry.recorder import Recorder
 
 MAX_FAILURES_A_DEVICE = 2

@@ -27,7 +27,7 @@ from featuremill import weights as weights_verb
 from featuremill.base import this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.batches import Queue, make_batches
-from featuremill.devices import Device
+from featuremill.lease.devices import Device
 from featuremill.pipeline import Pipeline, Shard
 from featuremill.recipe import refuse_other_versions, versions
 from featuremill.shardfile import read_verified

@@ -15,8 +15,8 @@ from featuremill.agreement import are_results_of
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
-from featuremill.devices import devices_for
 from featuremill.inputs import TableOptions
+from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 
 TARGETS = {"plan", "weights", "partial"}

@@ -24,7 +24,7 @@ from featuremill.base.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from featuremill.devices import Device
+    from featuremill.lease.devices import Device
 
 BUILT_IN = ("composition", "esm2")
 

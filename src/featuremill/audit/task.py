@@ -13,8 +13,8 @@ from featuremill import config, weights
 from featuremill.audit.sample import Protein, Sample
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.devices import Device, devices_for
 from featuremill.doctor import host, memory
+from featuremill.lease.devices import Device, devices_for
 from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Options

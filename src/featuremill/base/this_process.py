@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill import __version__
-from featuremill.devices import Device
+from featuremill.lease.devices import Device
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""

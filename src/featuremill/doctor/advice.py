@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.devices import BF16_CAPABILITY
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, gigabytes
+from featuremill.lease.devices import BF16_CAPABILITY
 from featuremill.lease.request import VARIABLES
 
 SLOTS_PER_GPU = 1

@@ -11,10 +11,10 @@ from typing import Any
 
 import pynvml
 
-from featuremill import gauges
 from featuremill.doctor.facts import Gpu, Node, Process
-from featuremill.gauges import tell
+from featuremill.lease import gauges
 from featuremill.lease.condition import display_of
+from featuremill.lease.gauges import tell
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from featuremill.devices import Device
 from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.facts import Gpu, Node, Process
 from featuremill.doctor.host import Host
 from featuremill.doctor.memory import Need
 from featuremill.doctor.trial import Trial
 from featuremill.lease.condition import Condition, used_by_display, used_by_others
+from featuremill.lease.devices import Device
 from featuremill.lease.slots import Holder
 
 USUAL_MEMORY_MB = 2048

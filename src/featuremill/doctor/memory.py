@@ -10,7 +10,7 @@ import re
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.devices import Device
+from featuremill.lease.devices import Device
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources, tokens
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.sizes import human_bytes
-from featuremill.devices import Device
 from featuremill.doctor import memory
+from featuremill.lease.devices import Device
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources
 

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import devices
 from featuremill.base.errors import DeviceError, UserError
-from featuremill.devices import Device
 from featuremill.doctor import bundle, compiling, host, memory, report, scaling, view
 from featuremill.doctor.advice import advise, has_bf16
 from featuremill.doctor.children import ChildError
 from featuremill.doctor.facts import Gpu, Node, read_node
 from featuremill.doctor.findings import Findings, Issue
 from featuremill.doctor.trial import Trial, try_cpu, try_gpus
-from featuremill.lease import Request, folder, lease
+from featuremill.lease import Request, devices, folder, lease
 from featuremill.lease.condition import Failures
+from featuremill.lease.devices import Device
 from featuremill.lease.request import VARIABLES
 from featuremill.lease.slots import Holder, holders
 

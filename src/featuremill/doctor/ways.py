@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from featuremill import devices
-from featuremill.devices import Device
+from featuremill.lease import devices
+from featuremill.lease.devices import Device
 from featuremill.workload import Weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import layout, tokens

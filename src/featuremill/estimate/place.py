@@ -7,11 +7,11 @@ import math
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import devices
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run
-from featuremill.devices import Device
+from featuremill.lease import devices
+from featuremill.lease.devices import Device
 from featuremill.plan import planning_device
 from featuremill.speeds import earlier, table
 

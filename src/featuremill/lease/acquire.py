@@ -10,11 +10,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill import devices
 from featuremill.base.errors import DeviceError, UserError
-from featuremill.devices import MASK, Device
-from featuremill.lease import condition, folder, slots, turnstile
+from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
+from featuremill.lease.devices import MASK, Device
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request
 from featuremill.lease.slots import Slot

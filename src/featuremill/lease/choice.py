@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import DeviceError
-from featuremill.devices import Device
 from featuremill.lease import condition, slots
 from featuremill.lease.condition import Condition
+from featuremill.lease.devices import Device
 from featuremill.lease.request import Request
 from featuremill.lease.slots import Slot, Taking
 

@@ -14,9 +14,9 @@ import pynvml
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
-from featuremill.devices import Device
-from featuremill.gauges import tell
+from featuremill.lease.devices import Device
 from featuremill.lease.folder import open_lock, read_note
+from featuremill.lease.gauges import tell
 
 IDLE_MB = 1024
 """What may be in use on an idle device: a driver that counts its own. A program that draws may

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from featuremill.devices import survey
 from featuremill.lease import folder
 from featuremill.lease.condition import Failures
+from featuremill.lease.devices import survey
 from featuremill.lease.slots import SUFFIX, Holder, holders, processes_with
 
 HEADINGS = ("DEVICE", "SLOT", "PID", "USER", "SINCE", "COMMAND")

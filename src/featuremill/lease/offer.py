@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from featuremill.base.errors import DeviceError, UserError
-from featuremill.devices import MASK, Device, matching, survey, visible
+from featuremill.lease.devices import MASK, Device, matching, survey, visible
 from featuremill.lease.request import Request
 
 GIVEN_BY_SCHEDULERS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "NVIDIA_VISIBLE_DEVICES")

@@ -24,8 +24,8 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run, model_of, read, validate
-from featuremill.devices import Device, cpu, cuda_devices
 from featuremill.journal import COLUMNS
+from featuremill.lease.devices import Device, cpu, cuda_devices
 from featuremill.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards

@@ -12,8 +12,8 @@ import pyarrow as pa
 from featuremill import speeds
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.devices import Device
 from featuremill.lease import Request, count_slots
+from featuremill.lease.devices import Device
 from featuremill.plan.shard_cost import Choice, choose, words, work_of
 from featuremill.speeds import Speed
 from featuremill.speeds.earlier import Asked

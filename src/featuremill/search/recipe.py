@@ -17,7 +17,7 @@ from featuremill import weights as weights_verb
 from featuremill.at_hand import values_in_batches
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.devices import Device, devices_for
+from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs.vectors import matrix
 from featuremill.receipts import device_name, is_on_gpu
 from featuremill.recipe import other_versions, settings_of, versions

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill import devices, store
+from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
+from featuremill.lease import devices
 from featuremill.report import roofs
 from featuremill.speeds import assumed, earlier
 from featuremill.speeds.assumed import Rates, Shape

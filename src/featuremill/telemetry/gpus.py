@@ -10,9 +10,9 @@ from typing import Any
 
 import pynvml
 
-from featuremill import gauges
-from featuremill.devices import nvml
-from featuremill.gauges import Gauges, tell
+from featuremill.lease import gauges
+from featuremill.lease.devices import nvml
+from featuremill.lease.gauges import Gauges, tell
 from featuremill.telemetry.writer import EVERY_SECONDS
 
 STALE_SECONDS = 5.0

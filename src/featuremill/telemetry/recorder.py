@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from featuremill.devices import Device
 from featuremill.lease import Lease
+from featuremill.lease.devices import Device
 from featuremill.telemetry.gpus import Poller
 from featuremill.telemetry.rate import Reports
 from featuremill.telemetry.sampler import Sampler

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from featuremill.devices import Device
+    from featuremill.lease.devices import Device
     from featuremill.workload import Weights
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
