@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from featuremill import compute
-from featuremill.journal import Journal, part_schema
+from featuremill.store.journal import Journal, part_schema
 from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options
 

@@ -26,9 +26,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from featuremill.journal import Journal, part_schema
 from featuremill.plan.manifest import MANIFEST
-from featuremill.store import RunFolder, digest_of, sha256_of, write_json
+from featuremill.store.files import RunFolder, digest_of, sha256_of, write_json
+from featuremill.store.journal import Journal, part_schema
 from featuremill.workloads import composition
 
 RECIPE = "0" * 32

@@ -24,7 +24,7 @@ from bench.record import RESULTS, ROOT, code, machine, versions
 from bench.scale_proteins import write_proteins
 from bench.scale_table import markdown
 from bench.scale_watch import Watch, bytes_in
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 SCRATCH = Path(__file__).parent / ".scratch"
 CORES = 2

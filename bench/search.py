@@ -26,7 +26,7 @@ import pyarrow as pa
 import featuremill
 from featuremill.outputs import FILES, Target, bytes_of, open_writer
 from featuremill.search.nearest import METRICS, Metric
-from featuremill.store import write_json
+from featuremill.store.files import write_json
 
 ROWS_A_BLOCK = 50_000
 PASSES = 3

@@ -17,7 +17,7 @@ from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill.base import this_process
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 
 class Asked(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featuremill.store import RunFolder, read_sealed, write_sealed
+from featuremill.store.files import RunFolder, read_sealed, write_sealed
 
 GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
 

@@ -24,7 +24,7 @@ import yaml
 from conftest import ROOT
 
 from featuremill.pipeline import MOST_IN_FLIGHT
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 DATA = ("embeddings.parquet", "per-protein.h5", "failed.tsv")
 VERBS = ("plan", "extract", "merge", "report")

@@ -25,7 +25,7 @@ from unittest import mock
 
 import yaml
 
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm

@@ -16,8 +16,8 @@ import time
 
 import pyarrow as pa
 
-from featuremill import journal, working
-from featuremill.store import RunFolder, as_text, sealed, write_sealed
+from featuremill.store import journal, lock_holder
+from featuremill.store.files import RunFolder, as_text, sealed, write_sealed
 
 HERE = platform.node()
 RECIPE = "c0ffee" * 5 + "00"
@@ -131,7 +131,7 @@ class RunningJob:
         self.facts = {"time": self.clock, **facts}
         if holds:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-        working.say(self._lock, **facts, devices=[device["name"]] if device else [])
+        lock_holder.say(self._lock, **facts, devices=[device["name"]] if device else [])
         self.write("start", version=1, shard=run.names[number], rows=RECORDS, cost=COST, **facts)
         if device:
             self.has(device)

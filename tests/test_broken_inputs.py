@@ -17,8 +17,8 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
-from featuremill.shardfile import read_verified
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
+from featuremill.store.shard_file import read_verified
 from featuremill.workloads.esm2.sources import BUNDLED
 
 

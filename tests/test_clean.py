@@ -15,13 +15,14 @@ import pytest
 import yaml
 from programs import Verbs, Workflow, random_records
 
-from featuremill import clean, owner
+from featuremill import clean
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
 from featuremill.base.sizes import human_bytes
 from featuremill.clean import removal
 from featuremill.merge import merge
-from featuremill.store import RunFolder
+from featuremill.store import run_lock
+from featuremill.store.files import RunFolder
 
 OTHER = "0" * 32
 
@@ -149,7 +150,7 @@ def test_what_a_killed_merge_left_goes_with_its_folders(run):
 WRITER = """
 import sys, time
 from pathlib import Path
-from featuremill.store import replacing
+from featuremill.store.files import replacing
 with replacing(Path(sys.argv[1])) as path, path.open("wb") as file:
     print(path, flush=True)
     time.sleep(60)
@@ -293,7 +294,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
         "a job is computing shard": journal.with_suffix(".lock"),
         "a featuremill plan is at this run": run.store / "plan.lock",
         "a featuremill merge is at this run": run.store / "merge.lock",
-        "a snakemake is computing this run": owner.path_of(run.root),
+        "a snakemake is computing this run": run_lock.path_of(run.root),
     }
     before = files(run.root)
     for sentence, lock in held.items():
@@ -302,7 +303,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
         assert files(run.root) == before
     (run.root.parent / "other").mkdir()
     monkeypatch.chdir(run.root.parent / "other")
-    with holding(owner.path_of(run.root)), pytest.raises(UserError, match="a snakemake is"):
+    with holding(run_lock.path_of(run.root)), pytest.raises(UserError, match="a snakemake is"):
         clean_run(RunFolder(Path("../test")), "nothing")
     for nowhere in (run.root.parent, run.root.parent.parent, run.store):
         with pytest.raises(UserError, match="there is no run here"):

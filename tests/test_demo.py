@@ -22,7 +22,7 @@ from programs import Desk, wait_for
 from report_runs import FIGURES
 
 import featuremill
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 DATA = ["embeddings.parquet", "per-protein.h5", "embeddings.npy", "failed.tsv"]
 PROFILE = ROOT / "profiles" / "default"

@@ -18,7 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.estimate import makespan
 from featuremill.speeds import assumed, earlier, table
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 

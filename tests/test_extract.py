@@ -13,7 +13,7 @@ from featuremill import supervisor
 from featuremill.__main__ import main
 from featuremill.base.reasons import kind_of
 from featuremill.extract import Extraction
-from featuremill.store import read_sealed, write_sealed
+from featuremill.store.files import read_sealed, write_sealed
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 

@@ -19,7 +19,7 @@ from mounts import Mount
 from programs import Desk, Workflow, fasta, is_running, random_records, wait_for
 
 from featuremill.__main__ import main
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 RECORDS = [(f"p{n}", "MKV" + "LWY"[n % 3] * (n + 1)) for n in range(100)]
 OUTPUTS = ("parquet", "npy", "per_protein_h5")

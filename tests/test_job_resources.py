@@ -10,7 +10,7 @@ from featuremill import job_resources
 from featuremill.config import Run
 from featuremill.doctor import memory
 from featuremill.job_resources import JobResources
-from featuremill.store import write_sealed
+from featuremill.store.files import write_sealed
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources
 

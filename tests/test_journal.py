@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from featuremill import journal, store
-from featuremill.journal import Journal, part_schema
+from featuremill.store import files, journal
+from featuremill.store.journal import Journal, part_schema
 
 VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
 SCHEMA = part_schema(VALUES)
@@ -186,7 +186,7 @@ def test_a_power_cut_leaves_the_old_file_or_the_whole_new_one(tmp_path, monkeypa
         return replace(source, target)
 
     monkeypatch.setattr(Path, "replace", after_the_content)
-    store.write_json(path, {"a": 1})
+    files.write_json(path, {"a": 1})
     assert moved == [path.read_bytes()] and disk.holds(path.parent)
 
 

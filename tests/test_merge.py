@@ -22,15 +22,15 @@ import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import validate
-from featuremill.journal import Journal, digest_of_file, part_schema
 from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
 from featuremill.outputs import parquet, parquet_dataset
 from featuremill.outputs.hdf5 import dataset_name
-from featuremill.parts import Part, order_of
 from featuremill.plan.announce import large_outputs
 from featuremill.retry import retry
-from featuremill.shardfile import read_shard
-from featuremill.store import RunFolder, read_sealed, write_sealed
+from featuremill.store.files import RunFolder, read_sealed, write_sealed
+from featuremill.store.journal import Journal, digest_of_file, part_schema
+from featuremill.store.parts import Part, order_of
+from featuremill.store.shard_file import read_shard
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 ALL = ["parquet", "per_protein_h5", "npy"]

@@ -24,7 +24,7 @@ from hatchling.build import build_sdist, build_wheel
 from programs import Desk
 from test_gpu_workflow import check_spans, finish_held
 
-from featuremill.store import read_json
+from featuremill.store.files import read_json
 
 EXAMPLES = ROOT / "examples"
 BIN = Path(sys.executable).parent

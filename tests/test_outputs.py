@@ -26,7 +26,6 @@ import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.export import export
-from featuremill.formats import FORMATS, OutputName, sidecar_of
 from featuremill.merge import gather, merge, provenance
 from featuremill.outputs import (
     ABOUT,
@@ -39,8 +38,9 @@ from featuremill.outputs import (
 )
 from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
-from featuremill.room import Need, needs_of_outputs
-from featuremill.store import RunFolder
+from featuremill.store.disk_space import Need, needs_of_outputs
+from featuremill.store.files import RunFolder
+from featuremill.store.formats import FORMATS, OutputName, sidecar_of
 
 LONG = "word " * 80 + "end"
 HEADERS = {
@@ -544,11 +544,11 @@ def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, 
 
 
 def test_few_files_are_not_worth_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("featuremill.room.free_inodes", lambda folder: 1_000_000)
+    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 1_000_000)
     few, many = (Need("fair-esm-pt", tmp_path, 0, num) for num in (50_000, 50_001))
     assert not many_files([few])
     assert "50,001 files, one a record; the file system" in many_files([few, many])[0]
-    monkeypatch.setattr("featuremill.room.free_inodes", lambda folder: 100)
+    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 100)
     assert many_files([Need("fair-esm-pt", tmp_path, 0, 6)])
 
 

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featuremill import journal, pipeline, watch
+from featuremill import pipeline, watch
 from featuremill.batches import Queue
-from featuremill.shardfile import SHARD
+from featuremill.store import journal
+from featuremill.store.shard_file import SHARD
 
 VALUES = pa.schema({"length": pa.list_(pa.float32(), 1)})
 DISK_SECONDS = 10.0

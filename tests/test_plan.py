@@ -20,8 +20,8 @@ from featuremill.plan import spool as spool_module
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
 from featuremill.recipe import recipe_of, settings_of
-from featuremill.shardfile import SHARD, read_shard
-from featuremill.store import RunFolder, digest_of, read_sealed, write_sealed
+from featuremill.store.files import RunFolder, digest_of, read_sealed, write_sealed
+from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload
 from featuremill.workloads import composition
 

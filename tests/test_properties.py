@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xopen import xopen
 
-from featuremill import config, journal
+from featuremill import config
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
@@ -32,8 +32,9 @@ from featuremill.lease import Request
 from featuremill.lease.request import VARIABLES
 from featuremill.merge import merge
 from featuremill.plan import plan
-from featuremill.shardfile import read_shard
-from featuremill.store import RunFolder, digest_of, read_json, write_sealed
+from featuremill.store import journal
+from featuremill.store.files import RunFolder, digest_of, read_json, write_sealed
+from featuremill.store.shard_file import read_shard
 
 THOROUGH = 500
 RESIDUES = ALPHABET.decode()

@@ -13,12 +13,13 @@ import pytest
 import vl_convert
 from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_of
 
-from featuremill import __main__, config, receipts, report
+from featuremill import __main__, config, report
 from featuremill.base import reasons, words
 from featuremill.base.errors import UserError
 from featuremill.report import page as report_page
 from featuremill.report import projection, timeline
 from featuremill.report.timeline import Interval
+from featuremill.store import receipts
 
 
 def test_numbers_stand_in_the_page(tmp_path: Path) -> None:

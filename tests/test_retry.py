@@ -17,7 +17,7 @@ from programs import Verbs, Workflow, random_records, wait_for
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.retry import retry, run
-from featuremill.shardfile import read_shard
+from featuremill.store.shard_file import read_shard
 
 GOOD = random_records(40)
 BAD = [("odd", "RAISEK"), ("nan", "NANK"), ("twin", "RAISEK"), ("greed", "GREEDKL")]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from programs import Desk
 
-from featuremill import owner, typed
 from featuremill.__main__ import main
 from featuremill.status.commands import Commands
 from featuremill.status.problems import Mend
+from featuremill.store import command_line, run_lock
 from featuremill.workflow_failures import FailedJob, Failures, closing
 from featuremill.workflow_refusals import asks_for_less
 
@@ -25,25 +25,25 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
     Desk(tmp_path, environment).type("featuremill", *words)
     results = tmp_path / "results" / "my"
-    last = owner.read(results)
+    last = run_lock.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
-    assert typed.again(results) == whole, "the target was for that time"
+    assert command_line.again(results) == whole, "the target was for that time"
     assert Commands(results, results, None).mending([]) == [whole]
     forced = Mend("plan", seen_by="nobody")
     assert Commands(results, results, None).mending([forced]) == [f"{whole} --forcerun plan"]
     (tmp_path / "else where").mkdir()
     monkeypatch.chdir(tmp_path / "else where")
-    assert typed.again(results) == f"cd {tmp_path} && {whole}"
+    assert command_line.again(results) == f"cd {tmp_path} && {whole}"
     monkeypatch.chdir(tmp_path)
 
     failures = Failures()
     failures._jobs[None] = FailedJob("extract", None, (Path("never"),), "")
-    monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
-    typed.remember(["featuremill", *words])
+    monkeypatch.setenv(command_line.VARIABLE, "")  # so that what follows is undone
+    command_line.remember(["featuremill", *words])
     assert f"\n    {whole}\n" in closing(failures, "results/my")
-    monkeypatch.setenv(typed.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
+    monkeypatch.setenv(command_line.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
 
@@ -64,7 +64,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     ],
 )
 def test_what_was_wanted_once_is_not_typed_again(words, whole):
-    assert typed.whole(words) == whole == typed.whole(whole)
+    assert command_line.whole(words) == whole == command_line.whole(whole)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_targets_of_a_workflow_that_imports_this_one_stay():
     """It has no profile of ours, so what a killed Snakemake left needs a word."""
     words = "snakemake -c2 results/final.tsv --forcerun my_extract my_merge -- my_plan theirs"
     whole = "snakemake -c2 results/final.tsv --rerun-incomplete -- theirs"
-    assert typed.whole(words, "my_{}", is_imported=True) == whole
-    assert typed.whole(whole, "my_{}", is_imported=True) == whole
+    assert command_line.whole(words, "my_{}", is_imported=True) == whole
+    assert command_line.whole(whole, "my_{}", is_imported=True) == whole
 
 
 @pytest.mark.parametrize("name", ["my.fa", "My.FASTA.gz", "sequences"])
@@ -112,7 +112,7 @@ def test_a_config_that_is_no_yaml_is_answered_with_its_line(tmp_path, monkeypatc
 
 def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(typed.VARIABLE, "")  # so that what follows is undone
+    monkeypatch.setenv(command_line.VARIABLE, "")  # so that what follows is undone
     Path("my.yaml").write_text("inputs: my.fa\n")
     became = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))

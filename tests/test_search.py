@@ -27,7 +27,7 @@ from featuremill.outputs import ABOUT, FILES, Target, open_writer
 from featuremill.search import hits, names, nearest, opening
 from featuremill.search.queries import Queries
 from featuremill.search.vectors import Mapped
-from featuremill.store import RunFolder, read_json, read_sealed, write_json, write_sealed
+from featuremill.store.files import RunFolder, read_json, read_sealed, write_json, write_sealed
 
 ESCAPE = "\x1b[31mred"
 RECORDS = [

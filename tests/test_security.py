@@ -26,16 +26,17 @@ import yaml
 from conftest import ROOT
 from programs import Desk
 
-from featuremill import config, journal, store
+from featuremill import config
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.outputs import Target, open_writer
 from featuremill.outputs.hdf5 import dataset_name
-from featuremill.parts import open_part
-from featuremill.shardfile import read_verified
-from featuremill.store import RunFolder
+from featuremill.store import files, journal
+from featuremill.store.files import RunFolder
+from featuremill.store.parts import open_part
+from featuremill.store.shard_file import read_verified
 
 NOBODY = 65534
 GOOD = b">good\nMKVLA\n"
@@ -173,14 +174,14 @@ def test_pickles_in_the_store_are_refused(bomb, tmp_path):
     part.parent.mkdir(parents=True)
     part.write_bytes(bomb)
     for told in ({}, {"recipe": "1" * 32, "shard": "0" * 32, "part": "2" * 32}):
-        store.write_json(receipt, told)
+        files.write_json(receipt, told)
         with pytest.raises(IntegrityError):
             open_part(run, {"recipe": "1" * 32}, {"shard": "0" * 32, "records": 1})
     for path in (run.plan, receipt, run.store / "plan.json"):
         path.write_bytes(bomb)
-        assert store.read_sealed(path) is None
+        assert files.read_sealed(path) is None
     with pytest.raises(IntegrityError, match="delete it and run the same command again"):
-        store.read_plan(run)
+        files.read_plan(run)
     log = tmp_path / "j.log"
     log.write_bytes(bomb)
     assert journal.read_log(log) is None

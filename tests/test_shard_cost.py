@@ -21,7 +21,7 @@ from featuremill.plan import plan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs
 from featuremill.speeds.assumed import Rates
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 CARD = "NVIDIA H100 80GB HBM3"
 

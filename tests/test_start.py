@@ -16,7 +16,7 @@ from programs import Desk
 from featuremill import config, weights, workflow_refusals, workflow_start
 from featuremill.__main__ import main
 from featuremill.calm import RefusedError
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 INSTALL = "torch is not installed in this Python ({}), and nothing can be computed without it; "
 INSTALL += "pip install 'featuremill[esm2]'"

@@ -19,7 +19,6 @@ from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
 from programs import Desk, Verbs, wait_for
 
-from featuremill import journal, owner, working
 from featuremill.base.errors import UserError
 from featuremill.clean.whole import check_whole
 from featuremill.merge import merge, merge_partial
@@ -27,7 +26,8 @@ from featuremill.status import report, view
 from featuremill.status.rows import count_rows
 from featuremill.status.visit import look
 from featuremill.status.visit import run as run_visit
-from featuremill.store import RunFolder, read_sealed, sealed, write_sealed
+from featuremill.store import journal, lock_holder, run_lock
+from featuremill.store.files import RunFolder, read_sealed, sealed, write_sealed
 from featuremill.workflow_start import forget_what_is_not_whole
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
@@ -72,8 +72,8 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
     process.kill()
     process.communicate()
     lock = log.with_suffix(".lock")
-    wait_for(lambda: not working.is_held(lock))
-    assert working.read(lock)["pid"] == process.pid, "what it said is left behind"
+    wait_for(lambda: not lock_holder.is_held(lock))
+    assert lock_holder.read(lock)["pid"] == process.pid, "what it said is left behind"
     hold.unlink()
     commits = log.read_text().count("commit")
     answer = found(root)
@@ -470,8 +470,8 @@ def test_what_somebody_elsewhere_said_is_told_as_that(run):
     part.unlink()
     run.receipt(recipe, shard).unlink()
     lock = run.journal(recipe, shard).with_suffix(".lock")
-    with lock.open("a") as file, working.told(file.fileno()):
-        working.say(file.fileno(), devices=["a GPU"])
+    with lock.open("a") as file, lock_holder.told(file.fileno()):
+        lock_holder.say(file.fileno(), devices=["a GPU"])
         here = lock.read_text()
     assert lock.read_text() == ""
     lock.write_text(here)
@@ -497,21 +497,21 @@ while True:
 
 def test_looking_never_makes_a_snakemake_be_refused(tmp_path, environment):
     run = tmp_path / "results" / "test"
-    owner.claim(run).close()
-    command = [sys.executable, "-c", HAMMER, str(owner.path_of(run))]
+    run_lock.claim(run).close()
+    command = [sys.executable, "-c", HAMMER, str(run_lock.path_of(run))]
     looks = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     try:
         assert looks.stdout.readline() == "ready\n"
         for _ in range(300):
-            owner.claim(run).close()
+            run_lock.claim(run).close()
     finally:
         looks.kill()
         looks.communicate()
-    with owner.claim(run):
-        assert working.is_held(owner.path_of(run))
+    with run_lock.claim(run):
+        assert lock_holder.is_held(run_lock.path_of(run))
         with pytest.raises(BlockingIOError):
-            owner.claim(run)
-    assert not working.is_held(owner.path_of(run))
+            run_lock.claim(run)
+    assert not lock_holder.is_held(run_lock.path_of(run))
 
 
 def test_rows_are_counted_from_the_headers(tmp_path):

@@ -14,15 +14,15 @@ from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import wait_for
 
-from featuremill import telemetry
 from featuremill.base import run_log as run_log_module
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
-from featuremill.telemetry import writer as writer_module
+from featuremill.store import telemetry
+from featuremill.store import telemetry as writer_module
+from featuremill.store.telemetry import Writer, seconds_between
 from featuremill.telemetry.recorder import Recorder
 from featuremill.telemetry.sampler import Sampler
-from featuremill.telemetry.writer import Writer, seconds_between
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 OF_A_GPU = {"power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"}
@@ -503,7 +503,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         from pathlib import Path
         from featuremill.telemetry.gpus import Poller
         from featuremill.telemetry.sampler import Sampler
-        from featuremill.telemetry.writer import Writer
+        from featuremill.store.telemetry import Writer
         poller = Poller(sys.argv[2:], {})
         poller.refresh(5)
         sampler = Sampler(Path(sys.argv[1]), Path("none"), {})

@@ -24,8 +24,9 @@ from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
-from featuremill import owner, workflow_totals, working
+from featuremill import workflow_totals
 from featuremill.base.errors import UserError
+from featuremill.store import lock_holder, run_lock
 from featuremill.top import lines, visit
 from featuremill.top.picture import picture
 from featuremill.top.reader import Reader
@@ -334,8 +335,8 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     with pytest.raises(UserError, match="there is no such folder"):
         visited(verbs, once=True)
     (verbs.folder / ".snakemake").mkdir()
-    computing = owner.claim(verbs.run_folder.root)
-    owner.sign(computing, "snakemake")
+    computing = run_lock.claim(verbs.run_folder.root)
+    run_lock.sign(computing, "snakemake")
     watching = verbs.start("top", "results/test", "--every", "0.2", stdout=subprocess.PIPE)
     said = watching.stdout.readline()
     assert re.match(r"\d\d:\d\d:\d\d  started, and there is no plan yet$", said)
@@ -542,8 +543,8 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     records = (tmp_path / "in.fa").read_text()
     (tmp_path / "in.fa").write_text(f"{records}>bad\nRAISEK\n>refused\nMK*L\n")
     process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
-    claimed = owner.path_of(workflow.run_folder.root)
-    wait_for(lambda: working.is_held(claimed))
+    claimed = run_lock.path_of(workflow.run_folder.root)
+    wait_for(lambda: lock_holder.is_held(claimed))
     command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
     terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
     try:

@@ -24,9 +24,9 @@ from mounts import Mount
 from nvml_node import Gpu
 from programs import Desk, Workflow, fasta, random_records, wait_for
 
-from featuremill import owner, working
 from featuremill.__main__ import main
 from featuremill.config import validate
+from featuremill.store import lock_holder, run_lock
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
@@ -137,7 +137,7 @@ def test_a_job_that_is_killed_from_outside(see, tmp_path, environment):
     process = workflow.start()
     lock = functools.partial(workflow.run_folder.store.glob, "journals/*/*.lock")
     wait_for(lambda: workflow.computed.exists() and next(lock(), None))
-    os.kill(working.read(next(lock()))["pid"], signal.SIGKILL)
+    os.kill(lock_holder.read(next(lock()))["pid"], signal.SIGKILL)
     (tmp_path / "hold").unlink()
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
@@ -442,7 +442,7 @@ def planned(tmp_path_factory, environment):
 
 @shows("A stale lock", "another snakemake")
 def test_a_run_that_another_snakemake_computes(see, planned):
-    with owner.claim(planned.run_folder.root):
+    with run_lock.claim(planned.run_folder.root):
         see(planned(status=1))
 
 

@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
-from featuremill import journal, workflow_start
+from featuremill import workflow_start
 from featuremill.config import validate
 from featuremill.recipe import other_versions_here
-from featuremill.store import RunFolder, read_json, read_sealed, write_sealed
+from featuremill.store import journal
+from featuremill.store.files import RunFolder, read_json, read_sealed, write_sealed
 from featuremill.workflow_refusals import is_computed
 
 VERSIONS = ("1.1", "2.1", "1.2")

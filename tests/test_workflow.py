@@ -16,10 +16,10 @@ import pytest
 import yaml
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
-from featuremill import owner
 from featuremill.calm import RefusedError
 from featuremill.config import validate
 from featuremill.status.visit import look
+from featuremill.store import run_lock
 from featuremill.workflow_failures import Failures
 from featuremill.workflow_refusals import asked_by, refuse_another_config
 from featuremill.workflow_support import closing_words
@@ -284,9 +284,9 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     def refuse(config, **changes):
         refuse_another_config(configured(config, **changes), "results/my", config)
 
-    with owner.claim(root) as file:
+    with run_lock.claim(root) as file:
         asked = asked_by(first, "results/my")
-        owner.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+        run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
     refuse("other.yaml", inputs="other.fa")  # nothing is planned, so nothing would be lost
     (root / "plan.json").write_text("{}")
     refuse("my.yaml", inputs="other.fa", workload="esm2")
@@ -300,9 +300,9 @@ def test_what_another_config_is(tmp_path, monkeypatch):
             refuse("other.yaml", **change)
     options = {"layers": [-1, 3], "batch_tokens": 500}
     mine = {"workload": "esm2", "options": options}
-    with owner.claim(root) as file:
+    with run_lock.claim(root) as file:
         asked = asked_by(configured("my.yaml", **mine), "results/my")
-        owner.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+        run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
     refuse("other.yaml", **mine | {"options": options | {"batch_tokens": 900}})
     heavy = mine | {"options": options | {"sequence_column": "heavy"}}
     with pytest.raises(RefusedError, match="made results/my with sequence_column: "):
@@ -318,16 +318,16 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     monkeypatch.chdir(moved)
     refuse("my.yaml", inputs="elsewhere.fa")
     far = {"inputs": "/data/in.fa"}
-    with owner.claim(root) as file:
+    with run_lock.claim(root) as file:
         asked = asked_by(configured("my.yaml", **far), "results/my")
-        owner.sign(file, "featuremill run c.yaml", config="../c.yaml", asked=asked)
+        run_lock.sign(file, "featuremill run c.yaml", config="../c.yaml", asked=asked)
     deeper = tmp_path / "far" / "deeper"
     deeper.parent.mkdir()
     moved.rename(deeper)
     monkeypatch.chdir(deeper)
     refuse("my.yaml", **far)
-    with owner.claim(root) as file:  # by a version that did not say it
-        owner.sign(file, "featuremill run my.yaml")
+    with run_lock.claim(root) as file:  # by a version that did not say it
+        run_lock.sign(file, "featuremill run my.yaml")
     refuse("other.yaml", inputs="other.fa")
 
 

@@ -27,7 +27,7 @@ from bench.subject import Subject
 from featuremill import weights
 from featuremill.config import validate
 from featuremill.plan import plan
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 from featuremill.supervisor import Job
 from featuremill.worker import Worker
 from featuremill.workload import Weights

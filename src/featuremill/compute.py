@@ -15,7 +15,7 @@ import pyarrow as pa
 from featuremill.base import reasons
 from featuremill.base.text import plain
 from featuremill.batches import Batch, Queue
-from featuremill.journal import part_schema
+from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")

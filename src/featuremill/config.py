@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from featuremill import config_problems, config_yaml, weights
 from featuremill.base.errors import UserError
 from featuremill.config_yaml import Places
-from featuremill.formats import FORMATS, OutputName
 from featuremill.inputs import evident_format
+from featuremill.store.formats import FORMATS, OutputName
 from featuremill.workload import BUILT_IN, find_workload
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.config_problems import Schema, description_of, kind_of
+from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
 
 INTRODUCTION = """\
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(
                 f"{path}: this is not what the code says; run featuremill config-docs to renew it."
             )
-        with store.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             temporary.write_text(text, "utf-8")
 
 

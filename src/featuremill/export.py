@@ -18,17 +18,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import typed
-from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
-from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge import count, gathered, open_parts, undisturbed
 from featuremill.merge.delivery import Source, write
 from featuremill.merge.provenance import provenance_of
 from featuremill.merge.table import TableSource
 from featuremill.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
-from featuremill.store import RunFolder, read_json, write_json
+from featuremill.store import command_line
+from featuremill.store.agreement import are_results_of, read_plan_of_manifest
+from featuremill.store.files import RunFolder, read_json, write_json
+from featuremill.store.formats import FORMATS, sidecar_of
 
 log = logging.getLogger("featuremill.export")
 
@@ -75,7 +75,7 @@ def export(
     if not are_results_of(plan, manifest):
         raise UserError(
             f"{folder.root}: there are no finished results of {folder.plan.name} yet; let the run "
-            f"come to its end ({typed.again(folder.root)}), or take what is computed by now "
+            f"come to its end ({command_line.again(folder.root)}), or take what is computed by now "
             f"(featuremill merge {shlex.quote(str(folder.root))} --partial)."
         )
     paths = _targets(folder, manifest, formats, output)
@@ -150,7 +150,7 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
         raise UserError(
             f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
             "nothing left to make other formats of; add them to outputs in the config and have the "
-            f"features computed again ({typed.again(folder.root)})."
+            f"features computed again ({command_line.again(folder.root)})."
         )
     path = folder.root / FILES[names[0]]
     told = manifest["outputs"][path.name]
@@ -160,6 +160,6 @@ def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
     ):
         raise IntegrityError(
             f"{path}: this is not the file that merge wrote; move it away and have it written anew "
-            f"({typed.again(folder.root)})."
+            f"({command_line.again(folder.root)})."
         )
     return path

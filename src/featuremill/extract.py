@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal, receipts, slurm_job, working
+from featuremill import slurm_job
 from featuremill.base import run_log
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
@@ -25,7 +25,8 @@ from featuremill.base.reasons import kind_of
 from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
 from featuremill.lease import Request
-from featuremill.store import RunFolder, read_plan, read_sealed, sync, write_sealed
+from featuremill.store import journal, lock_holder, receipts
+from featuremill.store.files import RunFolder, read_plan, read_sealed, sync, write_sealed
 from featuremill.supervisor import Job, Supervisor
 from featuremill.telemetry.recorder import Recorder
 
@@ -147,7 +148,7 @@ class Extraction:
         with Recorder(self.telemetry, self.journal, self._facts()) as recorder:
             supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock, recorder)
             try:
-                with working.told(lock):
+                with lock_holder.told(lock):
                     summary = supervisor.run()
             except BaseException:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
@@ -174,7 +175,7 @@ class Extraction:
         """Count the part's failed records by their reason's kind."""
         if not receipt["failed"]:
             return Counter()
-        from featuremill.parts import failed_rows  # brings more of pyarrow
+        from featuremill.store.parts import failed_rows  # brings more of pyarrow
 
         _, reasons = failed_rows(self.part)
         return Counter(kind_of(reason).name for reason in reasons)

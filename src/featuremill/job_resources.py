@@ -13,9 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import speeds, store
+from featuremill import speeds
 from featuremill.base.errors import UserError
 from featuremill.config import Run
+from featuremill.store import files
 
 MB, GB = 2**20, 10**9
 PROCESS_MB = 2000
@@ -106,18 +107,18 @@ class JobResources(NamedTuple):
         return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
 
     def _mtime(self) -> int:
-        path = store.RunFolder(Path(self.results)).plan
+        path = files.RunFolder(Path(self.results)).plan
         return path.stat().st_mtime_ns if path.exists() else 0
 
     def _shard_bytes(self, shard: str) -> int:
-        return _size(store.RunFolder(Path(self.results)).shard(shard))
+        return _size(files.RunFolder(Path(self.results)).shard(shard))
 
 
 @lru_cache(maxsize=4)
 def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
     """Return the seconds that each shard may take; nothing where no speed is known."""
-    folder = store.RunFolder(Path(results))
-    plan = store.read_sealed(folder.plan) if mtime else None
+    folder = files.RunFolder(Path(results))
+    plan = files.read_sealed(folder.plan) if mtime else None
     if plan is None:
         return {}
     speed = _speed(folder.root, plan, gpu_model)
@@ -146,7 +147,7 @@ def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
     """Return the size of the converted weights that weights/<name>.json names."""
-    entry = store.read_json(Path(path))
+    entry = files.read_json(Path(path))
     file = Path(entry["path"]) if entry else None
     return _size(file) / MB if file else 0.0
 

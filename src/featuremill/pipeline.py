@@ -25,8 +25,8 @@ import pyarrow.compute as pc
 from featuremill import compute
 from featuremill.base.errors import WorkloadError
 from featuremill.batches import Batch, Queue
-from featuremill.journal import Journal
-from featuremill.shardfile import digests
+from featuremill.store.journal import Journal
+from featuremill.store.shard_file import digests
 from featuremill.watch import Watch
 from featuremill.workload import RecordFailed, Workload
 

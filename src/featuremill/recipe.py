@@ -13,7 +13,7 @@ from typing import Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
-from featuremill.store import RunFolder, digest_of
+from featuremill.store.files import RunFolder, digest_of
 from featuremill.workload import Weights, Workload, find_workload
 
 ENGINE_VERSION = 1

@@ -12,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
 from featuremill.outputs.vectors import matrix
+from featuremill.store import files
 
 
 def load(run: str | Path) -> pd.DataFrame:
@@ -146,10 +146,10 @@ def _file(run: str | Path, output: str) -> Path:
 
 def _outputs(run: str | Path) -> list[str]:
     """Return the result files that the run itself tells of: a left-over one may be another's."""
-    manifest = store.read_json(Path(run) / "manifest.json")
+    manifest = files.read_json(Path(run) / "manifest.json")
     return list(written(Path(run), manifest)) if manifest else []
 
 
 def written(root: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is told of each result: by `manifest`, manifest.json, and of exported ones."""
-    return {**(store.read_json(root / EXPORTS) or {}), **manifest.get("outputs", {})}
+    return {**(files.read_json(root / EXPORTS) or {}), **manifest.get("outputs", {})}

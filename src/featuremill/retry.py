@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import owner, store, typed
-from featuremill.agreement import read_plan_of_manifest, refuse_what_was_cleaned
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, kind_of
 from featuremill.base.sizes import counted
-from featuremill.parts import failed_rows, open_part
 from featuremill.plan.places import Places, move_rows, place_of, places_in
-from featuremill.shardfile import digests, read_shard, read_verified, write_shard
-from featuremill.store import RunFolder, read_sealed, replacing, sha256_of, write_sealed
+from featuremill.store import command_line, files, run_lock
+from featuremill.store.agreement import read_plan_of_manifest, refuse_what_was_cleaned
+from featuremill.store.files import RunFolder, read_sealed, replacing, sha256_of, write_sealed
+from featuremill.store.parts import failed_rows, open_part
+from featuremill.store.shard_file import digests, read_shard, read_verified, write_shard
 
 NAMES = [kind.name for kind in KINDS]
 log = logging.getLogger("featuremill.retry")
@@ -55,11 +55,11 @@ def run(arguments: argparse.Namespace) -> None:
     if not (folder.plan.exists() and folder.store.is_dir()):
         raise UserError(
             f"{folder.plan}: there is no planned run here; make one first "
-            f"({typed.again(folder.root)})."
+            f"({command_line.again(folder.root)})."
         )
     say = partial(log.info, "another job is at this run; waiting")
-    with owner.alone(folder.root), locked(folder.store / "plan.lock", say):
-        owner.refuse_jobs(folder)
+    with run_lock.alone(folder.root), locked(folder.store / "plan.lock", say):
+        run_lock.refuse_jobs(folder)
         retry(folder, arguments.reason or [], arguments.dry_run)
 
 
@@ -114,7 +114,7 @@ def retry(folder: RunFolder, kinds: Sequence[str], is_dry_run: bool = False) -> 
     moved, shards = _write_shards(folder, plan, chosen)
     _replace_plan(folder, plan, chosen, moved, shards)
     log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
-    log.info("now run: %s", typed.again(folder.root))
+    log.info("now run: %s", command_line.again(folder.root))
 
 
 def _listed(failed: Failed) -> str:
@@ -219,7 +219,7 @@ def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDAr
         if not path.exists():
             raise UserError(
                 f"{path}: this shard is gone; delete {folder.plan} and run it again "
-                f"({typed.again(folder.root)})."
+                f"({command_line.again(folder.root)})."
             )
         column = digests(read_shard(path)["sha256"])
         found[here] = column[places[here] & 0xFFFFFFFF]
@@ -270,11 +270,11 @@ def _replace_plan(
         move_rows(folder.manifest, new_manifest, old_names, new_names, chosen.places, moved)
         plan = plan | {"manifest_sha256": sha256_of(new_manifest), "shards": kept + new}
         write_sealed(folder.store / "plan.json", plan)
-        new_plan.write_text(store.as_text(store.sealed(plan)), "utf-8")
+        new_plan.write_text(files.as_text(files.sealed(plan)), "utf-8")
         for old_file, new_file in ((folder.plan, new_plan), (folder.manifest, new_manifest)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
-        store.sync(new_plan)
+        files.sync(new_plan)
         folder.plan.unlink()
         for shard in new:
             _forget(folder, plan["recipe"], shard["shard"])

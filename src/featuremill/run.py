@@ -9,9 +9,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill import SNAKEFILE, typed
+from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.config import load
+from featuremill.store import command_line
 
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     command += ["--snakefile", SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
-    typed.remember(["featuremill", "run", str(arguments.config), *arguments.options])
+    command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])
     os.execv(sys.executable, [*command, *arguments.options])  # noqa: S606
 
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from featuremill import store
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.sizes import human_bytes
-from featuremill.room import MARGIN
+from featuremill.store import files
+from featuremill.store.disk_space import MARGIN
 from featuremill.workload import Weights
 
 VARIABLE = "FEATUREMILL_STAGE"
@@ -38,7 +38,7 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
         return weights
     copy = folder / f"{weights.sha256}{weights.path.suffix}"
     try:
-        store.make_own_folder(folder)
+        files.make_own_folder(folder)
         with locked(copy.with_suffix(".lock")):
             if not _is_known(copy):
                 _copy(weights, copy)
@@ -66,7 +66,7 @@ def folder_of_this_user() -> Path | None:
 def _is_known(copy: Path) -> bool:
     """Tell whether `copy` is there and has not been touched since its sha256 was found right."""
     try:
-        return store.read_json(_note(copy)) == _facts(copy)
+        return files.read_json(_note(copy)) == _facts(copy)
     except FileNotFoundError:
         return False
 
@@ -78,14 +78,14 @@ def _copy(weights: Weights, copy: Path) -> None:
     size, free = weights.path.stat().st_size, shutil.disk_usage(copy.parent).free
     if size * MARGIN > free:
         raise OSError(f"the weights take {human_bytes(size)}, and {human_bytes(free)} are free")
-    with store.replacing(copy) as temporary:
+    with files.replacing(copy) as temporary:
         shutil.copyfile(weights.path, temporary)
-        if store.sha256_of(temporary) != weights.sha256:
+        if files.sha256_of(temporary) != weights.sha256:
             raise IntegrityError(
                 f"{weights.path}: its bytes are not those that were converted; delete "
                 f"weights/{weights.name}.json and run again."
             )
-    store.write_json(_note(copy), _facts(copy))
+    files.write_json(_note(copy), _facts(copy))
 
 
 def _note(copy: Path) -> Path:

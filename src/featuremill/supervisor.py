@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from featuremill import journal, working
 from featuremill.base import log as logs
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.lease import Lease, Request, lease
 from featuremill.lease.devices import devices_for
+from featuremill.store import journal, lock_holder
 from featuremill.telemetry.recorder import Recorder
 
 MAX_FAILURES_A_DEVICE = 2
@@ -124,12 +124,12 @@ class Supervisor:
         while True:
             commits = self._num_commits()
             avoid = self._given_up(manner)
-            working.say(self._lock, devices=[])
+            lock_holder.say(self._lock, devices=[])
             self._recorder.waits()
             waiting_since = time.monotonic()
             with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
-                working.say(self._lock, devices=[device.name for device in held.devices])
+                lock_holder.say(self._lock, devices=[device.name for device in held.devices])
                 self._recorder.has(held)
                 try:
                     summary = self._run_worker(held)

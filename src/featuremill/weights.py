@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
+from featuremill.store import files
 from featuremill.workload import Weights, refuse_without_packages
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.options import Options
@@ -50,7 +50,7 @@ def json_of(model: str) -> str:
 def run(arguments: argparse.Namespace) -> None:
     """Convert the model if that has not been done, and write the JSON."""
     entry = convert(arguments.model, arguments.cache)
-    store.write_sealed(arguments.output, entry)
+    files.write_sealed(arguments.output, entry)
     _log.info("%s → %s (%.1f MB)", entry["name"], entry["path"], entry["bytes"] / 1e6)
 
 
@@ -59,7 +59,7 @@ def read(path: Path) -> Weights:
     heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
-    entry = store.read_sealed(path)
+    entry = files.read_sealed(path)
     if entry is None or not _is_whole(entry):
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
     if not _are_there(entry):
@@ -69,7 +69,7 @@ def read(path: Path) -> Weights:
 
 def lost(path: Path) -> Weights | None:
     """Return the weights that the JSON `path` names if they are gone, as from an emptied cache."""
-    entry = store.read_sealed(path)
+    entry = files.read_sealed(path)
     if entry is None or not _is_whole(entry) or _are_there(entry):
         return None
     return weights_of(entry)
@@ -112,7 +112,7 @@ def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
     # A published model goes by its name, so that its checkpoint may be deleted once converted.
     key = source.name
     if source.kind != "published":
-        key += f"-{store.sha256_of(source.path)[:16]}"
+        key += f"-{files.sha256_of(source.path)[:16]}"
     folder = cache_folder(cache).absolute() / LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
@@ -122,7 +122,7 @@ def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
             entry = _cached(record)
             if entry is None:
                 entry = _convert(source, folder / f"{key}.safetensors")
-                store.write_json(record, entry)
+                files.write_json(record, entry)
     entry["source"]["location"] = source.location
     return entry
 
@@ -140,7 +140,7 @@ def _cached(record: Path) -> dict[str, Any] | None:
         entry: dict[str, Any] = json.loads(record.read_text())
         # Beside it, wherever the cache is mounted here.
         path, sha256 = record.with_suffix(".safetensors"), entry["sha256"]
-        if store.sha256_of(path) == sha256:
+        if files.sha256_of(path) == sha256:
             _log.info("found converted weights %s", path)
             return {**entry, "path": str(path)}
         reason = "its sha256 is not the one it was written with"
@@ -159,7 +159,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
 
     _log.info("converting %s", source.path)
     found = checkpoint.read(source.path)
-    with store.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         sha256 = checkpoint.write(found, temporary)
     metadata = found.metadata()
     if source.kind == "published":
@@ -177,7 +177,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
         "source": {
             "kind": source.kind,
             "location": source.location,
-            "sha256": store.sha256_of(source.path),
+            "sha256": files.sha256_of(source.path),
             "bytes": source.path.stat().st_size,
         },
         "metadata": metadata,

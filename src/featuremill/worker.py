@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import compute, journal, staging
+from featuremill import compute, staging
 from featuremill import weights as weights_verb
 from featuremill.base import this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
@@ -30,8 +30,9 @@ from featuremill.batches import Queue, make_batches
 from featuremill.lease.devices import Device
 from featuremill.pipeline import Pipeline, Shard
 from featuremill.recipe import refuse_other_versions, versions
-from featuremill.shardfile import read_verified
-from featuremill.store import RunFolder
+from featuremill.store import journal
+from featuremill.store.files import RunFolder
+from featuremill.store.shard_file import read_verified
 from featuremill.supervisor import Job
 from featuremill.watch import Watch
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages

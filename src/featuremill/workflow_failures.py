@@ -12,10 +12,10 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import typed
 from featuremill.base.log import last_error
 from featuremill.base.sizes import counted
 from featuremill.base.text import plain, wrapped
+from featuremill.store import command_line
 
 WIDTH = 100
 MOST_KINDS = 5
@@ -113,7 +113,9 @@ def told(job: FailedJob, is_here: bool) -> str:
 
 def stopped() -> str:
     """Return what to say when somebody stopped the run."""
-    return f"Stopped. Nothing computed is lost. The same command goes on:\n    {typed.this()}"
+    return (
+        f"Stopped. Nothing computed is lost. The same command goes on:\n    {command_line.this()}"
+    )
 
 
 def closing(failures: Failures, results: str) -> str:
@@ -139,7 +141,7 @@ def closing(failures: Failures, results: str) -> str:
         "",
         f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
         "goes on:",
-        f"    {typed.this()}",
+        f"    {command_line.this()}",
         "What is done, what failed and what helps:",
         f"    featuremill status {shlex.quote(results)}",
     ]

@@ -16,12 +16,12 @@ from typing import Any
 
 from snakemake.logging import logger
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.calm import SCREEN, RefusedError
 from featuremill.config import Run
 from featuremill.config_yaml import Places
 from featuremill.inputs import source
+from featuremill.store import files
 from featuremill.weights import refuse_missing
 from featuremill.workflow_import import is_imported
 from featuremill.workflow_support import checkpoint_files, sources
@@ -59,7 +59,7 @@ def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Pa
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
     that were put away after the run, and hides a wrong name.
     """
-    plan = store.read_sealed(store.RunFolder(Path("results") / run.run).plan)
+    plan = files.read_sealed(files.RunFolder(Path("results") / run.run).plan)
     planned = {entry["path"] for entry in plan["inputs"]} if plan else run.inputs
     for path in run.inputs:
         if path not in planned:
@@ -87,12 +87,12 @@ def _sentences(
     run: Run, lines: set[str], named: str, places: Places, configs: Sequence[Path]
 ) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
-    files = {
+    asked_for = {
         ("inputs",): run.inputs,
         ("labels", "file"): labels,
         ("options", "model"): checkpoint_files(run),
     }
-    for key, paths in files.items():
+    for key, paths in asked_for.items():
         for path in paths:
             if path in lines:
                 try:

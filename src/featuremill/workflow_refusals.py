@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import owner, recipe, store, typed, workflow_import, workload
-from featuremill.agreement import are_results_of
+from featuremill import recipe, workflow_import, workload
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
+from featuremill.store import command_line, files, run_lock
+from featuremill.store.agreement import are_results_of
 
 TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")
@@ -99,11 +100,11 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
     options that give other values. So an edit goes on, as does a config of a new name, and one in a
     project that was moved; without plan.json there is nothing to replace.
     """
-    last = owner.read(Path(results))
-    is_planned = store.RunFolder(Path(results)).plan.exists()
+    last = run_lock.read(Path(results))
+    is_planned = files.RunFolder(Path(results)).plan.exists()
     if not (config and last and last.config and is_planned):
         return
-    working = owner.whole_path(Path(results)).parent.parent
+    working = run_lock.whole_path(Path(results)).parent.parent
     if (working / last.config).resolve() == (working / config).resolve():  # maybe through a link
         return
     asks = asked_by(run, results)
@@ -120,7 +121,7 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
 def asked_by(run: Run, results: str) -> dict[str, Any]:
     """Return what determines the results of a `run`: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
-    working = owner.whole_path(Path(results)).parent.parent
+    working = run_lock.whole_path(Path(results)).parent.parent
     options = workload.find_workload(run.workload).Options.model_validate(run.options)
     return {
         "inputs": [
@@ -142,7 +143,7 @@ def config_file(workflow: Any, results: str) -> str:
     stays the same. Empty where there is none, or where it is another workflow's."""
     if workflow_import.is_imported(workflow) or not workflow.configfiles:
         return ""
-    working = owner.whole_path(Path(results)).parent.parent
+    working = run_lock.whole_path(Path(results)).parent.parent
     return ", ".join(os.path.relpath(path, working) for path in workflow.configfiles)
 
 
@@ -154,9 +155,9 @@ def asks_for_less(results: str) -> bool:
             return True
         if word.startswith("-"):
             option = word if "=" not in word else ""
-        elif option in typed.NAMING_ONE:
+        elif option in command_line.NAMING_ONE:
             option = ""
-        elif option not in typed.NAMING | typed.FORCING and (
+        elif option not in command_line.NAMING | command_line.FORCING and (
             word in TARGETS or word.startswith((f"{results}/", "weights/"))
         ):
             return True
@@ -166,11 +167,11 @@ def asks_for_less(results: str) -> bool:
 def is_computed(results: str) -> bool:
     """Tell whether all of the last plan is computed: its receipts say so, or the results
     (`keep: results` removes receipts)."""
-    folder = store.RunFolder(Path(results))
-    plan = store.read_sealed(folder.plan)
+    folder = files.RunFolder(Path(results))
+    plan = files.read_sealed(folder.plan)
     if not plan or not {"recipe", "shards"} <= set(plan) or recipe.other_versions_here(plan):
         return False
     if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
         return True
-    manifest = store.read_json(folder.root / "manifest.json")
+    manifest = files.read_json(folder.root / "manifest.json")
     return manifest is not None and are_results_of(plan, manifest)

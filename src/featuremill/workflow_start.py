@@ -13,13 +13,14 @@ from typing import Any, TextIO
 
 from snakemake.logging import logger
 
-from featuremill import owner, recipe, store, times, typed, weights, workflow_import, workload
+from featuremill import recipe, times, weights, workflow_import, workload
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
 from featuremill.outputs import FILES
 from featuremill.status import visit
+from featuremill.store import command_line, files, run_lock
 from featuremill.workflow_refusals import (
     asked_by,
     asks_for_less,
@@ -47,7 +48,7 @@ def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str])
             f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
             "not show."
         )
-    is_done = owner.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
+    is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if workflow.is_main_process and executes(workflow) and not is_done:
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, run, results, weights_files)
@@ -84,9 +85,9 @@ def claim_run(results: str, **about: Any) -> None:
     file system may not share locks between machines: then Snakemake's own lock decides. `about` are
     fields of Owner.
     """
-    path = owner.path_of(Path(results))
+    path = run_lock.path_of(Path(results))
     try:
-        file = owner.claim(Path(results))
+        file = run_lock.claim(Path(results))
     except BlockingIOError:
         raise RefusedError(
             f"{results}: another snakemake is computing this run; wait for it, or stop it."
@@ -98,15 +99,15 @@ def claim_run(results: str, **about: Any) -> None:
     if file is None:
         return
     _claimed[path] = file
-    last = owner.read(Path(results))
+    last = run_lock.read(Path(results))
     was_here = last is not None and last.is_of_this_start()
     stale = [lock for lock in LOCKS.glob("*.lock") if _concerns(lock, results)]
     if was_here:
         for lock in stale:
             lock.unlink()
     if was_here or not stale:
-        folder = os.path.relpath(Path.cwd(), owner.whole_path(Path(results)).parent.parent)
-        owner.sign(file, typed.command(), folder=folder, **about)
+        folder = os.path.relpath(Path.cwd(), run_lock.whole_path(Path(results)).parent.parent)
+        run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
 def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None:
@@ -122,12 +123,12 @@ def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None
         logger.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
         logger.warning(f"{results}: here is {others}: it is planned and computed anew.")
-        store.RunFolder(Path(results)).plan.unlink()
+        files.RunFolder(Path(results)).plan.unlink()
 
 
 def others_planned_for(run: Run, results: str) -> str:
     """Return how the versions that are installed differ from those that the run is planned for."""
-    plan = store.read_sealed(store.RunFolder(Path(results)).plan)
+    plan = files.read_sealed(files.RunFolder(Path(results)).plan)
     # With another workload Snakemake plans again anyway.
     is_same = plan and plan.get("workload") == run.workload
     return recipe.other_versions_here(plan) if plan and is_same else ""
@@ -140,9 +141,9 @@ def forget_what_is_gone(run: Run, results: str) -> None:
     to delete it) it would never plan again, nor when other outputs of a run are asked for whose
     shards were removed.
     """
-    folder = store.RunFolder(Path(results))
+    folder = files.RunFolder(Path(results))
     path = folder.root / "manifest.json"
-    manifest = store.read_json(path)
+    manifest = files.read_json(path)
     if folder.plan.exists() and not folder.store.exists():
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
         folder.plan.unlink()
@@ -175,8 +176,8 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
     """Tell whether the last plan is still that of this config and these inputs."""
     from featuremill.plan import planning_device
 
-    path = store.RunFolder(Path(results)).plan
-    plan = store.read_sealed(path)
+    path = files.RunFolder(Path(results)).plan
+    plan = files.read_sealed(path)
     if plan is None or [entry["path"] for entry in plan["inputs"]] != list(run.inputs):
         return False
     inputs = [Path(name) for name in run.inputs if Path(name).exists()]
@@ -195,7 +196,7 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
 def forget_what_is_not_whole(results: str) -> None:
     """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
     command is enough to mend it."""
-    folder = store.RunFolder(Path(results))
+    folder = files.RunFolder(Path(results))
     if not folder.plan.exists():
         return
     try:
@@ -204,7 +205,7 @@ def forget_what_is_not_whole(results: str) -> None:
         found = []
     if not found:  # a plan of many shards takes a while to read
         return
-    recipe = (store.read_sealed(folder.plan) or {}).get("recipe", "")
+    recipe = (files.read_sealed(folder.plan) or {}).get("recipe", "")
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in found:
         if problem.mend.again == "merge" and not has_parts:
@@ -223,7 +224,7 @@ def forget_what_is_not_whole(results: str) -> None:
 def tell_what_goes(run: Run, results: str) -> None:
     """Say which results merge is going to remove, as `outputs` no longer names them."""
     root = Path(results)
-    written = (store.read_json(root / "manifest.json") or {}).get("outputs", {})
+    written = (files.read_json(root / "manifest.json") or {}).get("outputs", {})
     wanted = {FILES[name] for name in run.outputs}
     for name in written:
         if name not in wanted and (root / name).exists():
@@ -234,7 +235,7 @@ def tell_what_goes(run: Run, results: str) -> None:
 
 def check_times(run: Run, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
-    clock = owner.path_of(Path(results))
+    clock = run_lock.path_of(Path(results))
     try:
         times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
     except UserError as error:

@@ -20,7 +20,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, slurm_job, store, workflow_import
+from featuremill import clean, slurm_job, workflow_import
 from featuremill.base import this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
@@ -30,6 +30,7 @@ from featuremill.config_yaml import Places
 from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
+from featuremill.store import files
 from featuremill.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
@@ -115,9 +116,9 @@ def weights_json(run: Run) -> list[str]:
     return [json_of(model)] if model else []
 
 
-def weights_names(files: list[str]) -> str:
+def weights_names(paths: list[str]) -> str:
     """Return the expression that only the names of these weights match."""
-    return "|".join(re.escape(Path(file).stem) for file in files)
+    return "|".join(re.escape(Path(path).stem) for path in paths)
 
 
 def checkpoint_files(run: Run) -> list[str]:
@@ -137,7 +138,7 @@ def report_labels(run: Run) -> list[str]:
 def read_plan(path: str) -> dict[str, Any]:
     """Return what plan.json says, or stop Snakemake with one sentence."""
     try:
-        return store.read_plan(store.RunFolder(Path(path).parent))
+        return files.read_plan(files.RunFolder(Path(path).parent))
     except (UserError, IntegrityError) as error:
         raise RefusedError(str(error)) from None
 
@@ -245,16 +246,16 @@ def only_looks() -> bool:
 def closing_words(results: str) -> str:
     """Return what to say when a run ended well: how much there is, where, and what to try next."""
     made = [Path(results) / name for name in ("manifest.json", "report.html")]
-    manifest = store.read_json(made[0])
+    manifest = files.read_json(made[0])
     is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
     if manifest is None or not is_new:
         return ""  # only a part of the workflow was asked for
     counts = manifest["counts"]
     is_demo = manifest["run"] == Run.model_fields["run"].default
-    files = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
+    written = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
     load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
-        f"\n{_have_features(counts)}:\n{files}\n"
+        f"\n{_have_features(counts)}:\n{written}\n"
         f"{_without_features(results, counts)}"
         f"Look at them:  {_command('python')} {load}"
         + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")

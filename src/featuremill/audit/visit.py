@@ -8,13 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill import store
 from featuremill.audit import report, view
 from featuremill.audit.measure import measure
 from featuremill.audit.sample import Sample, draw
 from featuremill.audit.task import asked, check_room, settle
 from featuremill.base.errors import UserError
 from featuremill.inputs.residues import NUCLEOTIDES
+from featuremill.store import files
 from featuremill.workloads import esm2
 
 OUTSIDE = 1
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     answer = report.as_json(wanted, task, sample, measured)
     sys.stdout.write("\n".join(view.lines(answer)) + "\n")
     if arguments.json:
-        store.write_json(arguments.json, answer)
+        files.write_json(arguments.json, answer)
     return 0 if answer["within"] else OUTSIDE
 
 

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from featuremill import owner
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.clean.categories import KEEP, Category, removable
 from featuremill.clean.removal import Usage, remove, usage_of
 from featuremill.clean.whole import check_whole
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import run_lock
+from featuremill.store.files import RunFolder, read_sealed
 
 DEFAULT_KEEP = "parts"
 log = logging.getLogger("featuremill.clean")
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill clean`."""
     folder = RunFolder(arguments.run_folder)
     check_run(folder)
-    with owner.alone(folder.root), undisturbed(folder):
+    with run_lock.alone(folder.root), undisturbed(folder):
         found = _found(folder, arguments.keep)
         usage = usage_of(found)
         for category, used in zip(found, usage.each, strict=True):
@@ -115,5 +115,5 @@ def undisturbed(folder: RunFolder) -> Iterator[None]:
                 raise UserError(
                     f"{folder.root}: a featuremill {verb} is at this run; wait for it, or stop it."
                 )
-        owner.refuse_jobs(folder)
+        run_lock.refuse_jobs(folder)
         yield

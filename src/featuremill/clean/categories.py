@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import owner, typed
 from featuremill.base.errors import UserError
 from featuremill.outputs import FILES, partial_results
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import command_line, run_lock
+from featuremill.store.files import RunFolder, read_sealed
 
 KEEP = ("all", "parts", "results", "nothing")
 """From the least that goes to all of it; each but the last takes what those before it take."""
@@ -145,7 +145,7 @@ def _beside_the_plan(folder: RunFolder) -> list[Category]:
     if not recipes:
         raise UserError(
             f"{folder.plan}: there is no plan that says what is needed; make one first "
-            f"({typed.again(folder.root)}), or give --keep nothing to start over."
+            f"({command_line.again(folder.root)}), or give --keep nothing to start over."
         )
     computed: list[Path] = []
     for place in _computed(folder):
@@ -195,11 +195,11 @@ def _everything(folder: RunFolder) -> list[Category]:
         Category("store", [*stored], (store,)),
         Category("results, plan and whatever else is here", [*here], (root,)),
     ]
-    run = owner.whole_path(root)
+    run = run_lock.whole_path(root)
     if run.parent.name == "results":
         logs = run.parent.parent / "logs" / run.name
         found.append(Category("logs", [*files_below(logs)], (logs,)))
-    found.append(Category("owner's file", [owner.path_of(root)]))
+    found.append(Category("owner's file", [run_lock.path_of(root)]))
     return _each_once(found)
 
 

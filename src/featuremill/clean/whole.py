@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from featuremill import typed
-from featuremill.agreement import are_results_of
 from featuremill.base.errors import UserError
 from featuremill.outputs import bytes_of, digest_of_result
-from featuremill.store import RunFolder, read_json, read_sealed
+from featuremill.store import command_line
+from featuremill.store.agreement import are_results_of
+from featuremill.store.files import RunFolder, read_json, read_sealed
 
 
 def check_whole(folder: RunFolder) -> None:
@@ -21,7 +21,7 @@ def check_whole(folder: RunFolder) -> None:
     if problem:
         raise UserError(
             f"{problem}, so what they are made of has to stay; let the run come to its end first "
-            f"({typed.again(folder.root)}), or give --keep nothing to start over."
+            f"({command_line.again(folder.root)}), or give --keep nothing to start over."
         )
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from featuremill import store
 from featuremill.doctor import scrub
+from featuremill.store import files
 
 LOG_TAIL_BYTES = 64 * 1024
 MAX_LOGS, MAX_RECEIPTS = 50, 200
@@ -45,7 +45,7 @@ def write(path: Path, report: dict[str, Any], folder: Path, results: Path) -> li
     members = {"README.txt": READ_ME.format(notes=notes)}
     members |= {"doctor.json": _dumped(_without_users(report))}
     members |= {name: _dumped(value) for name, value in values.items()} | texts
-    with store.replacing(path) as temporary, zipfile.ZipFile(
+    with files.replacing(path) as temporary, zipfile.ZipFile(
         temporary, "w", zipfile.ZIP_DEFLATED
     ) as file:  # fmt: skip
         for name, text in members.items():

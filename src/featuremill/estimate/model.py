@@ -6,12 +6,12 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import store
 from featuremill import weights as weights_verb
 from featuremill.base.errors import UserError
 from featuremill.doctor import memory
 from featuremill.speeds import shape_of
 from featuremill.speeds.assumed import Shape
+from featuremill.store import files
 from featuremill.workload import Weights, Workload
 
 
@@ -35,7 +35,7 @@ def model_of(name: str, workload: Workload, options: Any) -> Model:
     if not asked:
         return Model(None, None, True)
     path = Path(weights_verb.json_of(asked))
-    entry = store.read_sealed(path)
+    entry = files.read_sealed(path)
     if entry is not None:
         return Model(weights_verb.weights_of(entry), shape_of(str(path)), True)
     if name != "esm2":

@@ -17,13 +17,13 @@ from featuremill.estimate.overheads import Around
 from featuremill.estimate.place import Place, asked
 from featuremill.estimate.work import Work, in_shards
 from featuremill.job_resources import host_mb
-from featuremill.journal import SYNC_SECONDS
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Choice, choose, work_of
-from featuremill.room import Need, needs_of_outputs
 from featuremill.speeds import Speed
-from featuremill.store import RunFolder
+from featuremill.store.disk_space import Need, needs_of_outputs
+from featuremill.store.files import RunFolder
+from featuremill.store.journal import SYNC_SECONDS
 
 VERSION = 1
 HOUR = 3600.0

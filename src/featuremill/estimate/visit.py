@@ -19,7 +19,7 @@ from featuremill.estimate.place import Place
 from featuremill.recipe import settings_of
 from featuremill.speeds import Speed
 from featuremill.speeds.assumed import Rates
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 from featuremill.workload import find_workload
 
 RESULTS = Path("results")

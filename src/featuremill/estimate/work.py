@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.agreement import are_results_of
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.sizes import counted
@@ -26,7 +25,8 @@ from featuremill.plan.repeats import repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import cuts
 from featuremill.plan.spool import ids_path
-from featuremill.store import RunFolder, read_json, read_sealed
+from featuremill.store.agreement import are_results_of
+from featuremill.store.files import RunFolder, read_json, read_sealed
 from featuremill.workload import find_workload
 
 MOST_SHARDS = 1_000_000

@@ -16,10 +16,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from featuremill import config, inputs, store, times, typed, weights
+from featuremill import config, inputs, times, weights
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.init.survey import Survey, names, surveyed
+from featuremill.store import command_line, files
 from featuremill.workload import find_workload, refuse_without_packages
 
 COMMENT_WIDTH = 96
@@ -79,9 +80,9 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("these look like nucleotides, not proteins; translate them first.")
     text = config_text(settings, found)
     config.validate(yaml.safe_load(text), str(output))
-    with _placed(output), store.replacing(output) as temporary:
+    with _placed(output), files.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
-    log.info("wrote %s; next: %s", output, typed.first(output))
+    log.info("wrote %s; next: %s", output, command_line.first(output))
 
 
 def _refuse_what_a_run_would(run: config.Run, output: Path) -> None:

@@ -20,8 +20,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import typed
-from featuremill.agreement import are_results_of, read_plan_of_manifest
 from featuremill.base import run_log
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
@@ -34,8 +32,10 @@ from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import manifest_of, provenance_of
 from featuremill.outputs import FAILED, FILES, file_name
-from featuremill.parts import Part, open_part
-from featuremill.store import RunFolder, read_json, write_json
+from featuremill.store import command_line
+from featuremill.store.agreement import are_results_of, read_plan_of_manifest
+from featuremill.store.files import RunFolder, read_json, write_json
+from featuremill.store.parts import Part, open_part
 
 Parts = list[Part | None]
 log = logging.getLogger("featuremill.merge")
@@ -64,7 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(
-            f"{folder.plan}: there is no plan yet; make one first ({typed.again(folder.root)})."
+            f"{folder.plan}: there is no plan yet; make one first "
+            f"({command_line.again(folder.root)})."
         )
     with run_log.line(folder.root, "merge") as line, undisturbed(folder):
         if arguments.partial:

@@ -21,9 +21,9 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
-from featuremill.parts import Part, order_of
-from featuremill.shardfile import digests, read_verified
-from featuremill.store import RunFolder, replacing
+from featuremill.store.files import RunFolder, replacing
+from featuremill.store.parts import Part, order_of
+from featuremill.store.shard_file import digests, read_verified
 
 FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from featuremill import room
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
-from featuremill.formats import FORMATS, sidecar_of
 from featuremill.merge.parallel import in_order
 from featuremill.outputs import (
     EXPORTS,
@@ -31,7 +29,9 @@ from featuremill.outputs import (
     file_name,
     open_writer,
 )
-from featuremill.store import RunFolder, replacing, sync, write_json
+from featuremill.store import disk_space
+from featuremill.store.files import RunFolder, replacing, sync, write_json
+from featuremill.store.formats import FORMATS, sidecar_of
 
 log = logging.getLogger("featuremill.merge")
 
@@ -148,10 +148,12 @@ def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
         return
     about = (source.values, source.num_rows, source.num_residues)
     (folder,) = {path.parent for path in paths.values()}
-    needs = room.needs_of_outputs(paths, *about, folder)
+    needs = disk_space.needs_of_outputs(paths, *about, folder)
     if source.scratch:
-        needs.append(room.Need("temporary files", source.scratch, room.stored_bytes(*about)))
-    room.check(needs, run)
+        needs.append(
+            disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
+        )
+    disk_space.check(needs, run)
 
 
 def describe(path: Path) -> dict[str, Any]:

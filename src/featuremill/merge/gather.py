@@ -27,9 +27,9 @@ from featuremill.compute import not_finite
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.outputs import IDENTITY
-from featuremill.parts import Part
-from featuremill.shardfile import digests
-from featuremill.store import take_space
+from featuremill.store.files import take_space
+from featuremill.store.parts import Part
+from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.merge")
 BLOCK_BYTES = 64 * 2**20

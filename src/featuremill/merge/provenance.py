@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featuremill import __version__
-from featuremill.parts import Part
-from featuremill.receipts import device_name, devices_of, is_on_gpu, own_energy_j
+from featuremill.store.parts import Part
+from featuremill.store.receipts import device_name, devices_of, is_on_gpu, own_energy_j
 
 MANIFEST_VERSION = 1
 SAID = ("layers", "pool", "dtype", "long")

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from featuremill import typed
 from featuremill.base.errors import UserError
 from featuremill.outputs import ABOUT, IDENTITY, files_of
+from featuremill.store import command_line
 
 
 class TableSource:
@@ -32,7 +32,7 @@ class TableSource:
         if missing := set(ABOUT) - set(schema.names):
             raise UserError(
                 f"{path}: it has no column {sorted(missing)[0]!r}, so it is of an earlier version; "
-                f"move it away and have it written anew ({typed.again(path.parent)})."
+                f"move it away and have it written anew ({command_line.again(path.parent)})."
             )
         # As they were: reading adds numbers of columns as metadata, which a writer would keep.
         values = [field for field in schema if field.name not in ABOUT]

@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from featuremill.base.errors import UserError
-from featuremill.formats import FORMATS, sidecar_of
-from featuremill.store import sha256_of
+from featuremill.store.files import sha256_of
+from featuremill.store.formats import FORMATS, sidecar_of
 
 FILES = {name: format.file for name, format in FORMATS.items()}
 FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder)

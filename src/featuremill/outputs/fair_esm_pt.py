@@ -22,7 +22,7 @@ import pyarrow as pa
 from featuremill.base.errors import UserError
 from featuremill.outputs import Target
 from featuremill.outputs.vectors import matrices, matrix
-from featuremill.store import write_json
+from featuremill.store.files import write_json
 
 KEYS = {
     "mean": "mean_representations",

@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from featuremill.base.accession import accessions
 from featuremill.outputs import ABOUT, Target
-from featuremill.shardfile import digests
+from featuremill.store.shard_file import digests
 
 HEX_DIGITS = 64
 

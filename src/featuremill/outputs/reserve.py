@@ -10,7 +10,7 @@ import errno
 import os
 from pathlib import Path
 
-from featuremill.store import take_space
+from featuremill.store.files import take_space
 
 STEP_BYTES = 2**22
 """Taken at once where there is so much."""

@@ -24,7 +24,6 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run, model_of, read, validate
-from featuremill.journal import COLUMNS
 from featuremill.lease.devices import Device, cpu, cuda_devices
 from featuremill.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
@@ -38,7 +37,8 @@ from featuremill.plan.shards import Cutter, Shard
 from featuremill.plan.sizing import Cut, Sizing
 from featuremill.plan.spool import Tally, ids_path
 from featuremill.recipe import recipe_of, settings_of
-from featuremill.store import RunFolder, read_sealed, sha256_of, write_sealed
+from featuremill.store.files import RunFolder, read_sealed, sha256_of, write_sealed
+from featuremill.store.journal import COLUMNS
 from featuremill.workload import Weights, Workload, find_workload
 
 PLAN_VERSION = 1

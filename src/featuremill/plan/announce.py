@@ -7,14 +7,14 @@ import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from featuremill import room
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.lease.devices import Device
 from featuremill.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
-from featuremill.room import Need
-from featuremill.store import RunFolder
+from featuremill.store import disk_space
+from featuremill.store.disk_space import Need
+from featuremill.store.files import RunFolder
 
 ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
 ONE_BY_ONE = (
@@ -55,7 +55,7 @@ def announce(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> None:
         log.warning("%s", line)
     if "fair_esm_pt" in asked_outputs():
         fair_esm_pt.columns_of(sizing.values)
-    room.check(needs, folder.root)
+    disk_space.check(needs, folder.root)
 
 
 def describe(
@@ -67,7 +67,7 @@ def describe(
     return [
         *sizes_of(folder, plan),
         f"{plan['workload']} ({model}) on {_where(plan, device)}",
-        f"to be written, about: {room.described(needs)}; "
+        f"to be written, about: {disk_space.described(needs)}; "
         f"{human_bytes(shutil.disk_usage(folder.root).free)} are free",
     ]
 
@@ -129,7 +129,7 @@ def many_files(needs: Sequence[Need]) -> list[str]:
     them even where it has bytes."""
     lines = []
     for need in needs:
-        inodes = room.free_inodes(need.folder) if need.num_files else None
+        inodes = disk_space.free_inodes(need.folder) if need.num_files else None
         most = MANY_FILES if inodes is None else min(MANY_FILES, inodes * MANY_OF_FREE)
         if need.num_files > most:
             limit = "does not say how many more it holds"

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.plan.spool import BUCKET, NUM_BUCKETS, bucket_path
-from featuremill.shardfile import SHARD, Digests, digests, read_shard
-from featuremill.store import RunFolder, digest_of
+from featuremill.store.files import RunFolder, digest_of
+from featuremill.store.shard_file import SHARD, Digests, digests, read_shard
 
 NOWHERE = -1
 OLD_KEY = np.dtype([("sha256", "S32"), ("shard", "<i4"), ("row", "<i4"), ("bytes", "<i8")])

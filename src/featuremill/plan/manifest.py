@@ -14,7 +14,7 @@ from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Shard
-from featuremill.store import replacing
+from featuremill.store.files import replacing
 
 log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2

@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import room
-from featuremill.formats import FORMATS
 from featuremill.outputs import files_of
-from featuremill.room import Need
-from featuremill.store import RunFolder
+from featuremill.store import disk_space
+from featuremill.store.disk_space import Need
+from featuremill.store.files import RunFolder
+from featuremill.store.formats import FORMATS
 
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
@@ -42,8 +42,8 @@ def needs_of_run(
         if plan["cost_unit"] in COUNTING_RESIDUES:
             cost = sum(shard["cost"] for shard in plan["shards"])
             total = min(total, cost * num_rows // max(1, plan["counts"]["unique"]))
-        merging = room.stored_bytes(values, num_rows, total)
-        results = room.needs_of_outputs(outputs, values, num_rows, total, folder.root)
+        merging = disk_space.stored_bytes(values, num_rows, total)
+        results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]
         needs.append(Need("temporary files while merging", folder.store, merging))
     return needs
@@ -73,5 +73,5 @@ def _unpaid_parts(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) ->
             residues = min(residues, shard["cost"] * num_rows // max(1, shard["wanted"]))
         journal = folder.journal(plan["recipe"], shard["shard"])
         begun = journal.stat().st_size if journal.exists() else 0
-        unpaid += max(0, room.stored_bytes(values, num_rows, residues) - begun)
+        unpaid += max(0, disk_space.stored_bytes(values, num_rows, residues) - begun)
     return unpaid

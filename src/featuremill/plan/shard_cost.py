@@ -15,8 +15,8 @@ import pyarrow as pa
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
 from featuremill.plan.needs import COUNTING_RESIDUES
-from featuremill.room import stored_bytes
 from featuremill.speeds import Speed
+from featuremill.store.disk_space import stored_bytes
 
 USUAL_SECONDS = 300.0
 """Of computing a shard: start-up is a few per cent of it, and people see their run move."""

@@ -24,8 +24,8 @@ import pyarrow as pa
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.hands import Hands
-from featuremill.shardfile import write_shard
-from featuremill.store import RunFolder, take_space
+from featuremill.store.files import RunFolder, take_space
+from featuremill.store.shard_file import write_shard
 
 Result = TypeVar("Result")
 log = logging.getLogger("featuremill.plan")

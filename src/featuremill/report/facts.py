@@ -15,18 +15,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from featuremill import typed
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.outputs import FILES, file_name, files_of
-from featuremill.receipts import device_name
 from featuremill.report import failures, labels, projection, roofs, usage
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof
 from featuremill.report.shards import Piece, Shard, shard_of
 from featuremill.report.timeline import seconds_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.store import RunFolder
+from featuremill.store import command_line
+from featuremill.store.files import RunFolder
+from featuremill.store.receipts import device_name
 
 
 class Lengths(NamedTuple):
@@ -111,7 +111,7 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
     manifest_path = root / file_name("manifest.json", is_partial)
     if not manifest_path.exists():
-        first = typed.again(root)
+        first = command_line.again(root)
         if is_partial:
             first = f"featuremill merge {shlex.quote(str(root))} --partial"
         raise UserError(

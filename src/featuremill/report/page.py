@@ -19,11 +19,11 @@ import yaml
 from featuremill import __version__
 from featuremill.base import words
 from featuremill.outputs import FILES, file_name
-from featuremill.receipts import devices_of, is_on_gpu
 from featuremill.report import energy, troubles
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
-from featuremill.store import make_own_folder, replacing
+from featuremill.store.files import make_own_folder, replacing
+from featuremill.store.receipts import devices_of, is_on_gpu
 from featuremill.weights import cache_folder
 
 ASSETS = Path(__file__).parent / "assets"

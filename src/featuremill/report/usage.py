@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-from featuremill import telemetry
 from featuremill.report.chart import evenly
 from featuremill.report.failures import clipped
 from featuremill.report.shards import Piece, Shard, lane_of
 from featuremill.report.timeline import Interval
-from featuremill.store import RunFolder
+from featuremill.store import telemetry
+from featuremill.store.files import RunFolder
 
 MAX_FILES = 200
 """Above this the samples are left alone: a screen has no more room than for a point a shard."""

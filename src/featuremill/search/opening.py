@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill import typed
-from featuremill.agreement import are_results_of
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.results import pooled_column, written
 from featuremill.search.vectors import Mapped, Table, Vectors
 from featuremill.status.results import MANIFEST, read_manifest
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import command_line
+from featuremill.store.agreement import are_results_of
+from featuremill.store.files import RunFolder, read_sealed
 
 log = logging.getLogger("featuremill.search")
 
@@ -89,8 +89,8 @@ def _manifest(folder: RunFolder, wants_partial: bool) -> tuple[dict[str, Any], b
         raise UserError(f"{root}: this is no run's folder; name one, such as results/demo.")
     raise UserError(
         f"{root}: there are no {'partial ' if wants_partial else ''}results yet; let the run come "
-        f"to its end ({typed.again(root)}), or take what is computed by now (featuremill merge "
-        f"{shlex.quote(str(root))} --partial)."
+        f"to its end ({command_line.again(root)}), or take what is computed by now "
+        f"(featuremill merge {shlex.quote(str(root))} --partial)."
     )
 
 
@@ -164,5 +164,5 @@ def _say(root: Path, manifest: dict[str, Any], plan: dict[str, Any], is_partial:
         log.warning(
             "%s: these results are of an earlier plan than plan.json; they are made new by: %s",
             root,
-            typed.again(root),
+            command_line.again(root),
         )

@@ -19,10 +19,10 @@ from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs.vectors import matrix
-from featuremill.receipts import device_name, is_on_gpu
 from featuremill.recipe import other_versions, settings_of, versions
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
+from featuremill.store.receipts import device_name, is_on_gpu
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]

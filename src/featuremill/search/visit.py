@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import pandas as pd
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.search.hits import Hit, hits_of, num_queries_at_once
@@ -23,6 +22,7 @@ from featuremill.search.opening import Searched, open_results
 from featuremill.search.queries import NOWHERE, Queries, Reader
 from featuremill.search.recipe import DeviceChoice, Recipe
 from featuremill.search.view import VIEWS, Format
+from featuremill.store import files
 
 log = logging.getLogger("featuremill.search")
 
@@ -138,7 +138,7 @@ def _output(path: Path | None) -> Iterator[TextIO]:
             yield out
         return
     if path:
-        with store.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
             yield out
         return
     try:

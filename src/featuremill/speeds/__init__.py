@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill import store
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.lease import devices
@@ -20,6 +19,7 @@ from featuremill.speeds import assumed, earlier
 from featuremill.speeds.assumed import Rates, Shape
 from featuremill.speeds.earlier import Asked
 from featuremill.speeds.table import Card, card_of, cards_called
+from featuremill.store import files
 
 Kind = Literal["given", "earlier run", "benchmark", "assumption"]
 AROUND_JOB_SECONDS = 0.25
@@ -94,7 +94,7 @@ def of_plan(run_folder: Path, plan: Mapping[str, Any], device: str = "", threads
 
 def shape_of(weights: str | None) -> Shape | None:
     """Return the architecture that weights/<name>.json tells of; None where it does not."""
-    entry = store.read_json(Path(weights)) if weights else None
+    entry = files.read_json(Path(weights)) if weights else None
     about = (entry or {}).get("metadata", {})
     try:
         return Shape(int(about["num_layers"]), int(about["embed_dim"]))

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import receipts, store
 from featuremill.speeds.table import is_called
 from featuremill.status.rest import MOST_PARTS, newest_whole, working_seconds
+from featuremill.store import files, receipts
 
 
 class Found(NamedTuple):
@@ -68,7 +68,7 @@ def look(results: Path, asked: Asked) -> Found | None:
 def _answers_of(run: Path, plan_path: Path, asked: Asked) -> list[dict[str, Any]]:
     """Return the run's receipts that answer; none of a run that cannot be read or is damaged."""
     try:
-        plan = store.read_json(plan_path)
+        plan = files.read_json(plan_path)
         if not plan or not is_alike(plan.get("settings", {}), asked.settings):
             return []
         return [one for one in _newest(run, str(plan["recipe"])) if _answers(one, asked)]
@@ -96,9 +96,9 @@ def _newest(run: Path, recipe: str) -> Iterable[dict[str, Any]]:
     folder = run / "receipts" / recipe
     paths = folder.glob("*.json") if folder.is_dir() else ()
     newest = heapq.nlargest(2 * MOST_PARTS, paths, lambda path: path.stat().st_mtime)
-    found = [receipt for path in newest if (receipt := store.read_json(path))]
+    found = [receipt for path in newest if (receipt := files.read_json(path))]
     # `clean` may have removed them, but what merge gathered stays.
-    return found or (store.read_json(run / "manifest.json") or {}).get("receipts", [])
+    return found or (files.read_json(run / "manifest.json") or {}).get("receipts", [])
 
 
 def _answers(receipt: dict[str, Any], asked: Asked) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from featuremill import owner, typed
 from featuremill.status.problems import Mend
-from featuremill.store import read_json
+from featuremill.store import command_line, run_lock
+from featuremill.store.files import read_json
 
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
@@ -26,7 +26,7 @@ class Commands:
         self._given = shlex.quote(str(given))
         self._working = root.parent.parent
         self._plan = plan
-        last = owner.read(root)
+        last = run_lock.read(root)
         # The target of a workflow that imports this one may be a single result: then Snakemake does
         # not look at what the start of a run could take away.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
@@ -45,7 +45,7 @@ class Commands:
         if self.is_snakemakes:
             unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
             forced = [verb for verb in ORDER if verb in unseen]
-            return [*remove, typed.again(self._root, forced)]
+            return [*remove, command_line.again(self._root, forced)]
         remove += [mend.verb for mend in mends if mend.verb]
         shards = [*pending, *(shard for mend in mends for shard in mend.shards)]
         again = {mend.again for mend in mends}
@@ -75,7 +75,7 @@ class Commands:
         if "plan" in again or self._plan is None:
             weights = (self._plan or {}).get("weights")
             more = f" --weights {shlex.quote(weights)}" if weights else ""
-            return [f"featuremill plan {self._given} --config {typed.UNKNOWN}{more}"]
+            return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
         from featuremill.outputs import FILES  # brings pyarrow, which few calls need
 
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]

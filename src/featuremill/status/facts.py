@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featuremill.owner import Owner
 from featuremill.status.problems import Problem
 from featuremill.status.rest import Rest
 from featuremill.status.results import Results
 from featuremill.status.shards import Shard
+from featuremill.store.run_lock import Owner
 
 if TYPE_CHECKING:  # brings pyarrow and NumPy
     from featuremill.status.failures import Group

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.reasons import head_of, kind_of
-from featuremill.parts import failed_rows
 from featuremill.report import failures as listed
 from featuremill.report.failures import MAX_EXAMPLES, clipped
 from featuremill.status.shards import Shard
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
+from featuremill.store.parts import failed_rows
 
 MOST_PARTS = 100
 """Parts with failed rows that a quick look reads: more of them fail for the same reasons."""

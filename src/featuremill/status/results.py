@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill.agreement import are_results_of
 from featuremill.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
-from featuremill.store import RunFolder, read_json
+from featuremill.store.agreement import are_results_of
+from featuremill.store.files import RunFolder, read_json
 
 MANIFEST = "manifest.json"
 FAILED = "failed.tsv"

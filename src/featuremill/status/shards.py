@@ -8,9 +8,9 @@ import platform
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill import working
 from featuremill.status.rows import count_rows
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import lock_holder
+from featuremill.store.files import RunFolder, read_sealed
 
 State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "removed"]
 """finished: the part is there; running: somebody has its lock; unclear: a job on another machine
@@ -55,7 +55,7 @@ class Holder(NamedTuple):
 
 def held_by(lock: Path) -> Holder:
     """Return who has the lock file of a journal."""
-    who, is_held = working.read(lock), working.is_held(lock)
+    who, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
     if is_held:
         return Holder("running", who)
     is_unclear = bool(who) and (is_held is None or who.get("host") != platform.node())
@@ -125,7 +125,7 @@ def unfinished(
 
 
 def _work(data: Path, who: dict[str, Any]) -> Work:
-    from featuremill.journal import read_log  # brings pyarrow, which few calls need
+    from featuremill.store.journal import read_log  # brings pyarrow, which few calls need
 
     log = data.with_suffix(".log")
     state = read_log(log) if log.exists() else None

@@ -10,7 +10,7 @@ from typing import Any
 from featuremill.recipe import other_versions_here
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store import RunFolder, read_json, sha256_of
+from featuremill.store.files import RunFolder, read_json, sha256_of
 
 MOST_HASHED = 100_000_000
 """Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger
@@ -147,7 +147,7 @@ def _named(shards: list[str]) -> str:
 
 
 def _is_damaged(folder: RunFolder, plan: dict[str, Any], shard: Shard) -> bool:
-    from featuremill.journal import digest_of_file
+    from featuremill.store.journal import digest_of_file
 
     if shard.state != "finished" or not shard.receipt:
         return False

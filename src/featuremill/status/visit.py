@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from featuremill import owner, working
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.status import report, sources, view
@@ -24,7 +23,8 @@ from featuremill.status.rest import estimate
 from featuremill.status.results import read_manifest, read_results, taken_over
 from featuremill.status.shards import Shard, read_shards
 from featuremill.status.sources import is_newer
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import lock_holder, run_lock
+from featuremill.store.files import RunFolder, read_sealed
 
 PLANNED = {
     "run": str,
@@ -89,7 +89,7 @@ def look(given: Path, verifies: bool = False) -> Facts:
     # `.` has no name; links stay, as Snakemake sees them.
     root = Path(os.path.normpath(given.absolute()))
     folder = RunFolder(root)
-    last = owner.read(root)
+    last = run_lock.read(root)
     facts = Facts(given, *at_work(folder, last), verifies)
     if not folder.plan.exists():
         _refuse_what_is_no_run(folder, given, last)
@@ -117,7 +117,7 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
     ]
 
 
-def _why_no_plan(root: Path, last: owner.Owner | None) -> list[Problem]:
+def _why_no_plan(root: Path, last: run_lock.Owner | None) -> list[Problem]:
     """Return what failed on the way to a plan: the weights, which come first, or the plan."""
     weights = Path(last.weights) if last and last.weights else None
     if weights and not (root.parent.parent / weights).exists():
@@ -127,24 +127,24 @@ def _why_no_plan(root: Path, last: owner.Owner | None) -> list[Problem]:
     return check_log(root, "plan")
 
 
-def at_work(folder: RunFolder, last: owner.Owner | None) -> tuple[Snakemake, bool, bool]:
+def at_work(folder: RunFolder, last: run_lock.Owner | None) -> tuple[Snakemake, bool, bool]:
     """Return the run's Snakemake, whether a plan is being made, and whether a merge."""
-    is_running = working.is_held(owner.path_of(folder.root))
+    is_running = lock_holder.is_held(run_lock.path_of(folder.root))
     is_elsewhere = last is not None and not last.is_of_this_machine()
-    is_merging = bool(working.is_held(folder.store / "merge.lock"))
+    is_merging = bool(lock_holder.is_held(folder.store / "merge.lock"))
     # A merge holds plan's lock too.
-    is_planning = bool(working.is_held(folder.store / "plan.lock")) and not is_merging
+    is_planning = bool(lock_holder.is_held(folder.store / "plan.lock")) and not is_merging
     snakemake = Snakemake(None if is_elsewhere and not is_running else is_running, last)
     return snakemake, is_planning, is_merging
 
 
-def is_run(folder: RunFolder, last: owner.Owner | None) -> bool:
+def is_run(folder: RunFolder, last: run_lock.Owner | None) -> bool:
     """Tell whether a run has left anything in its folder, or whether `last` began one."""
     names = (folder.plan.name, *TRACES)
     return last is not None or any((folder.root / name).exists() for name in names)
 
 
-def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: owner.Owner | None) -> None:
+def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: run_lock.Owner | None) -> None:
     if is_run(folder, last):
         return
     if not folder.root.is_dir():

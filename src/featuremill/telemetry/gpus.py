@@ -13,7 +13,7 @@ import pynvml
 from featuremill.lease import gauges
 from featuremill.lease.devices import nvml
 from featuremill.lease.gauges import Gauges, tell
-from featuremill.telemetry.writer import EVERY_SECONDS
+from featuremill.store.telemetry import EVERY_SECONDS
 
 STALE_SECONDS = 5.0
 """What was read longer ago says nothing of now, and power is not integrated over such a gap."""

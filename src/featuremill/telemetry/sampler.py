@@ -12,14 +12,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featuremill import journal
 from featuremill.status.rows import count_rows
+from featuremill.store import journal
+from featuremill.store.telemetry import (
+    EVERY_SECONDS,
+    WAITING_SECONDS,
+    Attempt,
+    Writer,
+    read,
+    seconds_between,
+)
 from featuremill.telemetry.gpus import Poller
 from featuremill.telemetry.process import ProcessMeter
 from featuremill.telemetry.rate import Reports
-from featuremill.telemetry.reader import Attempt, read
 from featuremill.telemetry.summary import Summary
-from featuremill.telemetry.writer import EVERY_SECONDS, WAITING_SECONDS, Writer, seconds_between
 
 VERSION = 1
 FRESH_SECONDS = 0.25

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from featuremill.status.shards import Shard
-from featuremill.store import RunFolder
+from featuremill.store.files import RunFolder
 
 MOST_PARTS = 100
 """Parts with failed rows that are read: more of them fail for the same reasons."""

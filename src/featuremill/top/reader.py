@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from featuremill import owner
 from featuremill.base.text import plain
 from featuremill.status.facts import ENDED, Snakemake
 from featuremill.status.shards import Shard, held_by, is_of, listed, read_shards, unfinished
 from featuremill.status.visit import at_work, look, read_plan
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import run_lock
+from featuremill.store.files import RunFolder, read_sealed
 from featuremill.top.failures import Reason, Reasons
 from featuremill.top.jobs import Job, job_of
 from featuremill.top.rest import estimate
@@ -59,7 +59,7 @@ class Reader:
         Raises:
             UserError: when its plan cannot be read.
         """
-        last = owner.read(self._folder.root)
+        last = run_lock.read(self._folder.root)
         snakemake, is_planning, is_merging = at_work(self._folder, last)
         self._take_plan()
         jobs = self._jobs(self._plan) if self._plan else []

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from featuremill.base.words import parsed
-from featuremill.receipts import devices_of
 from featuremill.status.rest import newest_whole, working_seconds
+from featuremill.store.receipts import devices_of
 from featuremill.top.jobs import Job
 
 MOST_DEALT = 5000

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from featuremill.base.words import parsed
-from featuremill.receipts import devices_of
 from featuremill.status.rest import working_seconds
+from featuremill.store.receipts import devices_of
 from featuremill.top.jobs import Job
 
 Span = tuple[float, float]

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from featuremill.telemetry import TAIL_BYTES, State, event_of, followed
+from featuremill.store.telemetry import TAIL_BYTES, State, event_of, followed
 
 MOST_CHANGES = 600
 """Moments that rates are taken from; there is one a batch, or one a second."""

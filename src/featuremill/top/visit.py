@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from featuremill import owner
 from featuremill.base.errors import UserError
 from featuremill.status.facts import NOT_DONE
 from featuremill.status.visit import is_run, said_of_damage
-from featuremill.store import RunFolder
+from featuremill.store import run_lock
+from featuremill.store.files import RunFolder
 from featuremill.top.reader import Reader
 from featuremill.top.scene import Scene
 from featuremill.top.shows import Show, show_for
@@ -52,11 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _await_run(given: Path) -> None:
     """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
-    root = owner.whole_path(given)
+    root = run_lock.whole_path(given)
     if root.parent.name != "results" or not root.parent.parent.is_dir():
         return
     is_said = False
-    while not is_run(RunFolder(root), owner.read(root)):
+    while not is_run(RunFolder(root), run_lock.read(root)):
         if not is_said:
             log.info("waiting for a run in %s (Ctrl-C ends this)", given)
             is_said = True

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
-from featuremill.store import RunFolder, digest_of, replacing
+from featuremill.store.files import RunFolder, digest_of, replacing
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
 Digests = npt.NDArray[np.bytes_]

@@ -28,7 +28,7 @@ from typing import BinaryIO, NamedTuple
 import pyarrow as pa
 import xxhash
 
-from featuremill.messages import Messages, Piece
+from featuremill.store.messages import Messages, Piece
 
 MAGIC = "featuremill-journal 1"
 SYNC_SECONDS = 3.0

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
-from featuremill import working
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
-from featuremill.store import RunFolder, read_json
+from featuremill.store import lock_holder
+from featuremill.store.files import RunFolder, read_json
 
 
 class Owner(NamedTuple):
@@ -140,7 +140,7 @@ def refuse_jobs(folder: RunFolder) -> None:
         UserError: when there is one.
     """
     for path in folder.store.glob("journals/*/*.lock"):
-        if working.is_held(path):
+        if lock_holder.is_held(path):
             raise UserError(
                 f"{folder.root}: a job is computing shard {path.stem[:8]}; wait for it, or stop it."
             )

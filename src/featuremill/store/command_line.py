@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill import SNAKEFILE, owner
+from featuremill import SNAKEFILE
+from featuremill.store import run_lock
 
 VARIABLE = "FEATUREMILL_TYPED"
 """Written by `featuremill run` before it becomes Snakemake: the process, and what was typed."""
@@ -61,7 +62,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
 
     Rules of the names `forced` run although Snakemake sees no reason.
     """
-    last = owner.read(run_folder)
+    last = run_lock.read(run_folder)
     said = f"featuremill run {UNKNOWN}"
     if last:
         said = whole(last.command, last.rules, last.is_imported)
@@ -73,7 +74,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     said = shlex.join(words)
     if last is None or {"--directory", "-d"} & {word.partition("=")[0] for word in words}:
         return said
-    folder = os.path.normpath(owner.whole_path(run_folder).parent.parent / last.folder)
+    folder = os.path.normpath(run_lock.whole_path(run_folder).parent.parent / last.folder)
     is_here = Path(folder).is_dir() and Path(folder).samefile(".")
     return said if is_here else f"cd {shlex.quote(folder)} && {said}"
 

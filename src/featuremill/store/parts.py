@@ -15,14 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill import typed
 from featuremill.base.errors import IntegrityError
 from featuremill.base.sizes import counted
-from featuremill.journal import COLUMNS, digest_of_file
-from featuremill.receipts import has_counts
 from featuremill.recipe import other_versions
-from featuremill.shardfile import Digests, digests
-from featuremill.store import RunFolder, read_sealed
+from featuremill.store import command_line
+from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.journal import COLUMNS, digest_of_file
+from featuremill.store.receipts import has_counts
+from featuremill.store.shard_file import Digests, digests
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 
@@ -72,7 +72,7 @@ def open_part(
         if not receipt_path.exists():
             raise IntegrityError(
                 f"{path}: this part is not computed yet; let the run come to its end "
-                f"({typed.again(folder.root)}), or take what there is with --partial."
+                f"({command_line.again(folder.root)}), or take what there is with --partial."
             )
         receipt_path.unlink()  # the part may be good, and has its own beside it
         raise IntegrityError(

@@ -186,10 +186,11 @@ def read_plan(folder: RunFolder) -> dict[str, Any]:
         IntegrityError: when it is not what was written.
     """
     if not folder.plan.exists():
-        from featuremill import typed  # which reads owners from here
+        from featuremill.store import command_line  # which reads owners from here
 
         raise UserError(
-            f"{folder.plan}: there is no plan yet; make one first ({typed.again(folder.root)})."
+            f"{folder.plan}: there is no plan yet; make one first "
+            f"({command_line.again(folder.root)})."
         )
     plan = read_sealed(folder.plan)
     if plan is None:

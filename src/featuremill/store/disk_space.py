@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import expected_bytes, human_bytes
-from featuremill.formats import FORMATS
+from featuremill.store.formats import FORMATS
 
 WITHOUT_ROOM = "FEATUREMILL_WITHOUT_ROOM"
 MARGIN = 1.05

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from featuremill import typed
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.store import RunFolder, read_json, read_plan, sha256_of
+from featuremill.store import command_line
+from featuremill.store.files import RunFolder, read_json, read_plan, sha256_of
 
 SAME = ("run", "recipe", "inputs", "lengths")
 """What manifest.json repeats of plan.json and that tells results apart; a recipe stands for its
@@ -28,7 +28,7 @@ def read_plan_of_manifest(folder: RunFolder) -> dict[str, Any]:
     else:
         return plan
     raise IntegrityError(
-        f"{folder.manifest}: {problem} and run it again ({typed.again(folder.root)})."
+        f"{folder.manifest}: {problem} and run it again ({command_line.again(folder.root)})."
     )
 
 

@@ -1,0 +1,259 @@
+"""Telemetry: how a shard's job goes, about once a second, in a small file beside its part.
+
+`results/<run>/store/parts/<recipe>/<shard>.telemetry.jsonl` holds one JSON object a line, each
+appended in one write by the job's supervisor. Each attempt (a job that was killed, and those after
+it) appends. `time` is in seconds since 1970; a value that is not known is an absent key. Keys are
+not taken away, nor given another meaning, without another `version`.
+
+start    `version` 1, `shard`, `recipe`, `host`, `pid`, `rows` and `cost` (of the shard, as in
+         plan.json), `cost_unit`, `rows_done` (that the journal holds already), `attempt` (from 1,
+         since the part was last finished)
+device   `devices`: `kind` (cuda, cpu), `uuid`, `name`, `slot` (0of1; absent where the outside gave
+         a device that others use too), `memory_mb`, `of_whole_gpu` (the keys whose values are the
+         whole GPU's, where the job has a slice or a part of it); again after a device failed
+sample   `stage` (wait, load, run, finish), `rows_done`, `rows_failed`, `cost_done`, `cost_left`
+         (their sum is the shard's cost, with rows that an edit left unused), `rate` (cost a second
+         between the worker's last reports; absent when none came since the sample before),
+         `batches`, `oom_splits`, `seconds` (of this worker: `load`, `prepare`, `run`, `write`),
+         `torch_peak_mb` (torch's max_memory_allocated, of the fullest device), `devices` (GPUs:
+         `uuid`, `utilisation`, `memory_mb`, `power_w`, `temperature_c`, `sm_mhz`, `memory_mhz`,
+         `throttle`, `energy_j` in this attempt), `process` (the worker: `cpu_percent` of one core,
+         `memory_mb`)
+again    `start` and `devices` as they stand, every 16 KB, for who reads only the end
+end      `status` (ok, failed, stopped), `message`
+
+A file whose last `start` has no `end` is of a job that is at it (it holds the journal's lock: see
+`featuremill.store.lock_holder`) or was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+EVERY_SECONDS = 1.0
+WAITING_SECONDS = 10.0
+"""Between samples that say no more than that the job waits for a device."""
+FULL_BYTES = 512 * 1024
+"""Up to this size a sample is written about once a second."""
+HALVING_BYTES = 48 * 1024
+"""Every so many bytes beyond, half as often: 9 hours of one GPU make a file of less than 1 MB."""
+MOST_BYTES = 2 * 1024 * 1024
+"""Nothing more is written then; a job that starts anew every second would get there."""
+AGAIN_BYTES = 16 * 1024
+"""After so many bytes the attempt's facts stand there once more, for who reads only the end."""
+READ_BYTES = 4 * 1024 * 1024
+"""Of a larger file, which no job writes, only the end is read."""
+TAIL_BYTES = 4 * AGAIN_BYTES
+TEXTS = frozenset(("event", "shard", "recipe", "host", "cost_unit", "kind", "uuid", "name")).union(
+    ("slot", "stage", "status", "message")
+)
+LISTS = frozenset(("throttle", "of_whole_gpu"))
+"""Of texts."""
+OBJECTS = frozenset(("seconds", "process", "start"))
+"""`devices` is a list of such."""
+log = logging.getLogger("featuremill.extract")
+
+
+def seconds_between(num_bytes: int) -> float:
+    """Return how far samples stand apart in a file of that size."""
+    halvings = max(0, num_bytes - FULL_BYTES) // HALVING_BYTES
+    return EVERY_SECONDS * float(2 ** min(halvings, 24))
+
+
+class Writer:
+    """Appends lines to the file at `path`. No work ends because that does not succeed."""
+
+    def __init__(self, path: Path) -> None:
+        self.num_bytes = 0
+        self._path = path
+        self._file: int | None = None
+        self._is_torn = False
+        self._facts: dict[str, Any] = {}
+        self._told_at = 0
+        with self._giving_up():
+            self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self.num_bytes = os.fstat(self._file).st_size
+            # A killed writer's last line may lack its end.
+            self._is_torn = (
+                self.num_bytes > 0 and os.pread(self._file, 1, self.num_bytes - 1) != b"\n"
+            )
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            log.debug("%s: %s; no telemetry from here on", self._path, error.strerror)
+            self.close()
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event, in one write; keys without a value are left out."""
+        if event == "start":
+            self._facts = {"start": facts, "devices": []}
+        elif event == "device":
+            self._facts["devices"] = facts["devices"]
+        else:
+            self._say_again()
+            self._append(event, facts)
+            return
+        self._append(event, facts)
+        self._told_at = self.num_bytes
+
+    def _say_again(self) -> None:
+        if self._facts and self.num_bytes - self._told_at >= AGAIN_BYTES:
+            self._append("again", self._facts)
+            self._told_at = self.num_bytes
+
+    def _append(self, event: str, facts: dict[str, Any]) -> None:
+        known = {key: value for key, value in facts.items() if value is not None}
+        line = {"event": event, "time": round(time.time(), 3), **known}
+        content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+        content = b"\n" + content if self._is_torn else content
+        if self._file is None or self.num_bytes + len(content) > MOST_BYTES:
+            return
+        with self._giving_up():
+            written = os.write(self._file, content)
+            self._is_torn = False
+            self.num_bytes += written
+            if written < len(content):
+                raise OSError(None, "the disk is full")
+
+    def close(self) -> None:
+        """Close the file; nothing is written any more."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                os.close(file)
+
+
+class Attempt(NamedTuple):
+    """One job's try at a shard."""
+
+    start: dict[str, Any]
+    devices: list[dict[str, Any]]
+    """Events: the devices it got, and when; several where one failed."""
+    samples: list[dict[str, Any]]
+    end: dict[str, Any] | None
+    """None: it is at it, or was killed."""
+
+    @property
+    def energy_j(self) -> float | None:
+        """What its GPUs took while it had them; None where nothing tells."""
+        latest = {
+            device["uuid"]: device["energy_j"]
+            for sample in self.samples
+            for device in sample.get("devices", ())
+            if {"uuid", "energy_j"} <= set(device)
+        }
+        return math.fsum(latest.values()) if latest else None
+
+
+class State(NamedTuple):
+    """How the last attempt stands."""
+
+    start: dict[str, Any]
+    devices: list[dict[str, Any]]
+    """Those that it has, each with uuid, name and slot; empty while it waits for one."""
+    sample: dict[str, Any] | None
+    end: dict[str, Any] | None
+    time: float
+    """Of the last line, in seconds since 1970."""
+
+
+def read(path: str | Path) -> list[Attempt]:
+    """Return the attempts in the file at `path`; none where it cannot be read."""
+    found: list[Attempt] = []
+    for event in _events(Path(path), READ_BYTES):
+        kind = event.pop("event")
+        if kind == "start":
+            found.append(Attempt(event, [], [], None))
+        elif not found:
+            continue
+        elif kind == "device":
+            found[-1].devices.append(event)
+        elif kind == "sample":
+            found[-1].samples.append(event)
+        elif kind == "end":
+            found[-1] = found[-1]._replace(end=event)
+    return found
+
+
+def tail(path: Path) -> State | None:
+    """Return how the last attempt stands, out of the file's end; None where nothing says it."""
+    state: State | None = None
+    for event in _events(path, TAIL_BYTES):
+        state = followed(state, event)
+    return state
+
+
+def followed(state: State | None, event: dict[str, Any]) -> State | None:
+    """Return how the last attempt stands after one more event; None before anything says it."""
+    kind, now = event["event"], event["time"]
+    event = {key: value for key, value in event.items() if key != "event"}
+    if kind == "start":
+        return State(event, [], None, None, now)
+    if kind == "again":
+        sample = state.sample if state else None
+        return State(event.get("start", {}), event.get("devices", []), sample, None, now)
+    if state is None:
+        return None
+    if kind == "device":
+        return state._replace(devices=event.get("devices", []), time=now)
+    if kind == "sample":
+        return state._replace(sample=event, time=now)
+    return state._replace(end=event, time=now) if kind == "end" else state
+
+
+def _events(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
+    """Yield the file's last events; what is no whole line of an event is passed over."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - most_bytes))
+            content = file.read(most_bytes)
+    except OSError:
+        return
+    lines = content.split(b"\n")[:-1]  # what follows the last newline is being written
+    for line in lines[1:] if size > most_bytes else lines:
+        if event := event_of(line):
+            yield event
+
+
+def event_of(line: bytes) -> dict[str, Any] | None:
+    """Return the event in a whole line, its values of the types that the keys tell; None where that
+    is none."""
+    try:
+        event = _known(json.loads(line))
+    except (ValueError, RecursionError, OverflowError):
+        return None
+    return event if {"event", "time"} <= set(event) else None
+
+
+def _known(value: Any) -> dict[str, Any]:
+    """Return the entries of an object whose values are of the type that the key tells."""
+    if not isinstance(value, dict):
+        return {}
+    return {key: item for key, held in value.items() if (item := _checked(key, held)) is not None}
+
+
+def _checked(key: str, value: Any) -> Any:
+    if key in TEXTS:
+        return value if isinstance(value, str) else None
+    if key in LISTS:
+        return (
+            [text for text in value if isinstance(text, str)] if isinstance(value, list) else None
+        )
+    if key == "devices":
+        return [_known(item) for item in value] if isinstance(value, list) else None
+    if key in OBJECTS:
+        return _known(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else None
