@@ -13,7 +13,7 @@ import torch
 from bench.peers import fair_esm, save_fair_esm
 from bench.place import Place
 from bench.shapes import Shape
-from featuremill import weights
+from featuremill.workload import weights
 
 SEED = 7
 UNDO_TOKEN_DROPOUT = 1 / 0.88

@@ -21,7 +21,7 @@ from esm2_models import cosines, demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
-from featuremill import compute, weights
+from featuremill import compute
 from featuremill.__main__ import main
 from featuremill.audit import bounds, figures, task
 from featuremill.audit.sample import draw
@@ -30,6 +30,7 @@ from featuremill.doctor import host
 from featuremill.inputs.residues import protein
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
+from featuremill.workload import weights
 from featuremill.workloads import esm2
 
 ROOT = Path(__file__).parent.parent

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from esm2_models import demo_proteins, fair_esm, save_fair_esm
 
-from featuremill import weights
 from featuremill.compute import values_of
 from featuremill.lease.devices import cpu
+from featuremill.workload import weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, packing, pooling, products
 from featuremill.workloads.esm2.encoder import Encoder, Stage

@@ -28,10 +28,10 @@ from packaging.version import Version
 from pydantic import ValidationError
 from test_house import EXTRAS, ROOT, is_for_here
 
-from featuremill import weights
 from featuremill.base.errors import UserError
 from featuremill.compute import values_of
 from featuremill.lease.devices import Device, cpu
+from featuremill.workload import weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import products
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder

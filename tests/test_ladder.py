@@ -30,9 +30,10 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featuremill import compute, weights
+from featuremill import compute
 from featuremill.base.errors import WorkloadError
 from featuremill.lease import devices
+from featuremill.workload import weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     attention,

@@ -19,10 +19,10 @@ from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
-from featuremill.recipe import recipe_of, settings_of
 from featuremill.store.files import RunFolder, digest_of, read_sealed, write_sealed
 from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload
+from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workloads import composition
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

@@ -103,7 +103,7 @@ from featuremill import config, devices
 from featuremill.estimate.model import model_of
 from featuremill.plan import planning_device
 from featuremill.plan.sizing import Sizing
-from featuremill.recipe import settings_of
+from featuremill.workload.recipe import settings_of
 from featuremill.workload import find_workload
 
 esm2 = find_workload("esm2")

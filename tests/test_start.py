@@ -13,10 +13,11 @@ import yaml
 from conftest import NOT_IMPORTED, ROOT
 from programs import Desk
 
-from featuremill import config, weights, workflow_refusals, workflow_start
+from featuremill import config, workflow_refusals, workflow_start
 from featuremill.__main__ import main
 from featuremill.calm import RefusedError
 from featuremill.store.files import RunFolder
+from featuremill.workload import weights
 
 INSTALL = "torch is not installed in this Python ({}), and nothing can be computed without it; "
 INSTALL += "pip install 'featuremill[esm2]'"

@@ -13,10 +13,10 @@ from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill import workflow_start
 from featuremill.config import validate
-from featuremill.recipe import other_versions_here
 from featuremill.store import journal
 from featuremill.store.files import RunFolder, read_json, read_sealed, write_sealed
 from featuremill.workflow_refusals import is_computed
+from featuremill.workload.recipe import other_versions_here
 
 VERSIONS = ("1.1", "2.1", "1.2")
 """Of the workload and of the engine: either may be raised alone."""

@@ -21,8 +21,8 @@ from esm2_models import (
 from programs import Desk
 from safetensors.torch import load_file, save_file
 
-from featuremill import weights
 from featuremill.base.errors import UserError
+from featuremill.workload import weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.packing import pack

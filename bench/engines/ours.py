@@ -24,13 +24,12 @@ from bench.engines import BYTES, Dtype, Engine, Features, Missing, Output, as_fl
 from bench.lengths import Protein
 from bench.place import Place
 from bench.subject import Subject
-from featuremill import weights
 from featuremill.config import validate
 from featuremill.plan import plan
 from featuremill.store.files import RunFolder
 from featuremill.supervisor import Job
 from featuremill.worker import Worker
-from featuremill.workload import Weights
+from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
 
 ONE_SHARD = 10**12

@@ -14,14 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import config, weights
+from featuremill import config
 from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import UserError
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs import vectors
-from featuremill.workload import Weights, refuse_without_packages
+from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Pool
 

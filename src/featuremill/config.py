@@ -11,12 +11,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from featuremill import config_problems, config_yaml, weights
+from featuremill import config_problems, config_yaml
 from featuremill.base.errors import UserError
 from featuremill.config_yaml import Places
 from featuremill.inputs import evident_format
 from featuremill.store.formats import FORMATS, OutputName
-from featuremill.workload import BUILT_IN, find_workload
+from featuremill.workload import BUILT_IN, find_workload, weights
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 

@@ -56,7 +56,7 @@ class Job:
     recipe: str
     shard: str
     settings: dict[str, Any]
-    """What the recipe is the digest of (`featuremill.recipe`)."""
+    """What the recipe is the digest of (`featuremill.workload.recipe`)."""
     execution: dict[str, Any]
     """Options that say how to compute and not what."""
     cost_unit: str

@@ -23,19 +23,19 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import compute, staging
-from featuremill import weights as weights_verb
 from featuremill.base import this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.batches import Queue, make_batches
 from featuremill.lease.devices import Device
 from featuremill.pipeline import Pipeline, Shard
-from featuremill.recipe import refuse_other_versions, versions
 from featuremill.store import journal
 from featuremill.store.files import RunFolder
 from featuremill.store.shard_file import read_verified
 from featuremill.supervisor import Job
 from featuremill.watch import Watch
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
+from featuremill.workload import weights as weights_verb
+from featuremill.workload.recipe import refuse_other_versions, versions
 
 LOAD_SECONDS = 3600.0
 """A model that is not there after this long never will be."""

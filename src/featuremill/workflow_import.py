@@ -16,7 +16,7 @@ from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run, load
 from featuremill.config_yaml import Places
-from featuremill.weights import is_path
+from featuremill.workload.weights import is_path
 
 
 def is_imported(workflow: Any) -> bool:

@@ -22,9 +22,9 @@ from featuremill.config import Run
 from featuremill.config_yaml import Places
 from featuremill.inputs import source
 from featuremill.store import files
-from featuremill.weights import refuse_missing
 from featuremill.workflow_import import is_imported
 from featuremill.workflow_support import checkpoint_files, sources
+from featuremill.workload.weights import refuse_missing
 
 EXCEPTION = "MissingInputException"
 

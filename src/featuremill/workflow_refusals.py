@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import recipe, workflow_import, workload
+from featuremill import workflow_import, workload
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -19,6 +19,7 @@ from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.agreement import are_results_of
+from featuremill.workload import recipe
 
 TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 from snakemake.logging import logger
 
-from featuremill import recipe, times, weights, workflow_import, workload
+from featuremill import times, workflow_import, workload
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
@@ -33,7 +33,7 @@ from featuremill.workflow_refusals import (
     refuse_wrong_labels,
 )
 from featuremill.workflow_support import checkpoint_files, executes, only_looks, weights_json
-from featuremill.workload import Weights
+from featuremill.workload import Weights, recipe, weights
 
 LOCKS = Path(".snakemake/locks")
 _claimed: dict[Path, TextIO] = {}

@@ -31,7 +31,7 @@ from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.store import files
-from featuremill.weights import is_path, json_of
+from featuremill.workload.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
 """Threads of an extract job on a GPU: preparing batches and writing rows."""

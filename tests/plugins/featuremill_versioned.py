@@ -9,9 +9,8 @@ import signal
 
 import pyarrow as pa
 
-from featuremill import recipe
 from featuremill.inputs import proteins
-from featuremill.workload import WorkloadOptions
+from featuremill.workload import WorkloadOptions, recipe
 
 VERSION, _, engine = os.environ.get("VERSIONED", "1.1").partition(".")
 recipe.ENGINE_VERSION = int(engine)  # as in an installation of that one

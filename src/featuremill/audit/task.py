@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import config, weights
+from featuremill import config
 from featuremill.audit.sample import Protein, Sample
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.doctor import host, memory
 from featuremill.lease.devices import Device, devices_for
-from featuremill.workload import Weights, refuse_without_packages
+from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Options
 

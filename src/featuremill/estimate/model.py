@@ -6,13 +6,13 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import weights as weights_verb
 from featuremill.base.errors import UserError
 from featuremill.doctor import memory
 from featuremill.speeds import shape_of
 from featuremill.speeds.assumed import Shape
 from featuremill.store import files
 from featuremill.workload import Weights, Workload
+from featuremill.workload import weights as weights_verb
 
 
 class Model(NamedTuple):

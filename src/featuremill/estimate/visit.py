@@ -16,11 +16,11 @@ from featuremill.estimate import place as places
 from featuremill.estimate import report, view, work
 from featuremill.estimate.model import Model, model_of
 from featuremill.estimate.place import Place
-from featuremill.recipe import settings_of
 from featuremill.speeds import Speed
 from featuremill.speeds.assumed import Rates
 from featuremill.store.files import RunFolder
 from featuremill.workload import find_workload
+from featuremill.workload.recipe import settings_of
 
 RESULTS = Path("results")
 

@@ -16,12 +16,12 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from featuremill import config, inputs, times, weights
+from featuremill import config, inputs, times
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.init.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
-from featuremill.workload import find_workload, refuse_without_packages
+from featuremill.workload import find_workload, refuse_without_packages, weights
 
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")

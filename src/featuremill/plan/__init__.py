@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill import weights as weights_verb
 from featuremill.base import run_log
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.locking import locked
@@ -36,10 +35,11 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Cutter, Shard
 from featuremill.plan.sizing import Cut, Sizing
 from featuremill.plan.spool import Tally, ids_path
-from featuremill.recipe import recipe_of, settings_of
 from featuremill.store.files import RunFolder, read_sealed, sha256_of, write_sealed
 from featuremill.store.journal import COLUMNS
 from featuremill.workload import Weights, Workload, find_workload
+from featuremill.workload import weights as weights_verb
+from featuremill.workload.recipe import recipe_of, settings_of
 
 PLAN_VERSION = 1
 RESERVED = {*ABOUT, *(column.name for column in COLUMNS)}

@@ -24,7 +24,7 @@ from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
 from featuremill.store.files import make_own_folder, replacing
 from featuremill.store.receipts import devices_of, is_on_gpu
-from featuremill.weights import cache_folder
+from featuremill.workload.weights import cache_folder
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"

@@ -13,17 +13,17 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from featuremill import compute
-from featuremill import weights as weights_verb
 from featuremill.at_hand import values_in_batches
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs.vectors import matrix
-from featuremill.recipe import other_versions, settings_of, versions
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.store.receipts import device_name, is_on_gpu
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
+from featuremill.workload import weights as weights_verb
+from featuremill.workload.recipe import other_versions, settings_of, versions
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.search")

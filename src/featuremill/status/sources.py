@@ -7,10 +7,10 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from featuremill.recipe import other_versions_here
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store.files import RunFolder, read_json, sha256_of
+from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
 """Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger

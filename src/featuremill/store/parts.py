@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.sizes import counted
-from featuremill.recipe import other_versions
 from featuremill.store import command_line
 from featuremill.store.files import RunFolder, read_sealed
 from featuremill.store.journal import COLUMNS, digest_of_file
 from featuremill.store.receipts import has_counts
 from featuremill.store.shard_file import Digests, digests
+from featuremill.workload.recipe import other_versions
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 
