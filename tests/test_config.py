@@ -9,9 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
-from featuremill import config, config_docs
+from featuremill import config
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
+from featuremill.config import docs
 from featuremill.workload import BUILT_IN, find_workload
 from featuremill.workloads.esm2 import sources
 
@@ -182,7 +183,7 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path):
     ],
 )
 def test_the_schema_refuses_what_the_model_refuses(wrong):
-    assert list(jsonschema.Draft202012Validator(config_docs.run_schema()).iter_errors(wrong))
+    assert list(jsonschema.Draft202012Validator(docs.run_schema()).iter_errors(wrong))
     with pytest.raises(UserError):
         config.validate(wrong)
 

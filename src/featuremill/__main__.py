@@ -46,6 +46,13 @@ VERBS = {
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
     "config-docs": "write config/README.md and config/schema.json",
 }
+"""What can be typed, and what it does."""
+MODULES = {
+    "init": "config.init",
+    "weights": "workload.weights",
+    "config-docs": "config.docs",
+}
+"""Where a verb stands that has no room of its name."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -157,7 +164,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
-            module = import_module(f"featuremill.{verb.replace('-', '_')}")
+            module = import_module(f"featuremill.{MODULES.get(verb, verb)}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     return parser

@@ -15,7 +15,7 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run, load
-from featuremill.config_yaml import Places
+from featuremill.config.yaml_lines import Places
 from featuremill.workload.weights import is_path
 
 

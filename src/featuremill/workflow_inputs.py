@@ -19,7 +19,7 @@ from snakemake.logging import logger
 from featuremill.base.errors import UserError
 from featuremill.calm import SCREEN, RefusedError
 from featuremill.config import Run
-from featuremill.config_yaml import Places
+from featuremill.config.yaml_lines import Places
 from featuremill.inputs import source
 from featuremill.store import files
 from featuremill.workflow_import import is_imported

@@ -26,7 +26,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
-from featuremill.config_yaml import Places
+from featuremill.config.yaml_lines import Places
 from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES

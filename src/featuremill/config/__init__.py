@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from featuremill import config_problems, config_yaml
 from featuremill.base.errors import UserError
-from featuremill.config_yaml import Places
+from featuremill.config import problems, yaml_lines
+from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store.formats import FORMATS, OutputName
 from featuremill.workload import BUILT_IN, find_workload, weights
@@ -166,7 +166,7 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> N
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{_place(source, places, where)}: {config_problems.name_of(where)}: "
+                    f"{_place(source, places, where)}: {problems.name_of(where)}: "
                     f"{problem}; give another one."
                 )
 
@@ -225,7 +225,7 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
         raise UserError(
             f"{path}: this is no UTF-8 text at byte {error.start}; save it as UTF-8."
         ) from None
-    return config_yaml.load(str(path), text)
+    return yaml_lines.load(str(path), text)
 
 
 def check_outputs(run: Run, source: str = "config") -> None:
@@ -269,8 +269,8 @@ def _checked(
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        problems = config_problems.explain(model, error, path, elsewhere())
-        sentences = [f"{_place(source, places, key)}: {text}" for key, text in problems.items()]
+        found = problems.explain(model, error, path, elsewhere())
+        sentences = [f"{_place(source, places, key)}: {text}" for key, text in found.items()]
         raise UserError("\n".join(sentences)) from None
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from featuremill import config_problems
 from featuremill.base.errors import UserError
+from featuremill.config import problems
 
 MAX_VALUES = 10_000
 """Values in a config file, aliases unfolded; an honest one has dozens."""
@@ -34,7 +34,7 @@ def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
     except UserError:
         raise
     except Exception as error:  # what stands behind a tag such as !!bool may raise anything
-        raise UserError(config_problems.not_yaml(source, error)) from None
+        raise UserError(problems.not_yaml(source, error)) from None
     if document is None or not isinstance(raw, dict):
         raise UserError(
             f"{source}:1: a config is a YAML mapping; begin with a line such as 'inputs: my.fa'."
@@ -62,7 +62,7 @@ def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
     for key, line in _keys(document, ()):
         if key in lines:
             raise UserError(
-                f"{source}:{line}: {config_problems.name_of(key)} stands here and in line "
+                f"{source}:{line}: {problems.name_of(key)} stands here and in line "
                 f"{lines[key]}; keep one."
             )
         lines[key] = line

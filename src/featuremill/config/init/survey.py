@@ -13,14 +13,14 @@ from pydantic import BaseModel
 from featuremill import inputs
 from featuremill.base.reasons import head_of
 from featuremill.base.sizes import counted
-from featuremill.init.ids import Ids
+from featuremill.config.init.ids import Ids
 from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Workload
 
 RECORDS_A_MESSAGE = 1_000_000
 
-log = logging.getLogger("featuremill.init")
+log = logging.getLogger("featuremill.config.init")
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from featuremill.base.errors import UserError
 from featuremill.config import Run
-from featuremill.config_problems import Schema, description_of, kind_of
+from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
 

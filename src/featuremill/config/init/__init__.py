@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from featuremill import config, inputs, times
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
-from featuremill.init.survey import Survey, names, surveyed
+from featuremill.config.init.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.workload import find_workload, refuse_without_packages, weights
 
@@ -27,7 +27,7 @@ COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
 """Options of a workload that the command line can set."""
 
-log = logging.getLogger("featuremill.init")
+log = logging.getLogger("featuremill.config.init")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
