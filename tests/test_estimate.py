@@ -13,11 +13,11 @@ import yaml
 from conftest import ROOT
 from programs import LETTERS, Verbs, fasta
 
-from featuremill import speeds
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.estimate import makespan
-from featuremill.speeds import assumed, earlier, table
+from featuremill.plan import speeds
+from featuremill.plan.estimate import makespan
+from featuremill.plan.speeds import assumed, earlier, table
 from featuremill.store.files import RunFolder
 
 DEVICE = "NVIDIA H100 80GB HBM3"

@@ -26,7 +26,7 @@ from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
 from featuremill.outputs import parquet, parquet_dataset
 from featuremill.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
-from featuremill.retry import retry
+from featuremill.plan.retry import retry
 from featuremill.store.files import RunFolder, read_sealed, write_sealed
 from featuremill.store.journal import Journal, digest_of_file, part_schema
 from featuremill.store.parts import Part, order_of

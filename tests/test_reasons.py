@@ -18,8 +18,8 @@ from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
+from featuremill.plan.retry import run as run_retry
 from featuremill.report import failures
-from featuremill.retry import run as run_retry
 from featuremill.status import report
 from featuremill.status.visit import look
 from featuremill.store.parts import failed_rows

@@ -16,7 +16,7 @@ import pytest
 from programs import Verbs, Workflow, random_records, wait_for
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.retry import retry, run
+from featuremill.plan.retry import retry, run
 from featuremill.store.shard_file import read_shard
 
 GOOD = random_records(40)

@@ -12,15 +12,14 @@ from hypothesis import strategies as st
 from nvml_node import Gpu
 from programs import Workflow, fasta, random_records
 
-from featuremill import speeds
 from featuremill.__main__ import main
 from featuremill.config import validate
-from featuremill.estimate import makespan
 from featuremill.lease import devices
-from featuremill.plan import plan
+from featuremill.plan import plan, speeds
+from featuremill.plan.estimate import makespan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs
-from featuremill.speeds.assumed import Rates
+from featuremill.plan.speeds.assumed import Rates
 from featuremill.store.files import RunFolder
 
 CARD = "NVIDIA H100 80GB HBM3"
@@ -100,7 +99,7 @@ SURVEY = """
 import itertools, json, os
 from pathlib import Path
 from featuremill import config, devices
-from featuremill.estimate.model import model_of
+from featuremill.plan.estimate.model import model_of
 from featuremill.plan import planning_device
 from featuremill.plan.sizing import Sizing
 from featuremill.workload.recipe import settings_of

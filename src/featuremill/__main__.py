@@ -51,6 +51,8 @@ MODULES = {
     "init": "config.init",
     "weights": "workload.weights",
     "config-docs": "config.docs",
+    "estimate": "plan.estimate",
+    "retry": "plan.retry",
 }
 """Where a verb stands that has no room of its name."""
 

@@ -13,9 +13,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill import speeds
 from featuremill.base.errors import UserError
 from featuremill.config import Run
+from featuremill.plan import speeds
 from featuremill.store import files
 
 MB, GB = 2**20, 10**9

@@ -15,7 +15,7 @@ import pyarrow as pa
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
 from featuremill.plan.needs import COUNTING_RESIDUES
-from featuremill.speeds import Speed
+from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes
 
 USUAL_SECONDS = 300.0

@@ -9,14 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
-from featuremill import speeds
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.lease import Request, count_slots
 from featuremill.lease.devices import Device
+from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Choice, choose, words, work_of
-from featuremill.speeds import Speed
-from featuremill.speeds.earlier import Asked
+from featuremill.plan.speeds import Speed
+from featuremill.plan.speeds.earlier import Asked
 
 UNKNOWN_COST = 2_000_000
 """Where nothing is known of the speed: as many residues are some minutes of a CPU, and no more of

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from featuremill.speeds.table import Card
+from featuremill.plan.speeds.table import Card
 
 SHARES = (0.3, 0.5, 0.8)
 """Of what the peaks would allow: a slow run, the one assumed, a fast one. An assumption."""

@@ -14,11 +14,11 @@ from typing import Any, Literal, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.lease import devices
+from featuremill.plan.speeds import assumed, earlier
+from featuremill.plan.speeds.assumed import Rates, Shape
+from featuremill.plan.speeds.earlier import Asked
+from featuremill.plan.speeds.table import Card, card_of, cards_called
 from featuremill.report import roofs
-from featuremill.speeds import assumed, earlier
-from featuremill.speeds.assumed import Rates, Shape
-from featuremill.speeds.earlier import Asked
-from featuremill.speeds.table import Card, card_of, cards_called
 from featuremill.store import files
 
 Kind = Literal["given", "earlier run", "benchmark", "assumption"]

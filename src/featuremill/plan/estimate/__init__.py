@@ -46,6 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill estimate`."""
-    from featuremill.estimate import visit  # here and not above: other verbs do not pay for it
+    from featuremill.plan.estimate import visit  # here and not above: other verbs do not pay for it
 
     return visit.run(arguments)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.doctor import memory
-from featuremill.speeds import shape_of
-from featuremill.speeds.assumed import Shape
+from featuremill.plan.speeds import shape_of
+from featuremill.plan.speeds.assumed import Shape
 from featuremill.store import files
 from featuremill.workload import Weights, Workload
 from featuremill.workload import weights as weights_verb

@@ -13,7 +13,7 @@ from featuremill.config import Run
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
 from featuremill.plan import planning_device
-from featuremill.speeds import earlier, table
+from featuremill.plan.speeds import earlier, table
 
 MOST_SLOTS = 100_000
 

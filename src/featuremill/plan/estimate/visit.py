@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import config as config_module
-from featuremill import speeds
 from featuremill.base.errors import UserError
-from featuremill.estimate import place as places
-from featuremill.estimate import report, view, work
-from featuremill.estimate.model import Model, model_of
-from featuremill.estimate.place import Place
-from featuremill.speeds import Speed
-from featuremill.speeds.assumed import Rates
+from featuremill.plan import speeds
+from featuremill.plan.estimate import place as places
+from featuremill.plan.estimate import report, view, work
+from featuremill.plan.estimate.model import Model, model_of
+from featuremill.plan.estimate.place import Place
+from featuremill.plan.speeds import Speed
+from featuremill.plan.speeds.assumed import Rates
 from featuremill.store.files import RunFolder
 from featuremill.workload import find_workload
 from featuremill.workload.recipe import settings_of

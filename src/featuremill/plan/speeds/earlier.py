@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.speeds.table import is_called
+from featuremill.plan.speeds.table import is_called
 from featuremill.status.rest import MOST_PARTS, newest_whole, working_seconds
 from featuremill.store import files, receipts
 

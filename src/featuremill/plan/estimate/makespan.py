@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.estimate.overheads import (
+from featuremill.plan.estimate.overheads import (
     SNAKEMAKE_SECONDS_A_JOB,
     SNAKEMAKE_SECONDS_A_JOB_LEFT,
 )

@@ -9,7 +9,7 @@ from typing import Any
 from featuremill.base.progress import clock
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
-from featuremill.estimate import warnings
+from featuremill.plan.estimate import warnings
 
 WIDTH = 96
 WORTH_SAVING = 0.02

@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from featuremill import speeds
 from featuremill.base.sizes import expected_bytes
 from featuremill.config import Run
-from featuremill.estimate import makespan, overheads
-from featuremill.estimate.model import Model, device_memory_mb, weights_mb
-from featuremill.estimate.overheads import Around
-from featuremill.estimate.place import Place, asked
-from featuremill.estimate.work import Work, in_shards
 from featuremill.job_resources import host_mb
+from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
+from featuremill.plan.estimate import makespan, overheads
+from featuremill.plan.estimate.model import Model, device_memory_mb, weights_mb
+from featuremill.plan.estimate.overheads import Around
+from featuremill.plan.estimate.place import Place, asked
+from featuremill.plan.estimate.work import Work, in_shards
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Choice, choose, work_of
-from featuremill.speeds import Speed
+from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import Need, needs_of_outputs
 from featuremill.store.files import RunFolder
 from featuremill.store.journal import SYNC_SECONDS
