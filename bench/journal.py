@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from featuremill import compute
+from featuremill.extract import compute
 from featuremill.store.journal import Journal, part_schema
 from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options

@@ -18,8 +18,8 @@ from bench.lengths import Protein, describe, tokens_of
 from bench.place import Place
 from bench.sample import write_fasta
 from bench.stage import Stage, say
-from featuremill import compute
-from featuremill.batches import make_batches
+from featuremill.extract import compute
+from featuremill.extract.batches import make_batches
 from featuremill.workloads import esm2
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)

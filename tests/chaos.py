@@ -23,7 +23,7 @@ import pyarrow as pa
 import yaml
 from conftest import ROOT
 
-from featuremill.pipeline import MOST_IN_FLIGHT
+from featuremill.extract.pipeline import MOST_IN_FLIGHT
 from featuremill.store.files import RunFolder
 
 DATA = ("embeddings.parquet", "per-protein.h5", "failed.tsv")
@@ -118,7 +118,7 @@ def processes(folder):
 def _process(pid, words):
     if "snakemake" in words:
         return Process(pid, "snakemake")
-    if "featuremill.worker" in words:
+    if "featuremill.extract.worker" in words:
         return Process(pid, "worker", _shard_of(pid))
     for place, word in enumerate(words[:-1]):
         if word.endswith("/featuremill") and words[place + 1] in VERBS:

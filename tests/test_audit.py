@@ -21,12 +21,12 @@ from esm2_models import cosines, demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
-from featuremill import compute
 from featuremill.__main__ import main
 from featuremill.audit import bounds, figures, task
 from featuremill.audit.sample import draw
-from featuremill.batches import make_batches
 from featuremill.doctor import host
+from featuremill.extract import compute
+from featuremill.extract.batches import make_batches
 from featuremill.inputs.residues import protein
 from featuremill.lease import devices
 from featuremill.lease.devices import Device

@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featuremill import compute
+from featuremill.extract import compute
 
 DTYPES = [np.float16, np.float32, np.float64]
 

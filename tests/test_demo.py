@@ -157,7 +157,9 @@ def test_both_reports_open_in_a_browser_without_a_network(demo, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["featuremill.worker", "featuremill extract", "snakemake"])
+@pytest.mark.parametrize(
+    "victim", ["featuremill.extract.worker", "featuremill extract", "snakemake"]
+)
 def test_kill_9_in_mid_shard_changes_no_byte_of_the_results(whole, tmp_path, environment, victim):
     demo = Demo(tmp_path, environment)
     streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -179,7 +181,7 @@ def test_kill_9_in_mid_shard_changes_no_byte_of_the_results(whole, tmp_path, env
     for name in DATA:
         assert (demo.results / name).read_bytes() == (whole[0].results / name).read_bytes(), name
     receipts = json.loads((demo.results / "manifest.json").read_text())["receipts"]
-    if victim != "featuremill.worker":  # whose supervisor goes on within the same job
+    if victim != "featuremill.extract.worker":  # whose supervisor goes on within the same job
         assert "batches resumed" in said
     assert sum(receipt["resumed_batches"] for receipt in receipts) >= 3
     assert all(receipt["failed"] == 0 for receipt in receipts)

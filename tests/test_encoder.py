@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from esm2_models import demo_proteins, fair_esm, save_fair_esm
 
-from featuremill.compute import values_of
+from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads import esm2
@@ -305,7 +305,7 @@ def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch)
 LONG = """
     import numpy as np, torch
     from featuremill import machine, weights
-    from featuremill.compute import values_of
+    from featuremill.extract.compute import values_of
     from featuremill.lease.devices import cpu
     from featuremill.workloads import esm2
     torch.set_num_threads(2)

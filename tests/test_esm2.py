@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from test_house import EXTRAS, ROOT, is_for_here
 
 from featuremill.base.errors import UserError
-from featuremill.compute import values_of
+from featuremill.extract.compute import values_of
 from featuremill.lease.devices import Device, cpu
 from featuremill.workload import weights
 from featuremill.workloads import esm2

@@ -30,8 +30,8 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from featuremill import compute
 from featuremill.base.errors import WorkloadError
+from featuremill.extract import compute
 from featuremill.lease import devices
 from featuremill.workload import weights
 from featuremill.workloads import esm2

@@ -12,10 +12,10 @@ import pytest
 from conftest import ROOT
 from programs import Verbs
 
-from featuremill import compute
-from featuremill.at_hand import values_in_batches
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
+from featuremill.extract import compute
+from featuremill.extract.at_hand import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry

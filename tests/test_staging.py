@@ -12,9 +12,9 @@ import pytest
 from leases import NOBODY
 from programs import random_records
 
-from featuremill import staging
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.extract import staging
 from featuremill.workload import weights
 
 MODEL = "mill_t6_8M"

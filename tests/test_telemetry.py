@@ -17,12 +17,12 @@ from programs import wait_for
 from featuremill.base import run_log as run_log_module
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
+from featuremill.extract.telemetry.recorder import Recorder
+from featuremill.extract.telemetry.sampler import Sampler
 from featuremill.lease.devices import Device
 from featuremill.store import telemetry
 from featuremill.store import telemetry as writer_module
 from featuremill.store.telemetry import Writer, seconds_between
-from featuremill.telemetry.recorder import Recorder
-from featuremill.telemetry.sampler import Sampler
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 OF_A_GPU = {"power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"}
@@ -379,7 +379,7 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
             return [device]
 
     now = time.monotonic()
-    monkeypatch.setattr("featuremill.telemetry.sampler.time.monotonic", lambda: now)
+    monkeypatch.setattr("featuremill.extract.telemetry.sampler.time.monotonic", lambda: now)
     file = Writer(path)
     file.write("start", **sampler._start())
     file.write("device", devices=[{"kind": "cuda", "uuid": device["uuid"], "slot": "0of1"}])
@@ -501,8 +501,8 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
     code = """
         import os, sys, time
         from pathlib import Path
-        from featuremill.telemetry.gpus import Poller
-        from featuremill.telemetry.sampler import Sampler
+        from featuremill.extract.telemetry.gpus import Poller
+        from featuremill.extract.telemetry.sampler import Sampler
         from featuremill.store.telemetry import Writer
         poller = Poller(sys.argv[2:], {})
         poller.refresh(5)

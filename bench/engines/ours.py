@@ -25,10 +25,10 @@ from bench.lengths import Protein
 from bench.place import Place
 from bench.subject import Subject
 from featuremill.config import validate
+from featuremill.extract.supervisor import Job
+from featuremill.extract.worker import Worker
 from featuremill.plan import plan
 from featuremill.store.files import RunFolder
-from featuremill.supervisor import Job
-from featuremill.worker import Worker
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
 

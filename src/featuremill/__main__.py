@@ -52,6 +52,7 @@ MODULES = {
     "weights": "workload.weights",
     "config-docs": "config.docs",
     "estimate": "plan.estimate",
+    "extract": "extract.shard",
     "retry": "plan.retry",
 }
 """Where a verb stands that has no room of its name."""

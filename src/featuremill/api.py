@@ -15,9 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import config
-from featuremill.at_hand import Refuse, values_in_batches
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import UserError
+from featuremill.extract.at_hand import Refuse, values_in_batches
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs import vectors

@@ -20,13 +20,14 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, slurm_job, workflow_import
+from featuremill import clean, workflow_import
 from featuremill.base import this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
 from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config.yaml_lines import Places
+from featuremill.extract import slurm_job
 from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES

@@ -20,13 +20,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import compute
 from featuremill.audit.figures import Float16Figures, Matrix, ResidueFigures
 from featuremill.audit.sample import Protein
 from featuremill.audit.task import REFERENCE, Task, memory_mb
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
-from featuremill.batches import make_batches
+from featuremill.extract import compute
+from featuremill.extract.batches import make_batches
 from featuremill.workloads import esm2
 
 Pooled = dict[tuple[int, str], Matrix]

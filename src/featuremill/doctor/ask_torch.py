@@ -48,8 +48,8 @@ def main() -> None:
 
 
 def _failed(error: Exception) -> dict[str, Any]:
-    from featuremill import compute
     from featuremill.base.errors import WorkloadError
+    from featuremill.extract import compute
 
     name = "" if isinstance(error, WorkloadError) else f"{type(error).__name__}: "
     lacks_memory = compute.is_out_of_memory(error)

@@ -23,7 +23,7 @@ import pyarrow.parquet
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.base.sizes import expected_bytes
-from featuremill.compute import not_finite
+from featuremill.extract.compute import not_finite
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.outputs import IDENTITY

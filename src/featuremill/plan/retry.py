@@ -33,7 +33,7 @@ from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.shard_file import digests, read_shard, read_verified, write_shard
 
 NAMES = [kind.name for kind in KINDS]
-log = logging.getLogger("featuremill.plan.retry")
+log = logging.getLogger("featuremill.retry")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from featuremill import compute
-from featuremill.at_hand import values_in_batches
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
+from featuremill.extract import compute
+from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import Device, devices_for
 from featuremill.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix

@@ -27,7 +27,7 @@ COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
 """Options of a workload that the command line can set."""
 
-log = logging.getLogger("featuremill.config.init")
+log = logging.getLogger("featuremill.init")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from featuremill.workload import Workload
 
 RECORDS_A_MESSAGE = 1_000_000
 
-log = logging.getLogger("featuremill.config.init")
+log = logging.getLogger("featuremill.init")
 
 
 @dataclass

@@ -35,7 +35,7 @@ OF_VALUES_ONLY = {"model", "dtype", "layers", "pool", "per_residue", "output_dty
 """Options that change what is computed of the records, and not what they cost."""
 UNCUT = sys.maxsize
 """Cost of a shard by which everything is one."""
-log = logging.getLogger("featuremill.plan.estimate")
+log = logging.getLogger("featuremill.estimate")
 
 
 class Work(NamedTuple):

@@ -18,7 +18,7 @@ from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 from featuremill.workloads.esm2.tokens import NUM_TOKENS
 
-log = logging.getLogger("featuremill.workload.weights")
+log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number types that a checkpoint may have, and what the safetensors format calls them."""
 HEADS_OF_SHAPE = {

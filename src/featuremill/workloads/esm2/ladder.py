@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill import compute
 from featuremill.base.errors import WorkloadError
+from featuremill.extract import compute
 from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
 from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import twins

@@ -18,7 +18,7 @@ from featuremill.inputs.source import check
 from featuremill.workload import refuse_without_packages
 from featuremill.workloads.esm2.options import Options
 
-_log = logging.getLogger("featuremill.workload.weights")
+_log = logging.getLogger("featuremill.weights")
 
 BUNDLED = Path(__file__).parent / "bundled"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featuremill.base import reasons
 from featuremill.base.text import plain
-from featuremill.batches import Batch, Queue
+from featuremill.extract.batches import Batch, Queue
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 

@@ -1,6 +1,6 @@
 """The worker: loads the model once and runs a shard's batches into the journal.
 
-Started by the supervisor (`featuremill.extract`) with a job on standard input as JSON; answers with
+Started by the supervisor with a job on standard input as JSON; answers with
 one JSON line an event on standard output. It may die at any moment: what is committed stays.
 """
 
@@ -22,17 +22,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill import compute, staging
 from featuremill.base import this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.batches import Queue, make_batches
+from featuremill.extract import compute, staging
+from featuremill.extract.batches import Queue, make_batches
+from featuremill.extract.hang_timer import Watch
+from featuremill.extract.pipeline import Pipeline, Shard
+from featuremill.extract.supervisor import Job
 from featuremill.lease.devices import Device
-from featuremill.pipeline import Pipeline, Shard
 from featuremill.store import journal
 from featuremill.store.files import RunFolder
 from featuremill.store.shard_file import read_verified
-from featuremill.supervisor import Job
-from featuremill.watch import Watch
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import refuse_other_versions, versions
@@ -251,7 +251,7 @@ class Worker:
             )
 
     def _tell(self, event: str, stage: str, **facts: Any) -> None:
-        """Say how far this is, as samples have it (`featuremill.telemetry`)."""
+        """Say how far this is, as samples have it (`featuremill.extract.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {
             "stage": stage,

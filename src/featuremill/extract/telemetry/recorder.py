@@ -13,11 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from featuremill.extract.telemetry.gpus import Poller
+from featuremill.extract.telemetry.rate import Reports
+from featuremill.extract.telemetry.sampler import Sampler
 from featuremill.lease import Lease
 from featuremill.lease.devices import Device
-from featuremill.telemetry.gpus import Poller
-from featuremill.telemetry.rate import Reports
-from featuremill.telemetry.sampler import Sampler
 
 LAST_SECONDS = 2.0
 """How long the job waits for the last sample, and for the last line: so long only where a disk

@@ -22,12 +22,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill import compute
 from featuremill.base.errors import WorkloadError
-from featuremill.batches import Batch, Queue
+from featuremill.extract import compute
+from featuremill.extract.batches import Batch, Queue
+from featuremill.extract.hang_timer import Watch
 from featuremill.store.journal import Journal
 from featuremill.store.shard_file import digests
-from featuremill.watch import Watch
 from featuremill.workload import RecordFailed, Workload
 
 MOST_IN_FLIGHT = 2

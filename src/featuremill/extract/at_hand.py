@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill import compute
-from featuremill.batches import Queue, make_batches
+from featuremill.extract import compute
+from featuremill.extract.batches import Queue, make_batches
 from featuremill.workload import RecordFailed, Workload
 
 Refuse = Callable[[int, str], object]

@@ -17,18 +17,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from featuremill import slurm_job
 from featuremill.base import run_log
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import kind_of
 from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
+from featuremill.extract import slurm_job
+from featuremill.extract.supervisor import Job, Supervisor
+from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Request
 from featuremill.store import journal, lock_holder, receipts
 from featuremill.store.files import RunFolder, read_plan, read_sealed, sync, write_sealed
-from featuremill.supervisor import Job, Supervisor
-from featuremill.telemetry.recorder import Recorder
 
 log = logging.getLogger("featuremill.extract")
 

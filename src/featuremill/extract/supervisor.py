@@ -27,10 +27,10 @@ from featuremill.base import log as logs
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
+from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
 from featuremill.lease.devices import devices_for
 from featuremill.store import journal, lock_holder
-from featuremill.telemetry.recorder import Recorder
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
@@ -210,7 +210,7 @@ class Supervisor:
                 stacks=stacks.fileno(),
             )
             worker = subprocess.Popen(
-                [sys.executable, "-m", "featuremill.worker"],
+                [sys.executable, "-m", "featuremill.extract.worker"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -12,6 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from featuremill.extract.telemetry.gpus import Poller
+from featuremill.extract.telemetry.process import ProcessMeter
+from featuremill.extract.telemetry.rate import Reports
+from featuremill.extract.telemetry.summary import Summary
 from featuremill.status.rows import count_rows
 from featuremill.store import journal
 from featuremill.store.telemetry import (
@@ -22,10 +26,6 @@ from featuremill.store.telemetry import (
     read,
     seconds_between,
 )
-from featuremill.telemetry.gpus import Poller
-from featuremill.telemetry.process import ProcessMeter
-from featuremill.telemetry.rate import Reports
-from featuremill.telemetry.summary import Summary
 
 VERSION = 1
 FRESH_SECONDS = 0.25
