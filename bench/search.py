@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import featuremill
-from featuremill.outputs import FILES, Target, bytes_of, open_writer
+from featuremill.merge.outputs import FILES, Target, bytes_of, open_writer
 from featuremill.search.nearest import METRICS, Metric
 from featuremill.store.files import write_json
 

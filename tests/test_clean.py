@@ -15,12 +15,11 @@ import pytest
 import yaml
 from programs import Verbs, Workflow, random_records
 
-from featuremill import clean
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
 from featuremill.base.sizes import human_bytes
-from featuremill.clean import removal
-from featuremill.merge import merge
+from featuremill.merge import clean, merge
+from featuremill.merge.clean import removal
 from featuremill.store import run_lock
 from featuremill.store.files import RunFolder
 

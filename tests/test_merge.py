@@ -23,8 +23,8 @@ from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import validate
 from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
-from featuremill.outputs import parquet, parquet_dataset
-from featuremill.outputs.hdf5 import dataset_name
+from featuremill.merge.outputs import parquet, parquet_dataset
+from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.files import RunFolder, read_sealed, write_sealed

@@ -25,9 +25,9 @@ from safetensors import safe_open
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.export import export
 from featuremill.merge import gather, merge, provenance
-from featuremill.outputs import (
+from featuremill.merge.export import export
+from featuremill.merge.outputs import (
     ABOUT,
     FILES,
     Target,

@@ -21,9 +21,9 @@ from programs import Verbs
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import UserError
-from featuremill.export import export
 from featuremill.merge import merge, merge_partial
-from featuremill.outputs import ABOUT, FILES, Target, open_writer
+from featuremill.merge.export import export
+from featuremill.merge.outputs import ABOUT, FILES, Target, open_writer
 from featuremill.search import hits, names, nearest, opening
 from featuremill.search.queries import Queries
 from featuremill.search.vectors import Mapped
@@ -237,7 +237,7 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
 def test_every_output_gives_the_same_hits(run, outputs, monkeypatch):
     asked = [id for id, _ in RECORDS if id not in VECTORLESS]
     expected = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
-    monkeypatch.setattr("featuremill.outputs.parquet_dataset.ROWS_A_FILE", 11)
+    monkeypatch.setattr("featuremill.merge.outputs.parquet_dataset.ROWS_A_FILE", 11)
     merge(run, outputs, 0)
     found = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
     pd.testing.assert_frame_equal(found, expected)

@@ -31,8 +31,8 @@ from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
-from featuremill.outputs import Target, open_writer
-from featuremill.outputs.hdf5 import dataset_name
+from featuremill.merge.outputs import Target, open_writer
+from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal
 from featuremill.store.files import RunFolder
 from featuremill.store.parts import open_part

@@ -20,8 +20,8 @@ from conftest import ROOT
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
-from featuremill.clean.whole import check_whole
 from featuremill.merge import merge, merge_partial
+from featuremill.merge.clean.whole import check_whole
 from featuremill.status import report, view
 from featuremill.status.rows import count_rows
 from featuremill.status.visit import look

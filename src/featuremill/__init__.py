@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from featuremill.api import embed, forget_model
-    from featuremill.results import load, load_matrix
+    from featuremill.merge.loading import load, load_matrix
     from featuremill.search import search
 
     SNAKEFILE: str
@@ -28,8 +28,8 @@ __all__ = ["SNAKEFILE", "embed", "forget_model", "load", "load_matrix", "search"
 _WHERE = {
     "embed": "api",
     "forget_model": "api",
-    "load": "results",
-    "load_matrix": "results",
+    "load": "merge.loading",
+    "load_matrix": "merge.loading",
     "search": "search",
 }
 

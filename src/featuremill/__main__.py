@@ -48,6 +48,8 @@ VERBS = {
 }
 """What can be typed, and what it does."""
 MODULES = {
+    "clean": "merge.clean",
+    "export": "merge.export",
     "init": "config.init",
     "weights": "workload.weights",
     "config-docs": "config.docs",

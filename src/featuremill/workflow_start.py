@@ -18,7 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.calm import RefusedError
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
-from featuremill.outputs import FILES
+from featuremill.merge.outputs import FILES
 from featuremill.status import visit
 from featuremill.store import command_line, files, run_lock
 from featuremill.workflow_refusals import (

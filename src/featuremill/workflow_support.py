@@ -20,7 +20,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import clean, workflow_import
+from featuremill import workflow_import
 from featuremill.base import this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
@@ -31,6 +31,7 @@ from featuremill.extract import slurm_job
 from featuremill.job_resources import gpu_model
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
+from featuremill.merge import clean
 from featuremill.store import files
 from featuremill.workload.weights import is_path, json_of
 

@@ -17,7 +17,7 @@ from featuremill import workflow_import, workflow_inputs, workflow_slurm, workfl
 from featuremill import workflow_totals
 from featuremill import workflow_support as support
 from featuremill.job_resources import JobResources, gpu_model
-from featuremill.outputs import FILES, FOLDERS
+from featuremill.merge.outputs import FILES, FOLDERS
 from featuremill.workflow_failures import closing
 
 is_target = workflow.default_target is None  # else an importing workflow has named its own

@@ -29,9 +29,9 @@ from featuremill.base.this_process import num_cores
 from featuremill.merge import delivery
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
+from featuremill.merge.outputs import FAILED, FILES, file_name
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import manifest_of, provenance_of
-from featuremill.outputs import FAILED, FILES, file_name
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of, read_plan_of_manifest
 from featuremill.store.files import RunFolder, read_json, write_json

@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
-from featuremill.merge.parallel import in_order
-from featuremill.outputs import (
+from featuremill.merge.outputs import (
     EXPORTS,
     FAILED,
     FILES,
@@ -29,6 +28,7 @@ from featuremill.outputs import (
     file_name,
     open_writer,
 )
+from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
 from featuremill.store.files import RunFolder, replacing, sync, write_json
 from featuremill.store.formats import FORMATS, sidecar_of

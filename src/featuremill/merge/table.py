@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import ABOUT, IDENTITY, files_of
+from featuremill.merge.outputs import ABOUT, IDENTITY, files_of
 from featuremill.store import command_line
 
 

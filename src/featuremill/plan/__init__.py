@@ -24,7 +24,7 @@ from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run, model_of, read, validate
 from featuremill.lease.devices import Device, cpu, cuda_devices
-from featuremill.outputs import ABOUT
+from featuremill.merge.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.hands import Hands

@@ -9,7 +9,7 @@ from typing import Any
 
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.lease.devices import Device
-from featuremill.outputs import fair_esm_pt
+from featuremill.merge.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill.outputs import files_of
+from featuremill.merge.outputs import files_of
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
 from featuremill.store.files import RunFolder

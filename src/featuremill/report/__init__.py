@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import file_name
+from featuremill.merge.outputs import file_name
 
 log = logging.getLogger("featuremill.report")
 

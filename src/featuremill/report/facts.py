@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.outputs import FILES, file_name, files_of
+from featuremill.merge.outputs import FILES, file_name, files_of
 from featuremill.report import failures, labels, projection, roofs, usage
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof

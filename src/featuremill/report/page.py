@@ -18,7 +18,7 @@ import yaml
 
 from featuremill import __version__
 from featuremill.base import words
-from featuremill.outputs import FILES, file_name
+from featuremill.merge.outputs import FILES, file_name
 from featuremill.report import energy, troubles
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
-from featuremill.outputs import FILES, bytes_of, file_name, files_of
-from featuremill.results import pooled_column, written
+from featuremill.merge.loading import pooled_column, written
+from featuremill.merge.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.search.vectors import Mapped, Table, Vectors
 from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import command_line

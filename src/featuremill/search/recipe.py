@@ -17,7 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import Device, devices_for
-from featuremill.outputs.vectors import matrix
+from featuremill.merge.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.store.receipts import device_name, is_on_gpu

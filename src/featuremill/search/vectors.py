@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import IntegrityError
-from featuremill.outputs.vectors import matrix
-from featuremill.results import Pooled
+from featuremill.merge.loading import Pooled
+from featuremill.merge.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix
 
 ROWS_AT_ONCE = 4096

@@ -76,7 +76,7 @@ class Commands:
             weights = (self._plan or {}).get("weights")
             more = f" --weights {shlex.quote(weights)}" if weights else ""
             return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
-        from featuremill.outputs import FILES  # brings pyarrow, which few calls need
+        from featuremill.merge.outputs import FILES  # brings pyarrow, which few calls need
 
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         names = [name for name, file in FILES.items() if file in self._written] or ["parquet"]

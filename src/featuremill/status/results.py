@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
+from featuremill.merge.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.agreement import are_results_of

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import Target
-from featuremill.outputs.vectors import matrices, matrix
+from featuremill.merge.outputs import Target
+from featuremill.merge.outputs.vectors import matrices, matrix
 from featuremill.store.files import write_json
 
 KEYS = {

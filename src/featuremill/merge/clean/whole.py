@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import bytes_of, digest_of_result
+from featuremill.merge.outputs import bytes_of, digest_of_result
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of
 from featuremill.store.files import RunFolder, read_json, read_sealed

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
-from featuremill.outputs.vectors import matrix
+from featuremill.merge.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
+from featuremill.merge.outputs.vectors import matrix
 from featuremill.store import files
 
 

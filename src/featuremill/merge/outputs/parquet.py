@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from featuremill.base.accession import accessions
-from featuremill.outputs import ABOUT, Target
+from featuremill.merge.outputs import ABOUT, Target
 from featuremill.store.shard_file import digests
 
 HEX_DIGITS = 64

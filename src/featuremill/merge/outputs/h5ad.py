@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base.accession import accessions
-from featuremill.outputs import ABOUT, Target, need
-from featuremill.outputs.hdf5 import TEXT, ReservedFile
-from featuremill.outputs.parquet import hexadecimal
-from featuremill.outputs.vectors import matrix
+from featuremill.merge.outputs import ABOUT, Target, need
+from featuremill.merge.outputs.hdf5 import TEXT, ReservedFile
+from featuremill.merge.outputs.parquet import hexadecimal
+from featuremill.merge.outputs.vectors import matrix
 
 INDEX, *COLUMNS = ABOUT
 BYTES_A_TEXT = 64

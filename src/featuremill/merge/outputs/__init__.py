@@ -109,7 +109,7 @@ def open_writer(name: str, target: Target) -> Writer:
     Raises:
         UserError: when the values hold nothing that this format could store.
     """
-    module = import_module(f"featuremill.outputs.{name}")
+    module = import_module(f"featuremill.merge.outputs.{name}")
     writer: Writer = module.Writer(target)
     return writer
 

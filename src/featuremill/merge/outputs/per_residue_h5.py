@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from featuremill.outputs import Target, need
-from featuremill.outputs.hdf5 import DatasetFile
-from featuremill.outputs.vectors import matrices
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.hdf5 import DatasetFile
+from featuremill.merge.outputs.vectors import matrices
 
 
 class Writer:

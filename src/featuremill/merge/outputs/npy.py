@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from featuremill.outputs import Target, need
-from featuremill.outputs.vectors import side_by_side
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.vectors import side_by_side
 
 
 class Writer:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.progress import Progress
-from featuremill.clean.categories import Category
+from featuremill.merge.clean.categories import Category
 
 log = logging.getLogger("featuremill.clean")
 BLOCK_BYTES = 512

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import FILES, partial_results
+from featuremill.merge.outputs import FILES, partial_results
 from featuremill.store import command_line, run_lock
 from featuremill.store.files import RunFolder, read_sealed
 

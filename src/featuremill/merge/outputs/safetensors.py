@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base.errors import UserError
-from featuremill.outputs import Target, need
-from featuremill.outputs.vectors import matrix
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.vectors import matrix
 
 KINDS = {
     "halffloat": "F16",

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from featuremill.outputs import Target, need
-from featuremill.outputs.hdf5 import DatasetFile
-from featuremill.outputs.vectors import side_by_side
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.hdf5 import DatasetFile
+from featuremill.merge.outputs.vectors import side_by_side
 
 
 class Writer:

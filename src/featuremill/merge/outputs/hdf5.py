@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.accession import accessions
-from featuremill.outputs import Target
-from featuremill.outputs.reserve import Reserve
+from featuremill.merge.outputs import Target
+from featuremill.merge.outputs.reserve import Reserve
 
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17

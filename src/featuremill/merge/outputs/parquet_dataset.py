@@ -11,7 +11,7 @@ import threading
 
 import pyarrow as pa
 
-from featuremill.outputs import Target, parquet
+from featuremill.merge.outputs import Target, parquet
 
 ROWS_A_FILE = 1_000_000
 FILES_AT_ONCE = 2

@@ -22,9 +22,9 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
 from featuremill.merge import count, gathered, open_parts, undisturbed
 from featuremill.merge.delivery import Source, write
+from featuremill.merge.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
 from featuremill.merge.provenance import provenance_of
 from featuremill.merge.table import TableSource
-from featuremill.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of, read_plan_of_manifest
 from featuremill.store.files import RunFolder, read_json, write_json

@@ -16,9 +16,9 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.sizes import counted, human_bytes
-from featuremill.clean.categories import KEEP, Category, removable
-from featuremill.clean.removal import Usage, remove, usage_of
-from featuremill.clean.whole import check_whole
+from featuremill.merge.clean.categories import KEEP, Category, removable
+from featuremill.merge.clean.removal import Usage, remove, usage_of
+from featuremill.merge.clean.whole import check_whole
 from featuremill.store import run_lock
 from featuremill.store.files import RunFolder, read_sealed
 
