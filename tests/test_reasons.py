@@ -19,8 +19,7 @@ from featuremill.extract.at_hand import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
-from featuremill.report import failures
-from featuremill.status import report
+from featuremill.status import failed_counts, report
 from featuremill.status.visit import look
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed
@@ -237,7 +236,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     assert {one[:3] for one in told} == expected
     for _, kind, _, remedy in told:
         assert remedy == next(one.remedy for one in reasons.KINDS if one.name == kind)
-    groups = failures.read(root / "failed.tsv").groups
+    groups = failed_counts.read(root / "failed.tsv").groups
     assert {(one.status, one.reason, one.remedy) for one in groups} == {
         (status, reason, remedy) for status, _, reason, remedy in told
     }

@@ -26,13 +26,13 @@ from test_gpu_workflow import GpuWorkflow
 
 from featuremill import workflow_totals
 from featuremill.base.errors import UserError
+from featuremill.status.top import lines, visit
+from featuremill.status.top.picture import picture
+from featuremill.status.top.reader import Reader
+from featuremill.status.top.report import as_json
+from featuremill.status.top.spread import length
+from featuremill.status.top.tails import Tail
 from featuremill.store import lock_holder, run_lock
-from featuremill.top import lines, visit
-from featuremill.top.picture import picture
-from featuremill.top.reader import Reader
-from featuremill.top.report import as_json
-from featuremill.top.spread import length
-from featuremill.top.tails import Tail
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
@@ -143,8 +143,10 @@ def test_only_what_is_new_is_read(run, monkeypatch):
     reader = Reader(run.folder.root)
     assert len(reader.look().jobs) == 1, "nobody holds the other one's lock"
     read = []
-    monkeypatch.setattr("featuremill.top.reader.read_sealed", lambda path: read.append(path))
-    monkeypatch.setattr("featuremill.top.reader.held_by", lambda lock: held(read.append(lock)))
+    monkeypatch.setattr("featuremill.status.top.reader.read_sealed", lambda path: read.append(path))
+    monkeypatch.setattr(
+        "featuremill.status.top.reader.held_by", lambda lock: held(read.append(lock))
+    )
 
     def held(_):
         return type("Holder", (), {"state": "running", "who": {"pid": 4242}})

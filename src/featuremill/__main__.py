@@ -51,6 +51,7 @@ MODULES = {
     "clean": "merge.clean",
     "export": "merge.export",
     "init": "config.init",
+    "top": "status.top",
     "weights": "workload.weights",
     "config-docs": "config.docs",
     "estimate": "plan.estimate",

@@ -56,8 +56,8 @@ def start(run_folder: Path) -> threading.Event:
 
 
 def _tell(run_folder: Path, is_over: threading.Event) -> None:
-    from featuremill.top.lines import totals_line  # here: jobs that wait for it need not
-    from featuremill.top.reader import Reader
+    from featuremill.status.top.lines import totals_line  # here: jobs that wait for it need not
+    from featuremill.status.top.reader import Reader
 
     reader = Reader(run_folder)
     due: float | None = None

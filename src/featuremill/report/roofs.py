@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.report.failures import clipped
+from featuremill.status.failed_counts import clipped
 
 
 class Roof(NamedTuple):

@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from featuremill.report.chart import evenly
-from featuremill.report.failures import clipped
 from featuremill.report.shards import Piece, Shard, lane_of
 from featuremill.report.timeline import Interval
+from featuremill.status.failed_counts import clipped
 from featuremill.store import telemetry
 from featuremill.store.files import RunFolder
 

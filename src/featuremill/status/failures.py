@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.reasons import head_of, kind_of
-from featuremill.report import failures as listed
-from featuremill.report.failures import MAX_EXAMPLES, clipped
+from featuremill.status import failed_counts as listed
+from featuremill.status.failed_counts import MAX_EXAMPLES, clipped
 from featuremill.status.shards import Shard
 from featuremill.store.files import RunFolder
 from featuremill.store.parts import failed_rows

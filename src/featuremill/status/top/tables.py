@@ -10,10 +10,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from featuremill.base.text import one_line
-from featuremill.top import lines
-from featuremill.top.columns import Column, fitted
-from featuremill.top.jobs import DeviceNow, Job
-from featuremill.top.scene import Scene
+from featuremill.status.top import lines
+from featuremill.status.top.columns import Column, fitted
+from featuremill.status.top.jobs import DeviceNow, Job
+from featuremill.status.top.scene import Scene
 
 QUIET, WARN = "dim", "yellow"
 HOT_C = 85

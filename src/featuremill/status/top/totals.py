@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from featuremill.status.facts import ENDED
 from featuremill.status.shards import Shard
-from featuremill.top.jobs import Job
+from featuremill.status.top.jobs import Job
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.live import Live
 
 from featuremill.base.text import plain
-from featuremill.top import lines, report
-from featuremill.top.picture import picture
-from featuremill.top.scene import Scene
+from featuremill.status.top import lines, report
+from featuremill.status.top.picture import picture
+from featuremill.status.top.scene import Scene
 
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
 

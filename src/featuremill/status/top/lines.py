@@ -7,8 +7,8 @@ import time
 from featuremill.base import words
 from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
+from featuremill.status.top.scene import Scene
 from featuremill.status.view import verdict
-from featuremill.top.scene import Scene
 
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800

@@ -13,9 +13,9 @@ from rich.text import Text
 from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES
-from featuremill.top import lines
-from featuremill.top.scene import Scene
-from featuremill.top.tables import jobs_table, notes, spread_table
+from featuremill.status.top import lines
+from featuremill.status.top.scene import Scene
+from featuremill.status.top.tables import jobs_table, notes, spread_table
 
 MOST_REASONS = 4
 HEADING = 2

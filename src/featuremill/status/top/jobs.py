@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from featuremill.status.shards import Holder, Shard
-from featuremill.top.tails import Tail
+from featuremill.status.top.tails import Tail
 
 SPEED_SECONDS = 30.0
 """What "of late" means for the speed that is shown."""

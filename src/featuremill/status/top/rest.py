@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from featuremill.base.words import parsed
 from featuremill.status.rest import newest_whole, working_seconds
+from featuremill.status.top.jobs import Job
 from featuremill.store.receipts import devices_of
-from featuremill.top.jobs import Job
 
 MOST_DEALT = 5000
 """Waiting shards that are dealt out one by one; with more, where the last one runs is no matter."""

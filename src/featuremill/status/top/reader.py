@@ -16,16 +16,16 @@ from typing import Any
 from featuremill.base.text import plain
 from featuremill.status.facts import ENDED, Snakemake
 from featuremill.status.shards import Shard, held_by, is_of, listed, read_shards, unfinished
+from featuremill.status.top.failures import Reason, Reasons
+from featuremill.status.top.jobs import Job, job_of
+from featuremill.status.top.rest import estimate
+from featuremill.status.top.scene import Ended, Phase, Scene
+from featuremill.status.top.spread import Spread
+from featuremill.status.top.tails import Tail
+from featuremill.status.top.totals import cost_left, totals_of
 from featuremill.status.visit import at_work, look, read_plan
 from featuremill.store import run_lock
 from featuremill.store.files import RunFolder, read_sealed
-from featuremill.top.failures import Reason, Reasons
-from featuremill.top.jobs import Job, job_of
-from featuremill.top.rest import estimate
-from featuremill.top.scene import Ended, Phase, Scene
-from featuremill.top.spread import Spread
-from featuremill.top.tails import Tail
-from featuremill.top.totals import cost_left, totals_of
 
 ANEW_SECONDS = 60.0
 """Between two looks at everything."""

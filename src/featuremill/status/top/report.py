@@ -6,7 +6,7 @@ import datetime
 from typing import Any
 
 from featuremill.status.report import as_json as status_json
-from featuremill.top.scene import Scene
+from featuremill.status.top.scene import Scene
 
 VERSION = 1
 

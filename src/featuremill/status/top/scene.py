@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from featuremill.status.facts import Facts, Snakemake
-from featuremill.top.failures import Reason
-from featuremill.top.jobs import Job
-from featuremill.top.rest import Rest
-from featuremill.top.spread import Use
-from featuremill.top.totals import Totals
+from featuremill.status.top.failures import Reason
+from featuremill.status.top.jobs import Job
+from featuremill.status.top.rest import Rest
+from featuremill.status.top.spread import Use
+from featuremill.status.top.totals import Totals
 
 Phase = Literal["planning", "starting", "computing", "merging", "between", "unknown", "rest"]
 """between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be

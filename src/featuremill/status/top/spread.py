@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from featuremill.base.words import parsed
 from featuremill.status.rest import working_seconds
+from featuremill.status.top.jobs import Job
 from featuremill.store.receipts import devices_of
-from featuremill.top.jobs import Job
 
 Span = tuple[float, float]
 Key = tuple[str, str]

@@ -15,12 +15,12 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.status.facts import NOT_DONE
+from featuremill.status.top.reader import Reader
+from featuremill.status.top.scene import Scene
+from featuremill.status.top.shows import Show, show_for
 from featuremill.status.visit import is_run, said_of_damage
 from featuremill.store import run_lock
 from featuremill.store.files import RunFolder
-from featuremill.top.reader import Reader
-from featuremill.top.scene import Scene
-from featuremill.top.shows import Show, show_for
 
 AWAIT_SECONDS = 0.5
 """Between two looks whether a run has begun."""
