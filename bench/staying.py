@@ -11,11 +11,11 @@ import math
 import sys
 from pathlib import Path
 
-from featuremill.doctor import memory
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.speeds.assumed import Shape
 from featuremill.plan.speeds.earlier import Asked
+from featuremill.workloads.esm2 import memory
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 MODELS = ("esm2_t6_8M_UR50D", "esm2_t30_150M_UR50D", "esm2_t33_650M_UR50D", "esm2_t36_3B_UR50D")

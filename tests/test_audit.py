@@ -22,9 +22,9 @@ from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
-from featuremill.audit import bounds, figures, task
-from featuremill.audit.sample import draw
 from featuremill.doctor import host
+from featuremill.doctor.audit import bounds, figures, task
+from featuremill.doctor.audit.sample import draw
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
 from featuremill.inputs.residues import protein

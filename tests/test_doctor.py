@@ -26,12 +26,12 @@ from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, Verbs, wait_fo
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
-from featuremill.doctor import compiling, facts, host, memory, node_checks, scaling, scrub
+from featuremill.doctor import compiling, facts, host, node_checks, scaling, scrub
 from featuremill.doctor.facts import Node
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpu_checks import has_kernels
 from featuremill.lease.devices import Device
-from featuremill.workloads.esm2 import kernels, layout
+from featuremill.workloads.esm2 import kernels, layout, memory
 from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
 from featuremill.workloads.esm2.encoder import DTYPES
 

@@ -8,11 +8,10 @@ from running_runs import RECIPE, RunningRun
 
 from featuremill import job_resources
 from featuremill.config import Run
-from featuremill.doctor import memory
 from featuremill.job_resources import JobResources
 from featuremill.store.files import write_sealed
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2 import memory, sources
 
 
 def asked(folder, device="cuda", weights=(), gpu_model="", inputs="in.fa"):

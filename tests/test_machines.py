@@ -8,7 +8,7 @@ import sys
 from conftest import ROOT
 
 from featuremill.__main__ import main
-from featuremill.doctor import model_table
+from featuremill.workloads.esm2 import model_table
 
 PAGE = (ROOT / "docs" / "machines.md").read_text("utf-8")
 

@@ -48,6 +48,7 @@ VERBS = {
 }
 """What can be typed, and what it does."""
 MODULES = {
+    "audit": "doctor.audit",
     "clean": "merge.clean",
     "export": "merge.export",
     "init": "config.init",

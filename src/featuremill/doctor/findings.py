@@ -8,11 +8,11 @@ from typing import Literal, NamedTuple
 from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.facts import Gpu, Node, Process
 from featuremill.doctor.host import Host
-from featuremill.doctor.memory import Need
 from featuremill.doctor.trial import Trial
 from featuremill.lease.condition import Condition, used_by_display, used_by_others
 from featuremill.lease.devices import Device
 from featuremill.lease.slots import Holder
+from featuremill.workloads.esm2.memory import Need
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.errors import DeviceError, UserError
-from featuremill.doctor import bundle, compiling, host, memory, report, scaling, view
+from featuremill.doctor import bundle, compiling, host, report, scaling, view
 from featuremill.doctor.advice import advise, has_bf16
 from featuremill.doctor.children import ChildError
 from featuremill.doctor.facts import Gpu, Node, read_node
@@ -24,6 +24,7 @@ from featuremill.lease.condition import Failures
 from featuremill.lease.devices import Device
 from featuremill.lease.request import VARIABLES
 from featuremill.lease.slots import Holder, holders
+from featuremill.workloads.esm2 import memory
 
 NOT_READY = 1
 LEASE_SECONDS = 10.0

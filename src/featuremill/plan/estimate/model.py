@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.doctor import memory
 from featuremill.plan.speeds import shape_of
 from featuremill.plan.speeds.assumed import Shape
 from featuremill.store import files
 from featuremill.workload import Weights, Workload
 from featuremill.workload import weights as weights_verb
+from featuremill.workloads.esm2 import memory
 
 
 class Model(NamedTuple):

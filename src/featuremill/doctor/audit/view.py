@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from featuremill.audit import table
-from featuremill.audit.figures import MIN_PROTEINS_FOR_TEN
 from featuremill.base.sizes import counted
 from featuremill.base.text import wrapped
+from featuremill.doctor.audit import table
+from featuremill.doctor.audit.figures import MIN_PROTEINS_FOR_TEN
 
 WIDTH = 100
 SHOWN_NAMES = 60

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill import config
-from featuremill.audit.sample import Protein, Sample
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.doctor import host, memory
+from featuremill.doctor import host
+from featuremill.doctor.audit.sample import Protein, Sample
 from featuremill.lease.devices import Device, devices_for
 from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import memory
 from featuremill.workloads.esm2.options import Options
 
 REFERENCE = "fp32"

@@ -20,11 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.audit.figures import Float16Figures, Matrix, ResidueFigures
-from featuremill.audit.sample import Protein
-from featuremill.audit.task import REFERENCE, Task, memory_mb
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
+from featuremill.doctor.audit.figures import Float16Figures, Matrix, ResidueFigures
+from featuremill.doctor.audit.sample import Protein
+from featuremill.doctor.audit.task import REFERENCE, Task, memory_mb
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
 from featuremill.workloads import esm2

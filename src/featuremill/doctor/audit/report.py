@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from featuremill.audit import bounds
-from featuremill.audit.figures import Float16Figures, agreement, cosines_of_rows
-from featuremill.audit.measure import Found, Measured, Pooled
-from featuremill.audit.sample import Protein, Sample
-from featuremill.audit.task import REFERENCE, Asked, Task, num_residues
 from featuremill.base import this_process
+from featuremill.doctor.audit import bounds
+from featuremill.doctor.audit.figures import Float16Figures, agreement, cosines_of_rows
+from featuremill.doctor.audit.measure import Found, Measured, Pooled
+from featuremill.doctor.audit.sample import Protein, Sample
+from featuremill.doctor.audit.task import REFERENCE, Asked, Task, num_residues
 
 VERSION = 1
 Report = dict[str, Any]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from featuremill.audit.bounds import BOUNDS
+from featuremill.doctor.audit.bounds import BOUNDS
 
 NONE = "–"
 GAP = "  "

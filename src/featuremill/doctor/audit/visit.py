@@ -8,11 +8,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill.audit import report, view
-from featuremill.audit.measure import measure
-from featuremill.audit.sample import Sample, draw
-from featuremill.audit.task import asked, check_room, settle
 from featuremill.base.errors import UserError
+from featuremill.doctor.audit import report, view
+from featuremill.doctor.audit.measure import measure
+from featuremill.doctor.audit.sample import Sample, draw
+from featuremill.doctor.audit.task import asked, check_room, settle
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.store import files
 from featuremill.workloads import esm2

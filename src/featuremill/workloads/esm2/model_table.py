@@ -1,6 +1,6 @@
 """The table of docs/machines.md: what each ESM-2 takes of a GPU, of memory and of a disk.
 
-`python -m featuremill.doctor.model_table docs/machines.md` writes it anew; without a file it is
+`python -m featuremill.workloads.esm2.model_table docs/machines.md` writes it anew; without a file it is
 printed. Nothing in it is measured: it is `memory.py`'s estimate, and what the formats come to.
 """
 
@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.sizes import human_bytes
-from featuremill.doctor import memory
 from featuremill.lease.devices import Device
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2 import memory, sources
 
 PLACE = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
 PROTEINS = 10**6
