@@ -35,7 +35,7 @@ class Batch:
 
     def __call__(self, verb, subject, status=0, **variables):
         done = subprocess.run(
-            [sys.executable, "-m", "featuremill.batch", self.system, verb, str(subject)],
+            [sys.executable, "-m", "featuremill.flow.batch", self.system, verb, str(subject)],
             cwd=self.folder,
             env={**self.environment, **variables},
             capture_output=True,

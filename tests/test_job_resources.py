@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from running_runs import RECIPE, RunningRun
 
-from featuremill import job_resources
 from featuremill.config import Run
-from featuremill.job_resources import JobResources
+from featuremill.flow import job_resources
+from featuremill.flow.job_resources import JobResources
 from featuremill.store.files import write_sealed
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources

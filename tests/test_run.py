@@ -9,11 +9,11 @@ import pytest
 from programs import Desk
 
 from featuremill.__main__ import main
+from featuremill.flow.failures import FailedJob, Failures, closing
+from featuremill.flow.refusals import asks_for_less
 from featuremill.status.commands import Commands
 from featuremill.status.problems import Mend
 from featuremill.store import command_line, run_lock
-from featuremill.workflow_failures import FailedJob, Failures, closing
-from featuremill.workflow_refusals import asks_for_less
 
 
 def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, monkeypatch):
@@ -117,7 +117,7 @@ def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     became = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
     assert main(["run", "my.yaml"]) == 0
-    assert became[2:5] == ["featuremill.start_snakemake", "--configfile", "my.yaml"]
+    assert became[2:5] == ["featuremill.flow.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
 
 

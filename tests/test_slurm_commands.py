@@ -1,4 +1,4 @@
-"""slurm_commands, workflow_slurm: whatever happens to a job or to Slurm's daemons, a run ends, and
+"""slurm_commands, slurm_start: whatever happens to a job or to Slurm's daemons, a run ends, and
 what failed is told from what did not. The fast tests go by what Slurm 22.05 was seen to answer.
 """
 
@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
-from featuremill import slurm_commands, workflow_slurm
-from featuremill.slurm_commands import Live, Run, judge
+from featuremill.flow import slurm_commands, slurm_start
+from featuremill.flow.slurm_commands import Live, Run, judge
 
 NAME = "0e1c6df4-21c6-4b80-ba0a-8d3ff7e3ea2a"
 QUERIES = {
@@ -77,7 +77,7 @@ def slurm(tmp_path, monkeypatch):
     real, says, folder = tmp_path / "real", tmp_path / "says", tmp_path / "featuremill-slurm"
     real.mkdir()
     says.mkdir()
-    for command in workflow_slurm.USED:
+    for command in slurm_start.USED:
         path = real / command
         path.write_text(
             f'#!/bin/sh\nprintf "%s\\n" "$*" >>{says}/{command}.asked\n'
@@ -85,7 +85,7 @@ def slurm(tmp_path, monkeypatch):
         )
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{real}{os.pathsep}{os.environ['PATH']}")
-    workflow_slurm.put_first(folder)
+    slurm_start.put_first(folder)
     return folder, says
 
 
@@ -181,7 +181,7 @@ def test_a_second_workflow_in_the_same_process_does_not_stack_them(slurm, tmp_pa
     folder, _ = slurm
     other = tmp_path / "other" / folder.name
     monkeypatch.setenv("PATH", os.environ["PATH"])
-    workflow_slurm.put_first(other)
+    slurm_start.put_first(other)
     real = json.loads((other / slurm_commands.REAL_COMMANDS).read_text())
     assert real["sbatch"] == str(tmp_path / "real" / "sbatch")
     assert str(folder) not in os.environ["PATH"]
@@ -197,16 +197,16 @@ def test_only_the_main_process_of_a_cluster_run_does_so(
     workflow = SimpleNamespace(
         is_main_process=is_main, nodes=nodes, output_settings=output_settings
     )
-    workflow_slurm.prepare(workflow)
-    assert (tmp_path / workflow_slurm.FOLDER / "bin" / "sacct").exists() == expected
+    slurm_start.prepare(workflow)
+    assert (tmp_path / slurm_start.FOLDER / "bin" / "sacct").exists() == expected
 
 
 # The rest runs the real executor on a real Slurm.
 
 SNAKEFILE = """\
-from featuremill import workflow_slurm
+from featuremill.flow import slurm_start
 
-workflow_slurm.prepare(workflow)
+slurm_start.prepare(workflow)
 EVENTS = config["events"].split("+")
 PARTITION = {"nodefail": "frail", "preempt": "cheap", "requeue": "back", "toolong": "short"}
 SECONDS = {"well": 1, "fails": 1, "away": 0}
@@ -338,8 +338,8 @@ def happen(cluster, workflow):
 def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
     cluster = slurm_cluster(gpus=1)
     folder = tmp_path / "featuremill-slurm"
-    ours = f"workflow_slurm.put_first(pathlib.Path({str(folder)!r}))"
-    code = f"import pathlib; from featuremill import workflow_slurm; {ours}"
+    ours = f"slurm_start.put_first(pathlib.Path({str(folder)!r}))"
+    code = f"import pathlib; from featuremill.flow import slurm_start; {ours}"
     cluster.run(sys.executable, "-c", code)
     cluster.stop("slurmctld")
     words = ["--parsable", "--job-name", NAME, "-o", "/dev/null", "--wrap=exit 3"]
@@ -358,7 +358,7 @@ def test_asking_starts_nothing_heavy():
     """Each poll and each of ten questions about a failed job starts it anew."""
     code = (
         "import runpy, sys; before = set(sys.modules); "
-        f"runpy.run_path({str(ROOT / 'src/featuremill/slurm_commands.py')!r}); "
+        f"runpy.run_path({str(ROOT / 'src/featuremill/flow/slurm_commands.py')!r}); "
         "print({name.partition('.')[0] for name in set(sys.modules) - before})"
     )
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)

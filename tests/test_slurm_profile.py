@@ -16,7 +16,7 @@ from snakemake.cli import get_argument_parser
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
-from featuremill.workflow_failures import Failures, closing, told
+from featuremill.flow.failures import Failures, closing, told
 
 PROFILE = ROOT / "profiles" / "slurm"
 TEXT = (PROFILE / "config.yaml").read_text()

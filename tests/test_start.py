@@ -13,9 +13,10 @@ import yaml
 from conftest import NOT_IMPORTED, ROOT
 from programs import Desk
 
-from featuremill import config, workflow_refusals, workflow_start
+from featuremill import config
 from featuremill.__main__ import main
-from featuremill.calm import RefusedError
+from featuremill.flow import refusals, start
+from featuremill.flow.screen import RefusedError
 from featuremill.store.files import RunFolder
 from featuremill.workload import weights
 
@@ -121,7 +122,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        workflow_refusals.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        refusals.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -180,7 +181,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
         said = json_path.read_bytes()
         settings = SimpleNamespace(deployment_method=methods)
         workflow = SimpleNamespace(deployment_settings=settings, modifier=NOT_IMPORTED)
-        workflow_start.forget_lost_weights(workflow, run, results, ["weights/mill_t6_8M.json"])
+        start.forget_lost_weights(workflow, run, results, ["weights/mill_t6_8M.json"])
         if json_path.exists():
             return True
         json_path.write_bytes(said)

@@ -20,6 +20,7 @@ from conftest import ROOT
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
+from featuremill.flow.start import forget_what_is_not_whole
 from featuremill.merge import merge, merge_partial
 from featuremill.merge.clean.whole import check_whole
 from featuremill.status import report, view
@@ -28,7 +29,6 @@ from featuremill.status.visit import look
 from featuremill.status.visit import run as run_visit
 from featuremill.store import journal, lock_holder, run_lock
 from featuremill.store.files import RunFolder, read_sealed, sealed, write_sealed
-from featuremill.workflow_start import forget_what_is_not_whole
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")

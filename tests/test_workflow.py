@@ -16,13 +16,13 @@ import pytest
 import yaml
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
-from featuremill.calm import RefusedError
 from featuremill.config import validate
+from featuremill.flow.failures import Failures
+from featuremill.flow.refusals import asked_by, refuse_another_config
+from featuremill.flow.screen import RefusedError
+from featuremill.flow.support import closing_words
 from featuremill.status.visit import look
 from featuremill.store import run_lock
-from featuremill.workflow_failures import Failures
-from featuremill.workflow_refusals import asked_by, refuse_another_config
-from featuremill.workflow_support import closing_words
 
 RECORDS = random_records(100)
 HOLDS = {"hold": "hold"}
@@ -435,7 +435,7 @@ def test_a_dry_run_reads_no_input_and_writes_nothing(tmp_path, environment):
 
 
 CAP = """
-from featuremill.workflow_support import cap_gpus
+from featuremill.flow.support import cap_gpus
 cap_gpus(workflow, "auto")
 rule all:
     input: expand("{n}.done", n=range(4))

@@ -52,6 +52,7 @@ MODULES = {
     "clean": "merge.clean",
     "export": "merge.export",
     "init": "config.init",
+    "run": "flow.run",
     "top": "status.top",
     "weights": "workload.weights",
     "config-docs": "config.docs",

@@ -8,34 +8,34 @@
 # Rules name files so. Where another workflow imports this one with a prefix, Snakemake puts it
 # before them. Where they are then: the run with such names is `there`, its folder `run_folder`.
 
-from featuremill.calm import calm_output
+from featuremill.flow.screen import calm_output
 
 failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
 
 from featuremill import SNAKEFILE  # a module called featuremill hides the package of that name
-from featuremill import workflow_import, workflow_inputs, workflow_slurm, workflow_start
-from featuremill import workflow_totals
-from featuremill import workflow_support as support
-from featuremill.job_resources import JobResources, gpu_model
+from featuremill.flow import module_import, slurm_start, support, totals
+from featuremill.flow import inputs as input_files
+from featuremill.flow import start as run_start
+from featuremill.flow.job_resources import JobResources, gpu_model
 from featuremill.merge.outputs import FILES, FOLDERS
-from featuremill.workflow_failures import closing
+from featuremill.flow.failures import closing
 
 is_target = workflow.default_target is None  # else an importing workflow has named its own
 run = support.validated(config, workflow)
-there = workflow_import.run_below_prefix(workflow, run)
-workflow_inputs.explain_missing(workflow, config, there)
+there = module_import.run_below_prefix(workflow, run)
+input_files.explain_missing(workflow, config, there)
 results = f"results/{run.run}"
-run_folder = workflow_import.below_prefix(workflow, results)
+run_folder = module_import.below_prefix(workflow, results)
 logs = f"logs/{run.run}"
 weights_files = support.weights_json(run)
-weights_there = [workflow_import.below_prefix(workflow, path) for path in weights_files]
+weights_there = [module_import.below_prefix(workflow, path) for path in weights_files]
 
 support.prepare_jobs(workflow)
 support.answer_sigterm()
-workflow_import.share(workflow, there, run_folder, weights_there)
-workflow_start.prepare(workflow, there, run_folder, weights_there)
-workflow_slurm.prepare(workflow)
-workflow_totals.tell(workflow, run_folder)
+module_import.share(workflow, there, run_folder, weights_there)
+run_start.prepare(workflow, there, run_folder, weights_there)
+slurm_start.prepare(workflow)
+totals.tell(workflow, run_folder)
 num_slots = support.cap_gpus(workflow, run.device, run.gpus)
 asked = JobResources(there, run_folder, tuple(weights_there), gpu_model(workflow))
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from featuremill.base.sizes import expected_bytes
 from featuremill.config import Run
-from featuremill.job_resources import host_mb
+from featuremill.flow.job_resources import host_mb
 from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import makespan, overheads

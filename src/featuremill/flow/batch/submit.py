@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.batch.systems import System
+from featuremill.flow.batch.systems import System
 
 FOLDER = Path(".snakemake/featuremill.jobs")
 """A file a job, named by its number: the exit status it ended with. And what jobs print."""

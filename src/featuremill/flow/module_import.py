@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.calm import RefusedError
 from featuremill.config import Run, load
 from featuremill.config.yaml_lines import Places
+from featuremill.flow.screen import RefusedError
 from featuremill.workload.weights import is_path
 
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import workflow_import, workload
+from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.calm import RefusedError
 from featuremill.config import Run
+from featuremill.flow import module_import
+from featuremill.flow.screen import RefusedError
 from featuremill.inputs import TableOptions
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
@@ -48,7 +49,7 @@ def refuse_without_packages(
     computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
     here, are there.
     """
-    if workflow_import.is_imported(workflow):  # its target may have nothing to do with ours
+    if module_import.is_imported(workflow):  # its target may have nothing to do with ours
         return
     try:
         workload.refuse_without_packages(workload.find_workload(run.workload).Options)
@@ -69,7 +70,7 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
     workflow's own, and where every shard is computed already.
     """
-    is_elsewhere = workflow.nodes is not None or workflow_import.is_imported(workflow)
+    is_elsewhere = workflow.nodes is not None or module_import.is_imported(workflow)
     if run.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
         return
     try:
@@ -86,7 +87,7 @@ def refuse_wrong_labels(workflow: Any, run: Run) -> None:
     Where another workflow imports this one, a rule of it may still make the table.
     """
     path = run.labels.file and Path(run.labels.file)
-    if not path or not path.exists() or workflow_import.is_imported(workflow):
+    if not path or not path.exists() or module_import.is_imported(workflow):
         return
     try:
         labels.check(path, run.labels.column)
@@ -142,7 +143,7 @@ def _is_elsewhere(path: str, folder: Path) -> bool:
 def config_file(workflow: Any, results: str) -> str:
     """Return the config's file, seen from the folder of results/<run>: where a project moves, it
     stays the same. Empty where there is none, or where it is another workflow's."""
-    if workflow_import.is_imported(workflow) or not workflow.configfiles:
+    if module_import.is_imported(workflow) or not workflow.configfiles:
         return ""
     working = run_lock.whole_path(Path(results)).parent.parent
     return ", ".join(os.path.relpath(path, working) for path in workflow.configfiles)

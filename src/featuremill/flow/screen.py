@@ -21,7 +21,7 @@ from snakemake.exceptions import WorkflowError
 from snakemake.logging import logger
 
 from featuremill.base.text import plain
-from featuremill.workflow_failures import FailedJob, Failures, stopped, told
+from featuremill.flow.failures import FailedJob, Failures, stopped, told
 
 SCREEN = "DefaultStreamHandler"
 """Snakemake's name for the handler that writes to the terminal."""

@@ -1,7 +1,7 @@
 """sbatch, squeue and sacct as Snakemake's Slurm executor needs them (docs/slurm-status.md).
 
 The executor forgets its jobs, or waits for them for ever, on events that happen on any cluster.
-So a run puts these first in its PATH (`workflow_slurm.py`): `sbatch` keeps on record what was
+So a run puts these first in its PATH (`slurm_start.py`): `sbatch` keeps on record what was
 submitted and how each job ended, and a status query is answered from the controller, the accounting
 database (where there is one) and that record, in the words that the executor knows. Whatever else
 the three are asked goes to Slurm's own.

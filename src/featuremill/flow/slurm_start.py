@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featuremill import slurm_commands
-from featuremill.workflow_support import executes
+from featuremill.flow import slurm_commands
+from featuremill.flow.support import executes
 
 FOLDER = Path(".snakemake/featuremill-slurm")
 REPLACED = ("sbatch", "squeue", "sacct")

@@ -20,15 +20,15 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill import workflow_import
 from featuremill.base import this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
-from featuremill.calm import RefusedError
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config.yaml_lines import Places
 from featuremill.extract import slurm_job
-from featuremill.job_resources import gpu_model
+from featuremill.flow import module_import
+from featuremill.flow.job_resources import gpu_model
+from featuremill.flow.screen import RefusedError
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.merge import clean
@@ -87,8 +87,8 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
 
     What another file or --config set has no place in a file.
     """
-    if workflow_import.is_imported(workflow):
-        return workflow_import.config_sources(config, workflow)
+    if module_import.is_imported(workflow):
+        return module_import.config_sources(config, workflow)
     source, places = "config", dict[tuple[str, ...], str]()
     for path in map(Path, workflow.configfiles):
         raw, found = load(Path(os.path.relpath(path)))
@@ -166,7 +166,7 @@ def prepare_jobs(workflow: Any) -> None:
     here = str(Path(sys.executable).parent)
     folders = os.environ.get("PATH", "").split(os.pathsep)
     if here not in folders:
-        is_last = workflow_import.is_imported(workflow) and not shutil.which("featuremill")
+        is_last = module_import.is_imported(workflow) and not shutil.which("featuremill")
         folders = [*folders, here] if is_last else [here, *folders]
         os.environ["PATH"] = os.pathsep.join(folders)
 

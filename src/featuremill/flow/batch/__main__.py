@@ -1,4 +1,4 @@
-"""`python -m featuremill.batch SYSTEM submit SCRIPT`, and `… SYSTEM status JOB`."""
+"""`python -m featuremill.flow.batch SYSTEM submit SCRIPT`, and `… SYSTEM status JOB`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 from featuremill.base.errors import UserError
-from featuremill.batch.status import status
-from featuremill.batch.submit import submit
-from featuremill.batch.systems import SYSTEMS
+from featuremill.flow.batch.status import status
+from featuremill.flow.batch.submit import submit
+from featuremill.flow.batch.systems import SYSTEMS
 
 
 def main() -> int:
     """Carry out one command; print what Snakemake reads."""
-    parser = argparse.ArgumentParser(prog="featuremill.batch")
+    parser = argparse.ArgumentParser(prog="featuremill.flow.batch")
     parser.add_argument("system", choices=SYSTEMS)
     parser.add_argument("verb", choices=("submit", "status"))
     parser.add_argument("subject", help="a job script, or a job's number")

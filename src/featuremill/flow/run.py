@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
         _refuse_missing(profile)
     # --configfile takes all words up to the next option, --snakefile just one: options may begin
     # or end with a target.
-    command = [sys.executable, "-m", "featuremill.start_snakemake"]
+    command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
     command += ["--snakefile", SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from featuremill.batch.submit import FOLDER
-from featuremill.batch.systems import System
+from featuremill.flow.batch.submit import FOLDER
+from featuremill.flow.batch.systems import System
 
 Word = Literal["running", "success", "failed"]
 GRACE = "FEATUREMILL_GONE_SECONDS"

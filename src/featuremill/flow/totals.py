@@ -17,8 +17,8 @@ from typing import Any
 
 from snakemake.settings.types import Quietness
 
-from featuremill.workflow_import import is_imported
-from featuremill.workflow_support import executes
+from featuremill.flow.module_import import is_imported
+from featuremill.flow.support import executes
 
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 """From the first job that computes to the first line, and between two lines."""

@@ -4,6 +4,6 @@
     status.py    running, success or failed, whatever the scheduler forgets or does not answer
     systems.py   what differs between LSF and PBS: options, states, words
 
-The profiles `profiles/lsf` and `profiles/pbs` call `python -m featuremill.batch SYSTEM VERB`;
+The profiles `profiles/lsf` and `profiles/pbs` call `python -m featuremill.flow.batch SYSTEM VERB`;
 docs/clusters.md tells the rest. Nothing here knows of shards, GPUs or models.
 """

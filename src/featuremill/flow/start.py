@@ -13,15 +13,11 @@ from typing import Any, TextIO
 
 from snakemake.logging import logger
 
-from featuremill import times, workflow_import, workload
+from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.calm import RefusedError
 from featuremill.config import Run
-from featuremill.inputs import TableOptions
-from featuremill.merge.outputs import FILES
-from featuremill.status import visit
-from featuremill.store import command_line, files, run_lock
-from featuremill.workflow_refusals import (
+from featuremill.flow import file_times, module_import
+from featuremill.flow.refusals import (
     asked_by,
     asks_for_less,
     config_file,
@@ -32,7 +28,12 @@ from featuremill.workflow_refusals import (
     refuse_without_packages,
     refuse_wrong_labels,
 )
-from featuremill.workflow_support import checkpoint_files, executes, only_looks, weights_json
+from featuremill.flow.screen import RefusedError
+from featuremill.flow.support import checkpoint_files, executes, only_looks, weights_json
+from featuremill.inputs import TableOptions
+from featuremill.merge.outputs import FILES
+from featuremill.status import visit
+from featuremill.store import command_line, files, run_lock
 from featuremill.workload import Weights, recipe, weights
 
 LOCKS = Path(".snakemake/locks")
@@ -62,13 +63,13 @@ def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str])
             config=config,
             asked=asked_by(run, results),
             weights=next(iter(weights_json(run)), ""),
-            is_imported=workflow_import.is_imported(workflow),
+            is_imported=module_import.is_imported(workflow),
         )
         try:
             forget_plan_of_other_versions(workflow, run, results)
             forget_what_is_gone(run, results)
             forget_lost_weights(workflow, run, results, weights_files)
-            if not (workflow_import.is_imported(workflow) or asks_for_less(results)):
+            if not (module_import.is_imported(workflow) or asks_for_less(results)):
                 forget_what_is_not_whole(results)
         except OSError as error:
             raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
@@ -118,7 +119,7 @@ def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None
     left without one: there it is only said what to type.
     """
     others = others_planned_for(run, results)
-    if others and workflow_import.is_imported(workflow):
+    if others and module_import.is_imported(workflow):
         rule = workflow.modifier.modify_rulename("plan")
         logger.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
@@ -237,10 +238,10 @@ def check_times(run: Run, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))
     try:
-        times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+        file_times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
     except UserError as error:
         raise RefusedError(str(error)) from None
-    times.bring_back(Path(results), clock)
+    file_times.bring_back(Path(results), clock)
 
 
 def _concerns(lock: Path, results: str) -> bool:

@@ -17,13 +17,13 @@ from typing import Any
 from snakemake.logging import logger
 
 from featuremill.base.errors import UserError
-from featuremill.calm import SCREEN, RefusedError
 from featuremill.config import Run
 from featuremill.config.yaml_lines import Places
+from featuremill.flow.module_import import is_imported
+from featuremill.flow.screen import SCREEN, RefusedError
+from featuremill.flow.support import checkpoint_files, sources
 from featuremill.inputs import source
 from featuremill.store import files
-from featuremill.workflow_import import is_imported
-from featuremill.workflow_support import checkpoint_files, sources
 from featuremill.workload.weights import refuse_missing
 
 EXCEPTION = "MissingInputException"
