@@ -18,8 +18,9 @@ from programs import Verbs, Workflow, random_records
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
 from featuremill.base.sizes import human_bytes
-from featuremill.merge import clean, merge
+from featuremill.merge import clean
 from featuremill.merge.clean import removal
+from featuremill.merge.command import merge
 from featuremill.store import run_lock
 from featuremill.store.files import RunFolder
 

@@ -54,7 +54,8 @@ def stopped_at(tmp_path, environment):
 
 
 @pytest.mark.parametrize(
-    "module", ["featuremill.base.log", "featuremill.plan", "pyarrow", "featuremill.plan.reading"]
+    "module",
+    ["featuremill.base.log", "featuremill.plan.command", "pyarrow", "featuremill.plan.reading"],
 )
 def test_a_verb_that_starts_ends_without_a_word(stopped_at, module):
     verb = ["featuremill", "plan", "results/my", "--config", "my.yaml"]

@@ -12,9 +12,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from featuremill import doctor
 from featuremill.base.errors import UserError
-from featuremill.doctor import slurm_facts
+from featuremill.doctor import command, slurm_facts
 from featuremill.doctor.slurm_advice import quoted
 
 CONFIG = """\
@@ -40,7 +39,7 @@ cheap|up|infinite|n/a|1|drained|gpu:4|64000
 """
 ASSOCIATIONS = "root|\nmill|40\n"
 PARSER = argparse.ArgumentParser()
-doctor.add_arguments(PARSER)
+command.add_arguments(PARSER)
 CODES = set(re.findall(r"`(slurm-[a-z-]+)`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
 KEYS = {"version", "ready", "cluster", "accounting", "min_job_age_seconds", "partitions"}
 KEYS |= {"status", "issues", "profile", "versions"}
@@ -84,7 +83,7 @@ class Answers:
 
     def ask(self, *arguments, status=0):
         parsed = PARSER.parse_args(["--slurm", *arguments])
-        assert doctor.run(parsed) == status
+        assert command.run(parsed) == status
         return checked(self._capsys.readouterr().out, parsed.json)
 
 

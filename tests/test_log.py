@@ -158,12 +158,12 @@ def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
 def test_an_error_that_nobody_foresaw_is_in_the_log_with_its_traceback(
     tmp_path, monkeypatch, capsys
 ):
-    from featuremill import status
+    from featuremill.status import command
 
     def stumble(_arguments):
         raise KeyError("nobody knows \x1b[2J")
 
-    monkeypatch.setattr(status, "run", stumble)
+    monkeypatch.setattr(command, "run", stumble)
     path = tmp_path / "x.log"
     assert main(["status", "results/x", "--log-file", str(path)]) == 1
     for said in (path.read_text(), capsys.readouterr().err):

@@ -22,7 +22,8 @@ import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import validate
-from featuremill.merge import accounts, gather, merge, merge_partial, shuffle
+from featuremill.merge import accounts, gather, shuffle
+from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.outputs import parquet, parquet_dataset
 from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs

@@ -25,7 +25,8 @@ from safetensors import safe_open
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.merge import gather, merge, provenance
+from featuremill.merge import gather, provenance
+from featuremill.merge.command import merge
 from featuremill.merge.export import export
 from featuremill.merge.outputs import (
     ABOUT,

@@ -11,7 +11,7 @@ from programs import Verbs, Workflow, random_records
 
 from featuremill import __main__
 from featuremill.base.errors import UserError
-from featuremill.merge import merge, merge_partial
+from featuremill.merge.command import merge, merge_partial
 from featuremill.store.files import RunFolder
 
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy"]

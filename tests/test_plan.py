@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from featuremill.base.errors import UserError
 from featuremill.config import validate
 from featuremill.lease.devices import cpu
-from featuremill.plan import plan
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
+from featuremill.plan.command import plan
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
 from featuremill.store.files import RunFolder, digest_of, read_sealed, write_sealed

@@ -30,8 +30,8 @@ from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
 from featuremill.lease import Request
 from featuremill.lease.request import VARIABLES
-from featuremill.merge import merge
-from featuremill.plan import plan
+from featuremill.merge.command import merge
+from featuremill.plan.command import plan
 from featuremill.store import journal
 from featuremill.store.files import RunFolder, digest_of, read_json, write_sealed
 from featuremill.store.shard_file import read_shard

@@ -13,11 +13,11 @@ import pytest
 import vl_convert
 from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_of
 
-from featuremill import __main__, config, report
+from featuremill import __main__, config
 from featuremill.base import reasons, words
 from featuremill.base.errors import UserError
+from featuremill.report import command, projection, timeline
 from featuremill.report import page as report_page
-from featuremill.report import projection, timeline
 from featuremill.report.timeline import Interval
 from featuremill.store import receipts
 
@@ -192,7 +192,7 @@ def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(
 def test_not_merged_is_a_user_error(tmp_path: Path) -> None:
     arguments = __main__._parser("report").parse_args(["report", str(tmp_path)])
     with pytest.raises(UserError, match="no merged results"):
-        report.run(arguments)
+        command.run(arguments)
 
 
 def test_of_many_records_and_shards_some_are_drawn(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from programs import Verbs
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import UserError
-from featuremill.merge import merge, merge_partial
+from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
 from featuremill.merge.outputs import ABOUT, FILES, Target, open_writer
 from featuremill.search import hits, names, nearest, opening

@@ -15,7 +15,8 @@ from programs import Workflow, fasta, random_records
 from featuremill.__main__ import main
 from featuremill.config import validate
 from featuremill.lease import devices
-from featuremill.plan import plan, speeds
+from featuremill.plan import speeds
+from featuremill.plan.command import plan
 from featuremill.plan.estimate import makespan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs

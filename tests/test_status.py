@@ -21,8 +21,8 @@ from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
 from featuremill.flow.start import forget_what_is_not_whole
-from featuremill.merge import merge, merge_partial
 from featuremill.merge.clean.whole import check_whole
+from featuremill.merge.command import merge, merge_partial
 from featuremill.status import report, view
 from featuremill.status.rows import count_rows
 from featuremill.status.visit import look

@@ -27,7 +27,7 @@ from bench.subject import Subject
 from featuremill.config import validate
 from featuremill.extract.supervisor import Job
 from featuremill.extract.worker import Worker
-from featuremill.plan import plan
+from featuremill.plan.command import plan
 from featuremill.store.files import RunFolder
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from featuremill.api import embed, forget_model
     from featuremill.merge.loading import load, load_matrix
-    from featuremill.search import search
+    from featuremill.search.command import search
 
     SNAKEFILE: str
     """The workflow: in the wheel beside this file, in a checkout at its root."""
@@ -30,7 +30,7 @@ _WHERE = {
     "forget_model": "api",
     "load": "merge.loading",
     "load_matrix": "merge.loading",
-    "search": "search",
+    "search": "search.command",
 }
 
 

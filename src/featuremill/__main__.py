@@ -48,19 +48,18 @@ VERBS = {
 }
 """What can be typed, and what it does."""
 MODULES = {
-    "audit": "doctor.audit",
-    "clean": "merge.clean",
-    "export": "merge.export",
     "init": "config.init",
-    "run": "flow.run",
-    "top": "status.top",
-    "weights": "workload.weights",
-    "config-docs": "config.docs",
     "estimate": "plan.estimate",
-    "extract": "extract.shard",
+    "run": "flow.run",
+    "weights": "workload.weights",
+    "export": "merge.export",
+    "top": "status.top",
     "retry": "plan.retry",
+    "clean": "merge.clean",
+    "audit": "doctor.audit",
+    "config-docs": "config.docs",
 }
-"""Where a verb stands that has no room of its name."""
+"""Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -172,7 +171,7 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
-            module = import_module(f"featuremill.{MODULES.get(verb, verb)}")
+            module = import_module(f"featuremill.{MODULES.get(verb, f'{verb}.command')}")
             module.add_arguments(sub)
             sub.set_defaults(run=module.run)
     return parser

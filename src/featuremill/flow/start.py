@@ -175,7 +175,7 @@ def forget_lost_weights(
 
 def _is_planned(run: Run, results: str, model: Weights) -> bool:
     """Tell whether the last plan is still that of this config and these inputs."""
-    from featuremill.plan import planning_device
+    from featuremill.plan.command import planning_device
 
     path = files.RunFolder(Path(results)).plan
     plan = files.read_sealed(path)

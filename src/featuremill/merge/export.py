@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
-from featuremill.merge import count, gathered, open_parts, undisturbed
+from featuremill.merge.command import count, gathered, open_parts, undisturbed
 from featuremill.merge.delivery import Source, write
 from featuremill.merge.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
 from featuremill.merge.provenance import provenance_of

@@ -12,7 +12,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.config import Run
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
-from featuremill.plan import planning_device
+from featuremill.plan.command import planning_device
 from featuremill.plan.speeds import earlier, table
 
 MOST_SLOTS = 100_000

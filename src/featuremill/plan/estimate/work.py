@@ -17,8 +17,8 @@ from featuremill.base.progress import Progress
 from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run
-from featuremill.plan import nothing_left
 from featuremill.plan.buckets import Bucket, Integers, buckets_of
+from featuremill.plan.command import nothing_left
 from featuremill.plan.hands import Hands
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.repeats import repeated_rows

@@ -1,0 +1,244 @@
+"""merge: gather the parts into results in input order, and account for every record.
+
+Reads plan.json, manifest.parquet, the receipts, the parts and, of failed records, the shards;
+writes what the run asks for, failed.tsv, failed.fa and, last, manifest.json. Refuses to deliver
+unless input = ok + failed + refused + duplicate, every part's bytes are those of its receipt, and
+every row has the sha256 it should. `--partial` writes what there is by now, and says so in every
+name; then + pending belongs to the sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from featuremill.base import run_log
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.locking import locked
+from featuremill.base.progress import Progress
+from featuremill.base.sizes import counted
+from featuremill.base.this_process import num_cores
+from featuremill.merge import delivery
+from featuremill.merge.accounts import account
+from featuremill.merge.gather import Gatherer
+from featuremill.merge.outputs import FAILED, FILES, file_name
+from featuremill.merge.parallel import in_order
+from featuremill.merge.provenance import manifest_of, provenance_of
+from featuremill.store import command_line
+from featuremill.store.agreement import are_results_of, read_plan_of_manifest
+from featuremill.store.files import RunFolder, read_json, write_json
+from featuremill.store.parts import Part, open_part
+
+Parts = list[Part | None]
+log = logging.getLogger("featuremill.merge")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill merge`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument(
+        "--outputs", nargs="*", choices=list(FILES), help="default: the last merge's, else parquet"
+    )
+    parser.add_argument("--max-failed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=num_cores())
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="write what is computed by now, beside the results; ignores --max-failed",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill merge`."""
+    folder = RunFolder(arguments.run_folder)
+    threads = max(1, arguments.threads)
+    outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
+    pa.set_cpu_count(threads)
+    if not folder.plan.exists():
+        raise UserError(
+            f"{folder.plan}: there is no plan yet; make one first "
+            f"({command_line.again(folder.root)})."
+        )
+    with run_log.line(folder.root, "merge") as line, undisturbed(folder):
+        if arguments.partial:
+            result = merge_partial(folder, outputs, threads)
+        else:
+            result = merge(folder, outputs, arguments.max_failed, threads)
+        line.text = f"{_accounted(result['counts'])}: {', '.join(result['outputs'])}"
+
+
+@contextmanager
+def undisturbed(folder: RunFolder) -> Iterator[None]:
+    """Keep plan, retry and merge away: they write anew what is read here several times."""
+    with ExitStack() as locks:
+        for verb in ("plan", "merge"):
+            say = partial(log.info, "another job is at %s.lock of this run; waiting", verb)
+            locks.enter_context(locked(folder.store / f"{verb}.lock", say))
+        yield
+
+
+def _outputs(folder: RunFolder) -> list[str]:
+    """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
+    written = (read_json(folder.root / "manifest.json") or {}).get("outputs", {})
+    if outputs := [name for name, file in FILES.items() if file in written]:
+        return outputs
+    log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
+    return ["parquet"]
+
+
+def merge(
+    folder: RunFolder, outputs: list[str], max_failed: int, num_threads: int = 2
+) -> dict[str, Any]:
+    """Write the results of `folder`'s plan and return what manifest.json says.
+
+    Raises:
+        IntegrityError: when a part is not what its receipt says, or the sums don't agree.
+        UserError: when more records failed than `max_failed`; nothing is lost.
+    """
+    plan = read_plan_of_manifest(folder)
+    parts, problems = open_parts(folder, plan, num_threads, only_look=False)
+    if problems:
+        others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise IntegrityError(f"{problems[0]}{others}")
+    delivery.clear(folder, outputs, is_partial=False)
+    listed = [folder.store / name for name in FAILED]
+    with gathered(folder, plan, parts, num_threads) as gatherer:
+        counts = count(gatherer, folder, plan, listed)
+        del counts["pending"]
+        if counts["failed"] > max_failed:
+            raise UserError(_too_many(folder, counts, max_failed))
+        delivery.clear_partial(folder)
+        paths = {name: folder.root / FILES[name] for name in outputs}
+        provenance = provenance_of(plan, [part.receipt for part in parts if part])
+        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
+    for path in listed:
+        delivery.copy(path, folder.root / path.name)
+    result = manifest_of(plan, [part for part in parts if part], counts, files)
+    write_json(folder.root / "manifest.json", result)
+    _say(folder, result, FAILED)
+    return result
+
+
+def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -> dict[str, Any]:
+    """Write what is computed of `folder`'s plan by now; return what manifest.partial.json says.
+
+    Results that are whole and of this plan make it needless: then their manifest is returned.
+    Records of damaged parts are pending.
+
+    Raises:
+        UserError: while another plan is being made.
+    """
+    try:
+        plan = read_plan_of_manifest(folder)
+    except IntegrityError:
+        raise UserError(
+            f"{folder.manifest}: it does not belong to {folder.plan.name}, as while a run plans; "
+            "try again when it has planned."
+        ) from None
+    whole = read_json(folder.root / "manifest.json") or {}
+    if are_results_of(plan, whole):
+        log.info("nothing is pending: the results in %s are whole.", folder.root)
+        return whole
+    parts, problems = open_parts(folder, plan, num_threads, only_look=True)
+    for problem in problems:
+        log.warning("%s", problem)
+    delivery.clear_partial(folder)
+    found = [part for part in parts if part]
+    if not found:
+        log.warning("no part is finished yet, so there are no values to write.")
+    listed = [folder.root / file_name(name, is_partial=True) for name in FAILED]
+    chosen = outputs if found else []
+    paths = {name: folder.root / file_name(FILES[name], is_partial=True) for name in chosen}
+    with gathered(folder, plan, parts, num_threads) as gatherer:
+        counts = count(gatherer, folder, plan, listed)
+        receipts = [part.receipt for part in found]
+        provenance = provenance_of(plan, receipts) | {"partial": "true"}
+        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
+    result = {"partial": True, **manifest_of(plan, found, counts, files)}
+    write_json(folder.root / file_name("manifest.json", is_partial=True), result)
+    _say(folder, result, tuple(path.name for path in listed))
+    if counts["failed"]:
+        log.info("max_failed does not count here; a whole merge will look at it.")
+    return result
+
+
+def open_parts(
+    folder: RunFolder, plan: dict[str, Any], num_threads: int, only_look: bool
+) -> tuple[Parts, list[IntegrityError]]:
+    """Return every part, and what is wrong with those that are None for it."""
+
+    def opened(shard: dict[str, Any]) -> Part | IntegrityError | None:
+        try:
+            return open_part(folder, plan, shard, only_look)
+        except IntegrityError as problem:
+            return problem
+
+    shown = Progress(log, "checking the parts", "parts")
+    found = []
+    for one in in_order(opened, plan["shards"], num_threads):
+        found.append(one)
+        shown.at(len(found), len(plan["shards"]))
+    problems = [part for part in found if isinstance(part, IntegrityError)]
+    return [None if isinstance(part, IntegrityError) else part for part in found], problems
+
+
+@contextmanager
+def gathered(
+    folder: RunFolder, plan: dict[str, Any], parts: Parts, num_threads: int
+) -> Iterator[Gatherer]:
+    """Yield the gatherer of the run, with a folder of its own for as long as it is needed."""
+    scratch = folder.store / "merge"
+    shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
+    scratch.mkdir()
+    try:
+        names = [shard["shard"] for shard in plan["shards"]]
+        yield Gatherer(folder.manifest, names, parts, scratch, num_threads)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def count(
+    gatherer: Gatherer, folder: RunFolder, plan: dict[str, Any], listed: list[Path]
+) -> dict[str, int]:
+    """Count every input record, list those without values, and check the sums."""
+    totals = account(gatherer, folder, [shard["shard"] for shard in plan["shards"]], *listed)
+    planned = plan["counts"]
+    if sum(totals.values()) != planned["input"] or any(
+        totals[kind] != planned[kind] for kind in ("refused", "duplicate")
+    ):
+        raise IntegrityError(
+            f"merge: the records don't add up: plan.json says {planned}, manifest and parts "
+            f"{totals}; delete plan.json and run the same command again."
+        )
+    return {"input": planned["input"], **totals}
+
+
+def _too_many(folder: RunFolder, counts: dict[str, int], max_failed: int) -> str:
+    table, fasta = (folder.store / name for name in FAILED)
+    return (
+        f"{counts['failed']:,} of {counted(counts['input'], 'record')} failed and max_failed is "
+        f"{max_failed:,}: {table} has each one's reason and {fasta} their sequences; "
+        f"featuremill retry {folder.root} lets them be tried again, and a higher max_failed "
+        "delivers the results of the others, which are computed and kept."
+    )
+
+
+def _say(folder: RunFolder, result: dict[str, Any], lists: tuple[str, ...]) -> None:
+    log.info("%s: all accounted for", _accounted(result["counts"]))
+    for line in result["warnings"]:
+        log.warning("%s", line)
+    log.info("results are in %s: %s", folder.root, ", ".join([*result["outputs"], *lists]))
+
+
+def _accounted(counts: dict[str, int]) -> str:
+    kinds = ("failed", "refused", "duplicate", "pending")
+    rest = [f", {counts[kind]:,} {kind}" for kind in kinds if counts.get(kind)]
+    return f"{counts['ok']:,} of {counted(counts['input'], 'record')} ok{''.join(rest)}"

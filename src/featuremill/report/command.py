@@ -1,0 +1,75 @@
+"""report: one self-contained page that says what a run did, and the same figures one a file.
+
+Reads what merge left in `results/<run>/`: manifest.json (receipts inside), manifest.parquet,
+failed.tsv, and embeddings.parquet or embeddings/. Writes HTML that opens without a network: no
+request leaves it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+from featuremill.base.errors import UserError
+from featuremill.merge.outputs import file_name
+
+log = logging.getLogger("featuremill.report")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `featuremill report`."""
+    parser.add_argument(
+        "run_folder", type=Path, metavar="results/RUN", help="folder of a merged run"
+    )
+    parser.add_argument(
+        "--output", type=Path, help="the page to write (default: report.html in the run's folder)"
+    )
+    parser.add_argument(
+        "--partial",
+        action="store_true",
+        help="of what `merge --partial` wrote: report.partial.html",
+    )
+    parser.add_argument(
+        "--figures", type=Path, metavar="FOLDER", help="also write each figure to a file of its own"
+    )
+    parser.add_argument(
+        "--label-file",
+        type=Path,
+        metavar="TABLE",
+        help="CSV, TSV or Parquet with an id column; its column --label colours the map",
+    )
+    parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
+    parser.add_argument(
+        "--roof",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RECORD",
+        help="JSON that make bench wrote on such a device: what tokens/s are held against",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Write the page, and the figures when they are asked for."""
+    # Here and not above: the command line offers this verb without paying seconds for altair.
+    from featuremill.report import facts, figures, page
+
+    whole, partial = (
+        arguments.run_folder / file_name("manifest.json", is_it) for is_it in (False, True)
+    )
+    if arguments.partial and whole.exists() and not partial.exists():
+        log.info("nothing is partial here: the results are whole, and report.html is about them.")
+        return
+    if (arguments.label_file is None) != (arguments.label is None):
+        raise UserError("--label-file and --label belong together: a table, and its column.")
+    wishes = facts.Wishes(arguments.label_file, arguments.label or "", tuple(arguments.roof))
+    found = facts.read(arguments.run_folder, arguments.partial, wishes)
+    if found.labels and found.labels.mismatch:
+        log.warning("%s; the map is coloured by length.", found.labels.mismatch)
+    drawn = figures.draw(found)
+    output = arguments.output or arguments.run_folder / file_name("report.html", arguments.partial)
+    page.write_report(output, found, drawn)
+    if arguments.figures is not None:
+        page.write_figures(arguments.figures, found, drawn)
+    log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

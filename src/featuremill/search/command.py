@@ -1,0 +1,108 @@
+"""search: which records of a run are nearest to a sequence, or to another record.
+
+Reads the results of a run and, for sequences, computes their vectors with the run's own recipe. It
+compares with every vector, so what it finds is exact; writes nothing but what it found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
+EPILOG = (
+    "On a machine that others use too: featuremill lease --gpus 1 -- featuremill search …; ids of "
+    "the run's own records need no device."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill search`."""
+    parser.epilog = EPILOG
+    add = parser.add_argument
+    add("run_folder", type=Path, help="results/<run>")
+    add(
+        "--query",
+        nargs="+",
+        required=True,
+        metavar="FILE|ID",
+        help="a file of sequences, as a run reads it, or ids (or accessions) of the run's records, "
+        "with commas or spaces between; several of them",
+    )
+    add("-k", type=int, default=10, metavar="N", help="nearest records of each (default 10)")
+    add("--column", help="which vectors, where a run has several (such as mean_layer_33)")
+    add(
+        "--metric",
+        choices=("cosine", "l2", "dot"),
+        default="cosine",
+        help="what nearest means (default cosine); l2 is the Euclidean distance",
+    )
+    add("--exclude-self", action="store_true", help="leave out the record that is the query")
+    add("--format", choices=("table", "tsv"), help="default: table on a terminal, else tsv")
+    add("--output", type=Path, metavar="FILE", help="write there, not to standard output")
+    add("--partial", action="store_true", help="search the partial results")
+    add("--device", choices=("auto", "cuda", "cpu"), help="computes sequences (default: the run's)")
+    add("--weights", type=Path, help="weights/<name>.json, where the run's is elsewhere")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill search`."""
+    _calm_blas()
+    from featuremill.search import visit
+
+    return visit.run(arguments)
+
+
+def _calm_blas() -> None:
+    """Let NumPy multiply on one thread, unless somebody said otherwise or it is loaded already.
+
+    OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
+    where others compute too, a hundred queries take minutes in place of seconds.
+    """
+    if "numpy" in sys.modules or OPENBLAS_THREADS in os.environ:
+        return
+    os.environ[OPENBLAS_THREADS] = "1"
+    import numpy  # noqa: F401  (to have it loaded)
+
+    del os.environ[OPENBLAS_THREADS]  # torch may bring an OpenBLAS of its own
+
+
+def search(
+    run: str | Path,
+    queries: str | Path | Sequence[str | Path] | Mapping[str, str] | np.ndarray[Any, Any],
+    k: int = 10,
+    *,
+    column: str | None = None,
+    metric: Literal["cosine", "l2", "dot"] = "cosine",
+    exclude_self: bool = False,
+    partial: bool = False,
+    device: Literal["auto", "cuda", "cpu"] | None = None,
+    weights: str | Path | None = None,
+) -> pd.DataFrame:
+    """Return the `k` nearest records of `run` (such as "results/demo") for each query.
+
+    `queries` are files of sequences and ids of the run's records, as on the command line, or a
+    mapping from names to sequences, or vectors of shape (queries, width), which are then called by
+    their row. Sequences are computed with the run's recipe.
+
+    Columns: query, rank (from 1), id, score, length (residues), description; ordered by query and
+    rank. The score is the cosine (0 with a vector of zeros) or the dot product, or with "l2" the
+    distance; in float64. Ties are in the order of the input.
+
+    Raises:
+        UserError: when the run has no such results, a query is nowhere, or its recipe cannot be
+            computed here.
+        IntegrityError: when the results are damaged.
+    """
+    from featuremill.search import visit
+
+    chosen = visit.Chosen(k, column, metric, exclude_self, partial, device, weights)
+    return visit.frame(Path(run), queries, chosen)

@@ -1,0 +1,26 @@
+"""status: what is done, what is running where, what failed and why, and what to type next.
+
+Reads what the other verbs write, at any time and beside them; changes nothing. Knows plan.json and
+not the config: an edit of the config after the plan is Snakemake's to notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill status`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument(
+        "--verify", action="store_true", help="also hash inputs, parts and results: reads them all"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
+    from featuremill.status import visit  # here and not above: other verbs do not pay for it
+
+    return visit.run(arguments)
