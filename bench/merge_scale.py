@@ -27,8 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from featuremill.plan.manifest import MANIFEST
-from featuremill.store.files import RunFolder, digest_of, sha256_of, write_json
+from featuremill.store.files import digest_of, sha256_of, write_json
 from featuremill.store.journal import Journal, part_schema
+from featuremill.store.results import Results
 from featuremill.workloads import composition
 
 RECIPE = "0" * 32
@@ -54,7 +55,7 @@ def main() -> None:
     parser.add_argument("--partial", action="store_true", help="featuremill merge --partial")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        root = RunFolder(arguments.folder or Path(scratch))
+        root = Results(arguments.folder or Path(scratch))
         if not root.plan.exists():
             make(root, arguments.records, arguments.width)
         more = ["--partial"] if arguments.partial else []
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 def measure(
-    folder: RunFolder, num_records: int, outputs: list[str], threads: int, more: list[str]
+    folder: Results, num_records: int, outputs: list[str], threads: int, more: list[str]
 ) -> None:
     """Merge and print what it took."""
     command = [sys.executable, "-m", "featuremill", "merge", str(folder.root), *more]
@@ -83,7 +84,7 @@ def measure(
     )
 
 
-def make(folder: RunFolder, num_records: int, width: int) -> None:
+def make(folder: Results, num_records: int, width: int) -> None:
     """Write plan, manifest, parts and receipts of a run with random digests and values."""
     rng = np.random.default_rng(0)
     sha256 = np.frombuffer(rng.bytes(32 * num_records), "S32")
@@ -118,7 +119,7 @@ def make(folder: RunFolder, num_records: int, width: int) -> None:
 
 
 def _shards(
-    folder: RunFolder, sha256: npt.NDArray[np.bytes_], width: int, rng: np.random.Generator
+    folder: Results, sha256: npt.NDArray[np.bytes_], width: int, rng: np.random.Generator
 ) -> Iterator[dict[str, Any]]:
     """Write each shard's part and receipt; yield its entry in the plan."""
     values = pa.schema({"values": pa.list_(pa.float32(), width)})
@@ -145,7 +146,7 @@ def _shards(
         yield {"shard": name, "records": len(mine)}
 
 
-def _write_receipts(folder: RunFolder, shard: str, digest: str, num_rows: int) -> None:
+def _write_receipts(folder: Results, shard: str, digest: str, num_rows: int) -> None:
     receipt = {
         "shard": shard,
         "recipe": RECIPE,

@@ -24,7 +24,7 @@ from bench.record import RESULTS, ROOT, code, machine, versions
 from bench.scale_proteins import write_proteins
 from bench.scale_table import markdown
 from bench.scale_watch import Watch, bytes_in
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 SCRATCH = Path(__file__).parent / ".scratch"
 CORES = 2
@@ -85,7 +85,7 @@ def rehearse(folder: Path, num_records: int, given: argparse.Namespace) -> dict[
         "outputs": given.outputs,
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    run = RunFolder(folder / "results" / "scale")
+    run = Results(folder / "results" / "scale")
     with Watch(run.store / "spool") as watch:
         _call(folder, "featuremill", "plan", str(run.root.relative_to(folder)),
               "--config", "config.yaml", "--threads", str(given.threads))  # fmt: skip
@@ -107,7 +107,7 @@ def rehearse(folder: Path, num_records: int, given: argparse.Namespace) -> dict[
 
 
 def _extract_and_merge(
-    folder: Path, run: RunFolder, plan: dict[str, Any], cores: int, found: dict[str, Any]
+    folder: Path, run: Results, plan: dict[str, Any], cores: int, found: dict[str, Any]
 ) -> None:
     """Do the rest as people do, and add to `found` what that took."""
     began = time.monotonic()
@@ -136,14 +136,14 @@ def _call(folder: Path, module: str, *arguments: str) -> None:
     )
 
 
-def _receipts_seconds(run: RunFolder, plan: dict[str, Any]) -> float:
+def _receipts_seconds(run: Results, plan: dict[str, Any]) -> float:
     """Return the sum of what the receipts say that extraction took."""
     receipts = (run.receipt(plan["recipe"], shard["shard"]) for shard in plan["shards"])
     seconds = [float(json.loads(path.read_text())["seconds"]["total"]) for path in receipts]
     return round(sum(seconds), 2)
 
 
-def _bytes(folder: Path, run: RunFolder) -> dict[str, int]:
+def _bytes(folder: Path, run: Results) -> dict[str, int]:
     """Return what stands on the disk at the end."""
     results = [path for path in run.root.glob("*") if path.is_file()]
     return {

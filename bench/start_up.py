@@ -17,7 +17,7 @@ from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill.base import this_process
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 
 class Asked(NamedTuple):
@@ -51,7 +51,7 @@ def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]
     Raises:
         ChildError: when a verb fails, or is not done when time is up.
     """
-    folder = RunFolder(root)
+    folder = Results(root)
     config = {
         "run": "bench",
         "inputs": [str(fasta)],

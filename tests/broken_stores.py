@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featuremill.store.files import RunFolder, read_sealed, write_sealed
+from featuremill.store.files import read_sealed, write_sealed
+from featuremill.store.results import Results
 
 GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
 
@@ -26,7 +27,7 @@ class Damage:
     the verbs that are asked."""
 
     name: str
-    harm: Callable[[RunFolder], None]
+    harm: Callable[[Results], None]
     merge: Answer | None = None
     extract: Answer | None = None
     """Of the first shard, without its part."""
@@ -44,80 +45,80 @@ class Damage:
         return {verb: answer for verb, answer in asked.items() if answer is not None}
 
 
-def plan_of(run: RunFolder) -> Path:
+def plan_of(run: Results) -> Path:
     return run.plan
 
 
-def shard_of(run: RunFolder) -> Path:
+def shard_of(run: Results) -> Path:
     return run.shard(_first(run)[1])
 
 
-def part_of(run: RunFolder) -> Path:
+def part_of(run: Results) -> Path:
     return run.part(*_first(run))
 
 
-def receipt_of(run: RunFolder) -> Path:
+def receipt_of(run: Results) -> Path:
     return run.receipt(*_first(run))
 
 
-def log_of(run: RunFolder) -> Path:
+def log_of(run: Results) -> Path:
     return run.journal(*_first(run)).with_suffix(".log")
 
 
-def manifest_of(run: RunFolder) -> Path:
+def manifest_of(run: Results) -> Path:
     return run.manifest
 
 
-def input_of(run: RunFolder) -> Path:
+def input_of(run: Results) -> Path:
     return run.root.parents[1] / "in.fa"
 
 
-def results_of(run: RunFolder) -> Path:
+def results_of(run: Results) -> Path:
     return run.root / "manifest.json"
 
 
-def vectors_of(run: RunFolder) -> Path:
+def vectors_of(run: Results) -> Path:
     return run.root / "embeddings.parquet"
 
 
-def array_of(run: RunFolder) -> Path:
+def array_of(run: Results) -> Path:
     return run.root / "embeddings.npy"
 
 
-def failed_of(run: RunFolder) -> Path:
+def failed_of(run: Results) -> Path:
     return run.root / "failed.tsv"
 
 
-def last_plan_of(run: RunFolder) -> Path:
+def last_plan_of(run: Results) -> Path:
     return run.store / "plan.json"
 
 
-class OfShard(RunFolder):
+class OfShard(Results):
     """A run of whose shards another one than the first is meant."""
 
     number: int = 0
 
     @classmethod
-    def numbered(cls, run: RunFolder, number: int) -> OfShard:
+    def numbered(cls, run: Results, number: int) -> OfShard:
         one = cls(run.root)
         one.number = number
         return one
 
 
-def _first(run: RunFolder) -> tuple[str, str]:
+def _first(run: Results) -> tuple[str, str]:
     receipts = sorted(run.root.glob("receipts/*/*.json"))
     receipt = receipts[run.number if isinstance(run, OfShard) else 0]
     return receipt.parent.name, receipt.stem
 
 
-Place = Callable[[RunFolder], Path]
-Harm = Callable[[RunFolder], None]
+Place = Callable[[Results], Path]
+Harm = Callable[[Results], None]
 
 
 def written(place: Place, content: bytes) -> Harm:
     """Return what puts `content` in place of the file."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         path = place(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -130,7 +131,7 @@ def gone(place: Place) -> Harm:
 
 
 def cut(place: Place, share: float = 0.6, less: int = 0) -> Harm:
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         path = place(run)
         os.truncate(path, int(path.stat().st_size * share) - less)
 
@@ -138,7 +139,7 @@ def cut(place: Place, share: float = 0.6, less: int = 0) -> Harm:
 
 
 def appended(place: Place) -> Harm:
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         with place(run).open("ab") as file:
             file.write(b"A\n")
 
@@ -149,7 +150,7 @@ def flipped(place: Place, share: float) -> Harm:
     """Return what changes one bit, at this share of the file's length, and nothing that a quick
     look sees."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         times = place(run).stat()
         content = bytearray(place(run).read_bytes())
         content[int(len(content) * share)] ^= 0x10
@@ -162,7 +163,7 @@ def flipped(place: Place, share: float) -> Harm:
 def edited(place: Place, seconds: float) -> Harm:
     """Return what changes one bit so long after the file was written."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         flipped(place, 0.5)(run)
         later = place(run).stat().st_mtime + seconds
         os.utime(place(run), (later, later))
@@ -173,7 +174,7 @@ def edited(place: Place, seconds: float) -> Harm:
 def lies(place: Place, **told: object) -> Harm:
     """Return what lets a receipt say something else under a good seal."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         found = read_sealed(place(run))
         assert found
         write_sealed(place(run), found | told)
@@ -184,7 +185,7 @@ def lies(place: Place, **told: object) -> Harm:
 def moved(place: Place) -> Harm:
     """Return what lets a receipt count one good record as failed, under a good seal."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         found = read_sealed(place(run))
         assert found
         lies(place, ok=found["ok"] - 1, failed=found["failed"] + 1)(run)
@@ -195,14 +196,14 @@ def moved(place: Place) -> Harm:
 def altered(place: Place, **told: object) -> Harm:
     """Return what lets a receipt say something else under the seal that it has."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         place(run).write_text(json.dumps(json.loads(place(run).read_text()) | told))
 
     return harm
 
 
 def replaced(place: Place, old: str, new: str) -> Harm:
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         text = place(run).read_text("utf-8")
         assert old in text, (place, old)
         place(run).write_text(text.replace(old, new, 1), "utf-8")
@@ -213,7 +214,7 @@ def replaced(place: Place, old: str, new: str) -> Harm:
 def of_another(kind: str) -> Harm:
     """Return what copies another shard's file over the first one's."""
 
-    def harm(run: RunFolder) -> None:
+    def harm(run: Results) -> None:
         first, second, *_ = sorted(run.root.glob(kind))
         shutil.copy(second, first)
 

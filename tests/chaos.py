@@ -24,7 +24,7 @@ import yaml
 from conftest import ROOT
 
 from featuremill.extract.pipeline import MOST_IN_FLIGHT
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 DATA = ("embeddings.parquet", "per-protein.h5", "failed.tsv")
 VERBS = ("plan", "extract", "merge", "report")
@@ -145,7 +145,7 @@ class Chain:
         self.name = name
         self.kills = kills
         self.done = []
-        self.run_folder = RunFolder(self.folder / "results" / config["run"])
+        self.run_folder = Results(self.folder / "results" / config["run"])
         self.locks = self.folder / "leases"
         self._environment = {
             **environment,

@@ -25,7 +25,7 @@ from unittest import mock
 
 import yaml
 
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
@@ -175,7 +175,7 @@ class Verbs(Desk):
 
     def __init__(self, folder, environment):
         super().__init__(folder, environment)
-        self.run_folder = RunFolder(folder / "results" / "test")
+        self.run_folder = Results(folder / "results" / "test")
 
     def start(self, *words, **more):
         """Start a verb, for who does something to it; its stderr can be read."""
@@ -223,7 +223,7 @@ class Workflow(Desk):
 
     @property
     def run_folder(self):
-        return RunFolder(self.folder / "results" / "test")
+        return Results(self.folder / "results" / "test")
 
     @property
     def computed(self):

@@ -17,7 +17,8 @@ import time
 import pyarrow as pa
 
 from featuremill.store import journal, lock_holder
-from featuremill.store.files import RunFolder, as_text, sealed, write_sealed
+from featuremill.store.files import as_text, sealed, write_sealed
+from featuremill.store.results import Results
 
 HERE = platform.node()
 RECIPE = "c0ffee" * 5 + "00"
@@ -35,7 +36,7 @@ class RunningRun:
 
     def __init__(self, folder, num_shards, failed=0):
         self.now = time.time()
-        self.folder = RunFolder(folder / "results" / "test")
+        self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         shards = [
             {"shard": name, "records": RECORDS, "cost": COST, "bytes": 8} for name in self.names

@@ -17,7 +17,7 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 from featuremill.workloads.esm2.sources import BUNDLED
 
@@ -130,7 +130,7 @@ def test_a_damaged_run_is_answered_in_one_sentence(
     shutil.copytree(finished.folder, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     monkeypatch.setenv("PYTHONPATH", finished.environment["PYTHONPATH"])
-    run = RunFolder(Path("results/test"))
+    run = Results(Path("results/test"))
     recipe, shard = receipt_of(run).parent.name, receipt_of(run).stem
     expected, fragment = damage.answers[verb]
     if verb == "extract":

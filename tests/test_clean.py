@@ -22,7 +22,7 @@ from featuremill.merge import clean
 from featuremill.merge.clean import removal
 from featuremill.merge.command import merge
 from featuremill.store import run_lock
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 OTHER = "0" * 32
 
@@ -52,7 +52,7 @@ def run(finished, tmp_path, caplog):
     """Return a copy of a finished run, to be cleaned."""
     caplog.set_level(logging.INFO)
     shutil.copytree(finished.folder, tmp_path / "work")
-    return RunFolder(tmp_path / "work" / "results" / "test")
+    return Results(tmp_path / "work" / "results" / "test")
 
 
 def write(path, age_seconds=0):
@@ -304,10 +304,10 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
     (run.root.parent / "other").mkdir()
     monkeypatch.chdir(run.root.parent / "other")
     with holding(run_lock.path_of(run.root)), pytest.raises(UserError, match="a snakemake is"):
-        clean_run(RunFolder(Path("../test")), "nothing")
+        clean_run(Results(Path("../test")), "nothing")
     for nowhere in (run.root.parent, run.root.parent.parent, run.store):
         with pytest.raises(UserError, match="there is no run here"):
-            clean_run(RunFolder(nowhere), "nothing")
+            clean_run(Results(nowhere), "nothing")
 
 
 def test_a_first_merge_waits_for_clean(run):

@@ -22,7 +22,7 @@ from programs import Desk, wait_for
 from report_runs import FIGURES
 
 import featuremill
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 DATA = ["embeddings.parquet", "per-protein.h5", "embeddings.npy", "failed.tsv"]
 PROFILE = ROOT / "profiles" / "default"
@@ -41,7 +41,7 @@ class Demo(Desk):
 
     def __init__(self, folder, environment, every=1):
         super().__init__(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
-        self.results = RunFolder(folder / "results" / "demo").root
+        self.results = Results(folder / "results" / "demo").root
         shutil.copytree(ROOT / "config", folder / "config")
         self.fasta = folder / "config" / "demo.fasta"
         if every > 1:

@@ -18,7 +18,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.plan import speeds
 from featuremill.plan.estimate import makespan
 from featuremill.plan.speeds import assumed, earlier, table
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 
@@ -161,7 +161,7 @@ def test_what_was_measured_beats_the_table(estimates):
 
     def run(name, dtype, device, rate, resumed=0):
         options = {**settings["options"], "dtype": dtype}
-        folder = RunFolder(root / name)
+        folder = Results(root / name)
         receipt = {
             "cost": 1000 * rate,
             "seconds": {"compute": 1000.0, "total": 1012.0, "wait": 2.0},

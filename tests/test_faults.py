@@ -19,7 +19,7 @@ from mounts import Mount
 from programs import Desk, Workflow, fasta, is_running, random_records, wait_for
 
 from featuremill.__main__ import main
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 RECORDS = [(f"p{n}", "MKV" + "LWY"[n % 3] * (n + 1)) for n in range(100)]
 OUTPUTS = ("parquet", "npy", "per_protein_h5")
@@ -46,7 +46,7 @@ class Site(Desk):
         self.mount = mount
         place = mount.seen(mount.folder) if mount else folder
         self.run = place / "run" if mount else Path("run")
-        self.seen = RunFolder(place / "run")
+        self.seen = Results(place / "run")
         self.fasta = folder / "in.fa"
         self.options = {"noted": os.devnull}
         self.write(RECORDS)

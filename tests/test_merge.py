@@ -28,9 +28,10 @@ from featuremill.merge.outputs import parquet, parquet_dataset
 from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
-from featuremill.store.files import RunFolder, read_sealed, write_sealed
+from featuremill.store.files import read_sealed, write_sealed
 from featuremill.store.journal import Journal, digest_of_file, part_schema
 from featuremill.store.parts import Part, order_of
+from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
@@ -66,7 +67,7 @@ def extracted(tmp_path_factory, environment):
 def run(extracted, tmp_path):
     """Return a copy of that run's folder, to be damaged at will."""
     shutil.copytree(extracted.run_folder.root, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
+    return Results(tmp_path / "run")
 
 
 def expected():

@@ -40,8 +40,8 @@ from featuremill.merge.outputs import (
 from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import Need, needs_of_outputs
-from featuremill.store.files import RunFolder
 from featuremill.store.formats import FORMATS, OutputName, sidecar_of
+from featuremill.store.results import Results
 
 LONG = "word " * 80 + "end"
 HEADERS = {
@@ -90,7 +90,7 @@ def done(tmp_path_factory, environment):
 def run(done, tmp_path):
     """Return a copy of that run's folder."""
     shutil.copytree(done.run_folder.root, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
+    return Results(tmp_path / "run")
 
 
 @pytest.fixture
@@ -488,7 +488,7 @@ class Disk:
         config = {"workload": "composition", "shards": {"cost": 100_000}, **config}
         config |= {"run": "test", "inputs": [str(tmp_path / "in.fa")], "device": "cpu"}
         self.words = ("plan", "run", "--config-json", json.dumps(config))
-        self.seen = RunFolder(self.mount.seen(tmp_path / "disk") / "run")
+        self.seen = Results(self.mount.seen(tmp_path / "disk") / "run")
 
     def __call__(self, *words, **variables):
         command = self.mount.command(sys.executable, "-m", "featuremill", *words)
@@ -565,7 +565,7 @@ def my_run(run, tmp_path, monkeypatch):
     (tmp_path / "results").mkdir()
     run.root.rename(tmp_path / "results" / "demo")
     monkeypatch.chdir(tmp_path)
-    return RunFolder(tmp_path / "results" / "demo")
+    return Results(tmp_path / "results" / "demo")
 
 
 @pytest.mark.parametrize("snippet", snippets("python"), ids=lambda text: text.split()[1])

@@ -12,7 +12,7 @@ from programs import Verbs, Workflow, random_records
 from featuremill import __main__
 from featuremill.base.errors import UserError
 from featuremill.merge.command import merge, merge_partial
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy"]
 WHOLE = {"manifest.json", "failed.tsv", "failed.fa", "embeddings.parquet", "embeddings"}
@@ -39,7 +39,7 @@ def half_done(tmp_path_factory, environment):
 def run(half_done, tmp_path):
     """Return a copy of that run's folder."""
     shutil.copytree(half_done.run_folder.root, tmp_path / "run")
-    return RunFolder(tmp_path / "run")
+    return Results(tmp_path / "run")
 
 
 def partial_files(run):

@@ -19,7 +19,8 @@ from featuremill.plan import spool as spool_module
 from featuremill.plan.command import plan
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
-from featuremill.store.files import RunFolder, digest_of, read_sealed, write_sealed
+from featuremill.store.files import digest_of, read_sealed, write_sealed
+from featuremill.store.results import Results
 from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload
 from featuremill.workload.recipe import recipe_of, settings_of
@@ -51,7 +52,7 @@ def make_plan(folder, fasta, cost=500, replan=False, threads=1):
             "shards": {"cost": cost},
         }
     )
-    return plan(RunFolder(folder), config, None, replan=replan, threads=threads)
+    return plan(Results(folder), config, None, replan=replan, threads=threads)
 
 
 def shard_names(result):
@@ -60,7 +61,7 @@ def shard_names(result):
 
 def check(folder, result, records, overlap=False):
     """Assert that the manifest leads from every input record to its own payload."""
-    run = RunFolder(folder)
+    run = Results(folder)
     rows = pq.read_table(run.manifest).to_pylist()
     tables = {name: read_shard(run.shard(name)) for name in shard_names(result)}
     assert [row["id"] for row in rows] == [id for id, _ in records]
@@ -159,7 +160,7 @@ def test_replan_forgets_the_last_plan_but_not_the_content(tmp_path):
 def add_shard(folder, result, records):
     """Add a shard of these records to the last plan, whether or not others hold them; return its
     name."""
-    run = RunFolder(folder)
+    run = Results(folder)
     pairs = sorted((hashlib.sha256(s.encode()).digest(), s.encode()) for _, s in records)
     name = digest_of([sha256 for sha256, _ in pairs])
     table = pa.table(list(zip(*pairs, strict=True)), schema=SHARD)
@@ -177,7 +178,7 @@ def wanted_of(result):
 
 def held_by(folder, shard):
     """Return the places in the input of the records that are asked of a shard."""
-    rows = pq.read_table(RunFolder(folder).manifest)
+    rows = pq.read_table(Results(folder).manifest)
     return [n for n, name in enumerate(rows["shard"].to_pylist()) if name == shard]
 
 
@@ -254,7 +255,7 @@ def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch
 def test_a_lost_shard_file_is_written_again(tmp_path):
     records = random_proteins(300)
     first = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
-    RunFolder(tmp_path).shard(first["shards"][1]["shard"]).unlink()
+    Results(tmp_path).shard(first["shards"][1]["shard"]).unlink()
     second = make_plan(tmp_path, tmp_path / "in.fa")
     check(tmp_path, second, records)
 

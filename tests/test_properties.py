@@ -33,7 +33,8 @@ from featuremill.lease.request import VARIABLES
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
 from featuremill.store import journal
-from featuremill.store.files import RunFolder, digest_of, read_json, write_sealed
+from featuremill.store.files import digest_of, read_json, write_sealed
+from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 
 THOROUGH = 500
@@ -441,7 +442,7 @@ def write_records(path, drawn):
 
 def planned(folder, cost):
     run = {"inputs": [str(folder / "in.fa")], "workload": "composition", "device": "cpu"}
-    return plan(RunFolder(folder), config.validate({**run, "shards": {"cost": cost}}), None)
+    return plan(Results(folder), config.validate({**run, "shards": {"cost": cost}}), None)
 
 
 def kinds_of(records):
@@ -456,7 +457,7 @@ def kinds_of(records):
 
 
 def check_plan(folder, found, records):
-    run = RunFolder(folder)
+    run = Results(folder)
     rows = pq.read_table(run.manifest).to_pylist()
     assert [row["id"] for row in rows] == [id for id, _ in records]
     assert [row["status"] for row in rows] == kinds_of(records)
@@ -492,7 +493,7 @@ def test_edits_lose_nothing_and_leave_untouched_shards_alone(folder, edits):
         before = {
             name: {
                 row["payload"].decode()
-                for row in read_shard(RunFolder(folder).shard(name)).to_pylist()
+                for row in read_shard(Results(folder).shard(name)).to_pylist()
             }
             for name in names
         }
@@ -511,7 +512,7 @@ def vector_of(sequence):
 
 def write_part(folder, found, shard, failed, batch_rows, order):
     """Write the part and the receipt of a shard as extract leaves them."""
-    run, recipe = RunFolder(folder), found["recipe"]
+    run, recipe = Results(folder), found["recipe"]
     rows = read_shard(run.shard(shard)).to_pylist()
     rows = [rows[number] for number in order.permutation(len(rows))]
     schema = journal.part_schema(VECTOR)
@@ -597,7 +598,7 @@ def test_the_merge_delivers_exactly_what_is_ok(folder, drawn, cost, failing, bat
     failed = {records[number][1] for number in failing if number < len(drawn)}
     found = planned(folder, cost)
     compute_all(folder, found, failed, batch_rows, seed)
-    merge(RunFolder(folder), ["parquet", "npy"], len(records))
+    merge(Results(folder), ["parquet", "npy"], len(records))
     check_delivery(folder, records, failed)
 
 
@@ -620,7 +621,7 @@ def computed(tmp_path_factory):
 @pytest.mark.parametrize("num_places", [12, pytest.param(500, marks=pytest.mark.slow)])
 def test_a_damaged_byte_never_delivers_a_wrong_vector(computed, pattern, num_places):
     folder, records, failed = computed
-    run = RunFolder(folder)
+    run = Results(folder)
     rng = np.random.default_rng(num_places)
     everything = {path: path.read_bytes() for kind in STORED for path in folder.glob(kind)}
     paths = sorted(folder.glob(pattern))

@@ -289,7 +289,7 @@ def dying(*arguments, **more):
         os._exit(9)
     return whole(*arguments, **more)
 setattr(place, step, dying)
-retry.retry(store.RunFolder(Path("results/test")), [])
+retry.retry(store.Results(Path("results/test")), [])
 """
 
 

@@ -27,7 +27,8 @@ from featuremill.merge.outputs import ABOUT, FILES, Target, open_writer
 from featuremill.search import hits, names, nearest, opening
 from featuremill.search.queries import Queries
 from featuremill.search.vectors import Mapped
-from featuremill.store.files import RunFolder, read_json, read_sealed, write_json, write_sealed
+from featuremill.store.files import read_json, read_sealed, write_json, write_sealed
+from featuremill.store.results import Results
 
 ESCAPE = "\x1b[31mred"
 RECORDS = [
@@ -69,7 +70,7 @@ def computed(tmp_path_factory, environment):
 def run(computed, tmp_path):
     """Return a copy of that run, merged to a table and a matrix."""
     shutil.copytree(computed.run_folder.root, tmp_path / "results" / "run")
-    folder = RunFolder(tmp_path / "results" / "run")
+    folder = Results(tmp_path / "results" / "run")
     merge(folder, ["parquet", "npy"], 0)
     return folder
 
@@ -620,7 +621,7 @@ def test_long_and_odd_sequences_get_the_vectors_of_the_run(esm2, capfd, sequence
 
 def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, sequences):
     shutil.copytree(esm2.run_folder.root, tmp_path / "results" / "test")
-    folder = RunFolder(tmp_path / "results" / "test")
+    folder = Results(tmp_path / "results" / "test")
     path = sequences(">q\nMKTAYIAKQRQ\n")
     asked = [folder.root, "--query", path, "--column", "mean_layer_6"]
     said = refusal(capfd, *asked)

@@ -34,8 +34,8 @@ from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.merge.outputs import Target, open_writer
 from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal
-from featuremill.store.files import RunFolder
 from featuremill.store.parts import open_part
+from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
 NOBODY = 65534
@@ -162,7 +162,7 @@ def test_pickles_in_the_metadata_of_a_table_are_left_alone(bomb, tmp_path):
 
 
 def test_pickles_in_the_store_are_refused(bomb, tmp_path):
-    run = RunFolder(tmp_path / "run")
+    run = Results(tmp_path / "run")
     shard = run.shard("0" * 32)
     shard.parent.mkdir(parents=True)
     schema = with_pickled_type(pa.schema({"sha256": pa.binary(32), "payload": pa.binary()}), bomb)
@@ -181,7 +181,7 @@ def test_pickles_in_the_store_are_refused(bomb, tmp_path):
         path.write_bytes(bomb)
         assert files.read_sealed(path) is None
     with pytest.raises(IntegrityError, match="delete it and run the same command again"):
-        files.read_plan(run)
+        run.read_plan()
     log = tmp_path / "j.log"
     log.write_bytes(bomb)
     assert journal.read_log(log) is None

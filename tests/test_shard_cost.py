@@ -21,7 +21,7 @@ from featuremill.plan.estimate import makespan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs
 from featuremill.plan.speeds.assumed import Rates
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -170,7 +170,7 @@ class Plans:
     def __call__(self, run, cost="auto", **config):
         asked = {"inputs": [str(self.input)], "workload": "composition", "device": self.device}
         asked |= {"run": run, "shards": {"cost": cost}, **config}
-        return plan(RunFolder(self.results / run), validate(asked), None, threads=1)
+        return plan(Results(self.results / run), validate(asked), None, threads=1)
 
     def measure(self, run, rate, name, kind="cpu", startup=1.0, **damage):
         """Leave the receipt of a shard of `run` that was computed at this rate."""
@@ -183,9 +183,7 @@ class Plans:
             "finished": "2026-01-01T00:00:00.000+00:00",
             **damage,
         }
-        path = RunFolder(self.results / run).receipt(
-            planned["recipe"], planned["shards"][0]["shard"]
-        )
+        path = Results(self.results / run).receipt(planned["recipe"], planned["shards"][0]["shard"])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(receipt))
 

@@ -17,7 +17,7 @@ from featuremill import config
 from featuremill.__main__ import main
 from featuremill.flow import refusals, start
 from featuremill.flow.screen import RefusedError
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 from featuremill.workload import weights
 
 INSTALL = "torch is not installed in this Python ({}), and nothing can be computed without it; "
@@ -43,7 +43,7 @@ class Folder(Desk):
 
     def __init__(self, path, environment):
         super().__init__(path, {**environment, "FEATUREMILL_CACHE": "cache"})
-        self.results = RunFolder(path / "results" / "my")
+        self.results = Results(path / "results" / "my")
         (path / "my.fa").write_text(RECORDS)
         self.config = {"run": "my", "inputs": "my.fa", "device": "cpu", "shards": {"cost": 60}}
         (path / "my.yaml").write_text(yaml.safe_dump(self.config))

@@ -28,7 +28,8 @@ from featuremill.status.rows import count_rows
 from featuremill.status.visit import look
 from featuremill.status.visit import run as run_visit
 from featuremill.store import journal, lock_holder, run_lock
-from featuremill.store.files import RunFolder, read_sealed, sealed, write_sealed
+from featuremill.store.files import read_sealed, sealed, write_sealed
+from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
@@ -144,7 +145,7 @@ def test_reasons_come_with_ids_and_what_to_do(failed):
 def failed_and_merged(failed, tmp_path):
     """Return a copy of that run's folder with its results, to be damaged at will."""
     shutil.copytree(failed.folder, tmp_path, dirs_exist_ok=True)
-    run = RunFolder(tmp_path / "results" / "test")
+    run = Results(tmp_path / "results" / "test")
     merge(run, ["parquet"], 5)
     return run
 
@@ -188,7 +189,7 @@ def merged(tmp_path_factory, environment):
 def run(merged, tmp_path):
     """Return a copy of that run's folder, to be damaged at will."""
     shutil.copytree(merged.folder, tmp_path, dirs_exist_ok=True)
-    return RunFolder(tmp_path / "results" / "test")
+    return Results(tmp_path / "results" / "test")
 
 
 def first(run, pattern):
@@ -352,7 +353,7 @@ def test_without_snakemake_the_verbs_are_named_and_mend(run, environment, monkey
     monkeypatch.chdir(run.root.parents[1])
     elsewhere = run.root.parents[1] / "mine"
     run.root.rename(elsewhere)
-    run = RunFolder(elsewhere)
+    run = Results(elsewhere)
     first(run, "store/parts/*/*.arrows").unlink()
     (run.root / "embeddings.npy").unlink()
     answer = found(run.root)

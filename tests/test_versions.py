@@ -15,7 +15,8 @@ from featuremill.config import validate
 from featuremill.flow import start
 from featuremill.flow.refusals import is_computed
 from featuremill.store import journal
-from featuremill.store.files import RunFolder, read_json, read_sealed, write_sealed
+from featuremill.store.files import read_json, read_sealed, write_sealed
+from featuremill.store.results import Results
 from featuremill.workload.recipe import other_versions_here
 
 VERSIONS = ("1.1", "2.1", "1.2")
@@ -80,7 +81,7 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     """Its target may need no plan: then nothing would make one again."""
     monkeypatch.chdir(tmp_path)
     run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
-    plan = RunFolder(Path("results/my")).plan
+    plan = Results(Path("results/my")).plan
     settings = {"workload": "composition", "version": "0"}
     write_sealed(plan, {"workload": "composition", "settings": settings})
     names = {"modify_rulename": lambda name: f"my_{name}"}
@@ -99,7 +100,7 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
 )
 def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
     assert other_versions_here(plan) == ""
-    write_sealed(RunFolder(tmp_path).plan, plan)
+    write_sealed(Results(tmp_path).plan, plan)
     assert not is_computed(str(tmp_path))
 
 

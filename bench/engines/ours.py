@@ -28,7 +28,7 @@ from featuremill.config import validate
 from featuremill.extract.supervisor import Job
 from featuremill.extract.worker import Worker
 from featuremill.plan.command import plan
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
 
@@ -117,7 +117,7 @@ class Ours:
             "shards": {"cost": ONE_SHARD},
             "device": self.device.kind,
         }
-        return plan(RunFolder(folder), validate(config), self._weights(), self._subject.weights)
+        return plan(Results(folder), validate(config), self._weights(), self._subject.weights)
 
     def _work(self, folder: Path, planned: dict[str, Any], shard: str) -> None:
         job = Job(

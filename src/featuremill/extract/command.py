@@ -28,7 +28,8 @@ from featuremill.extract.supervisor import Job, Supervisor
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Request
 from featuremill.store import journal, lock_holder, receipts
-from featuremill.store.files import RunFolder, read_plan, read_sealed, sync, write_sealed
+from featuremill.store.files import read_sealed, sync, write_sealed
+from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.extract")
 
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill extract`."""
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     plan = _read_plan(folder, arguments.shard, arguments.recipe)
     extraction = Extraction(
         folder, plan, arguments.shard, arguments.threads, arguments.stall_seconds
@@ -57,8 +58,8 @@ def run(arguments: argparse.Namespace) -> None:
     extraction.finish()
 
 
-def _read_plan(folder: RunFolder, shard: str, recipe: str | None) -> dict[str, Any]:
-    plan = read_plan(folder)
+def _read_plan(folder: Results, shard: str, recipe: str | None) -> dict[str, Any]:
+    plan = folder.read_plan()
     if recipe not in (None, plan["recipe"]):
         raise UserError(f"{folder.plan}: its recipe is {plan['recipe']}, not {recipe}; plan again.")
     if shard not in {entry["shard"] for entry in plan["shards"]}:
@@ -76,7 +77,7 @@ class Extraction:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: Results,
         plan: dict[str, Any],
         shard: str,
         threads: int,
@@ -93,7 +94,7 @@ class Extraction:
             run_folder=str(folder.root),
             recipe=plan["recipe"],
             shard=shard,
-            settings=plan["settings"],
+            settings=plan["settings"].as_json(),
             execution=plan["execution"],
             cost_unit=plan["cost_unit"],
             weights=plan["weights"],

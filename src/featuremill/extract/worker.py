@@ -31,7 +31,7 @@ from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.extract.supervisor import Job
 from featuremill.lease.devices import Device
 from featuremill.store import journal
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 from featuremill.workload import weights as weights_verb
@@ -85,7 +85,7 @@ def _weights_of(job: Job) -> Weights | None:
     if found.sha256 != job.settings["weights_sha256"]:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
-            f"delete {RunFolder(Path(job.run_folder)).plan} and run the same command again."
+            f"delete {Results(Path(job.run_folder)).plan} and run the same command again."
         )
     return found
 
@@ -112,7 +112,7 @@ class Worker:
         self.job = job
         self.events = events
         self.devices = this_process.with_processors([Device(**device) for device in job.devices])
-        folder = RunFolder(Path(job.run_folder))
+        folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings["workload"])
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings["options"] | job.execution)

@@ -24,6 +24,7 @@ from featuremill.flow.screen import SCREEN, RefusedError
 from featuremill.flow.support import checkpoint_files, sources
 from featuremill.inputs import source
 from featuremill.store import files
+from featuremill.store.results import Results
 from featuremill.workload.weights import refuse_missing
 
 EXCEPTION = "MissingInputException"
@@ -59,7 +60,7 @@ def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Pa
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
     that were put away after the run, and hides a wrong name.
     """
-    plan = files.read_sealed(files.RunFolder(Path("results") / run.run).plan)
+    plan = files.read_sealed(Results(Path("results") / run.run).plan)
     planned = {entry["path"] for entry in plan["inputs"]} if plan else run.inputs
     for path in run.inputs:
         if path not in planned:

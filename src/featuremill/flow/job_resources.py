@@ -17,6 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.plan import speeds
 from featuremill.store import files
+from featuremill.store.results import Results
 
 MB, GB = 2**20, 10**9
 PROCESS_MB = 2000
@@ -107,17 +108,17 @@ class JobResources(NamedTuple):
         return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
 
     def _mtime(self) -> int:
-        path = files.RunFolder(Path(self.results)).plan
+        path = Results(Path(self.results)).plan
         return path.stat().st_mtime_ns if path.exists() else 0
 
     def _shard_bytes(self, shard: str) -> int:
-        return _size(files.RunFolder(Path(self.results)).shard(shard))
+        return _size(Results(Path(self.results)).shard(shard))
 
 
 @lru_cache(maxsize=4)
 def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
     """Return the seconds that each shard may take; nothing where no speed is known."""
-    folder = files.RunFolder(Path(results))
+    folder = Results(Path(results))
     plan = files.read_sealed(folder.plan) if mtime else None
     if plan is None:
         return {}

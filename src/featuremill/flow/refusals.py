@@ -20,6 +20,7 @@ from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.agreement import are_results_of
+from featuremill.store.results import Results
 from featuremill.workload import recipe
 
 TARGETS = {"plan", "weights", "partial"}
@@ -103,7 +104,7 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
     project that was moved; without plan.json there is nothing to replace.
     """
     last = run_lock.read(Path(results))
-    is_planned = files.RunFolder(Path(results)).plan.exists()
+    is_planned = Results(Path(results)).plan.exists()
     if not (config and last and last.config and is_planned):
         return
     working = run_lock.whole_path(Path(results)).parent.parent
@@ -169,7 +170,7 @@ def asks_for_less(results: str) -> bool:
 def is_computed(results: str) -> bool:
     """Tell whether all of the last plan is computed: its receipts say so, or the results
     (`keep: results` removes receipts)."""
-    folder = files.RunFolder(Path(results))
+    folder = Results(Path(results))
     plan = files.read_sealed(folder.plan)
     if not plan or not {"recipe", "shards"} <= set(plan) or recipe.other_versions_here(plan):
         return False

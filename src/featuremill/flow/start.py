@@ -34,6 +34,7 @@ from featuremill.inputs import TableOptions
 from featuremill.merge.outputs import FILES
 from featuremill.status import visit
 from featuremill.store import command_line, files, run_lock
+from featuremill.store.results import Results
 from featuremill.workload import Weights, recipe, weights
 
 LOCKS = Path(".snakemake/locks")
@@ -124,12 +125,12 @@ def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None
         logger.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
         logger.warning(f"{results}: here is {others}: it is planned and computed anew.")
-        files.RunFolder(Path(results)).plan.unlink()
+        Results(Path(results)).plan.unlink()
 
 
 def others_planned_for(run: Run, results: str) -> str:
     """Return how the versions that are installed differ from those that the run is planned for."""
-    plan = files.read_sealed(files.RunFolder(Path(results)).plan)
+    plan = files.read_sealed(Results(Path(results)).plan)
     # With another workload Snakemake plans again anyway.
     is_same = plan and plan.get("workload") == run.workload
     return recipe.other_versions_here(plan) if plan and is_same else ""
@@ -142,7 +143,7 @@ def forget_what_is_gone(run: Run, results: str) -> None:
     to delete it) it would never plan again, nor when other outputs of a run are asked for whose
     shards were removed.
     """
-    folder = files.RunFolder(Path(results))
+    folder = Results(Path(results))
     path = folder.root / "manifest.json"
     manifest = files.read_json(path)
     if folder.plan.exists() and not folder.store.exists():
@@ -177,7 +178,7 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
     """Tell whether the last plan is still that of this config and these inputs."""
     from featuremill.plan.command import planning_device
 
-    path = files.RunFolder(Path(results)).plan
+    path = Results(Path(results)).plan
     plan = files.read_sealed(path)
     if plan is None or [entry["path"] for entry in plan["inputs"]] != list(run.inputs):
         return False
@@ -197,7 +198,7 @@ def _is_planned(run: Run, results: str, model: Weights) -> bool:
 def forget_what_is_not_whole(results: str) -> None:
     """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
     command is enough to mend it."""
-    folder = files.RunFolder(Path(results))
+    folder = Results(Path(results))
     if not folder.plan.exists():
         return
     try:

@@ -33,6 +33,7 @@ from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.merge import clean
 from featuremill.store import files
+from featuremill.store.results import Results
 from featuremill.workload.weights import is_path, json_of
 
 DEFAULT_HOST_THREADS = 4
@@ -140,7 +141,7 @@ def report_labels(run: Run) -> list[str]:
 def read_plan(path: str) -> dict[str, Any]:
     """Return what plan.json says, or stop Snakemake with one sentence."""
     try:
-        return files.read_plan(files.RunFolder(Path(path).parent))
+        return Results(Path(path).parent).read_plan()
     except (UserError, IntegrityError) as error:
         raise RefusedError(str(error)) from None
 

@@ -21,8 +21,9 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store.files import RunFolder, replacing
+from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
+from featuremill.store.results import Results
 from featuremill.store.shard_file import digests, read_verified
 
 FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
@@ -34,7 +35,7 @@ log = logging.getLogger("featuremill.merge")
 
 
 def account(
-    gatherer: Gatherer, folder: RunFolder, shards: Sequence[str], table: Path, fasta: Path
+    gatherer: Gatherer, folder: Results, shards: Sequence[str], table: Path, fasta: Path
 ) -> dict[str, int]:
     """Write `table` and `fasta` and return how many records are ok, failed, and so on.
 
@@ -76,7 +77,7 @@ def account(
 
 
 def _add_failures(
-    found: Shuffle, part: Part, places: npt.NDArray[np.void], folder: RunFolder, shard: str
+    found: Shuffle, part: Part, places: npt.NDArray[np.void], folder: Results, shard: str
 ) -> None:
     path = folder.shard(shard)
     if not path.exists():

@@ -34,8 +34,9 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import manifest_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of, read_plan_of_manifest
-from featuremill.store.files import RunFolder, read_json, write_json
+from featuremill.store.files import read_json, write_json
 from featuremill.store.parts import Part, open_part
+from featuremill.store.results import Results
 
 Parts = list[Part | None]
 log = logging.getLogger("featuremill.merge")
@@ -58,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill merge`."""
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
     outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
     pa.set_cpu_count(threads)
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 @contextmanager
-def undisturbed(folder: RunFolder) -> Iterator[None]:
+def undisturbed(folder: Results) -> Iterator[None]:
     """Keep plan, retry and merge away: they write anew what is read here several times."""
     with ExitStack() as locks:
         for verb in ("plan", "merge"):
@@ -85,7 +86,7 @@ def undisturbed(folder: RunFolder) -> Iterator[None]:
         yield
 
 
-def _outputs(folder: RunFolder) -> list[str]:
+def _outputs(folder: Results) -> list[str]:
     """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
     written = (read_json(folder.root / "manifest.json") or {}).get("outputs", {})
     if outputs := [name for name, file in FILES.items() if file in written]:
@@ -95,7 +96,7 @@ def _outputs(folder: RunFolder) -> list[str]:
 
 
 def merge(
-    folder: RunFolder, outputs: list[str], max_failed: int, num_threads: int = 2
+    folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2
 ) -> dict[str, Any]:
     """Write the results of `folder`'s plan and return what manifest.json says.
 
@@ -117,17 +118,19 @@ def merge(
             raise UserError(_too_many(folder, counts, max_failed))
         delivery.clear_partial(folder)
         paths = {name: folder.root / FILES[name] for name in outputs}
-        provenance = provenance_of(plan, [part.receipt for part in parts if part])
+        provenance = provenance_of(
+            plan.as_json(), [part.receipt.as_json() for part in parts if part]
+        )
         files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    result = manifest_of(plan, [part for part in parts if part], counts, files)
+    result = manifest_of(plan.as_json(), [part for part in parts if part], counts, files)
     write_json(folder.root / "manifest.json", result)
     _say(folder, result, FAILED)
     return result
 
 
-def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -> dict[str, Any]:
+def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> dict[str, Any]:
     """Write what is computed of `folder`'s plan by now; return what manifest.partial.json says.
 
     Results that are whole and of this plan make it needless: then their manifest is returned.
@@ -159,10 +162,10 @@ def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -
     paths = {name: folder.root / file_name(FILES[name], is_partial=True) for name in chosen}
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, listed)
-        receipts = [part.receipt for part in found]
-        provenance = provenance_of(plan, receipts) | {"partial": "true"}
+        receipts = [part.receipt.as_json() for part in found]
+        provenance = provenance_of(plan.as_json(), receipts) | {"partial": "true"}
         files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
-    result = {"partial": True, **manifest_of(plan, found, counts, files)}
+    result = {"partial": True, **manifest_of(plan.as_json(), found, counts, files)}
     write_json(folder.root / file_name("manifest.json", is_partial=True), result)
     _say(folder, result, tuple(path.name for path in listed))
     if counts["failed"]:
@@ -171,7 +174,7 @@ def merge_partial(folder: RunFolder, outputs: list[str], num_threads: int = 2) -
 
 
 def open_parts(
-    folder: RunFolder, plan: dict[str, Any], num_threads: int, only_look: bool
+    folder: Results, plan: dict[str, Any], num_threads: int, only_look: bool
 ) -> tuple[Parts, list[IntegrityError]]:
     """Return every part, and what is wrong with those that are None for it."""
 
@@ -192,7 +195,7 @@ def open_parts(
 
 @contextmanager
 def gathered(
-    folder: RunFolder, plan: dict[str, Any], parts: Parts, num_threads: int
+    folder: Results, plan: dict[str, Any], parts: Parts, num_threads: int
 ) -> Iterator[Gatherer]:
     """Yield the gatherer of the run, with a folder of its own for as long as it is needed."""
     scratch = folder.store / "merge"
@@ -206,11 +209,11 @@ def gathered(
 
 
 def count(
-    gatherer: Gatherer, folder: RunFolder, plan: dict[str, Any], listed: list[Path]
+    gatherer: Gatherer, folder: Results, plan: dict[str, Any], listed: list[Path]
 ) -> dict[str, int]:
     """Count every input record, list those without values, and check the sums."""
     totals = account(gatherer, folder, [shard["shard"] for shard in plan["shards"]], *listed)
-    planned = plan["counts"]
+    planned = plan["counts"].as_json()
     if sum(totals.values()) != planned["input"] or any(
         totals[kind] != planned[kind] for kind in ("refused", "duplicate")
     ):
@@ -221,7 +224,7 @@ def count(
     return {"input": planned["input"], **totals}
 
 
-def _too_many(folder: RunFolder, counts: dict[str, int], max_failed: int) -> str:
+def _too_many(folder: Results, counts: dict[str, int], max_failed: int) -> str:
     table, fasta = (folder.store / name for name in FAILED)
     return (
         f"{counts['failed']:,} of {counted(counts['input'], 'record')} failed and max_failed is "
@@ -231,7 +234,7 @@ def _too_many(folder: RunFolder, counts: dict[str, int], max_failed: int) -> str
     )
 
 
-def _say(folder: RunFolder, result: dict[str, Any], lists: tuple[str, ...]) -> None:
+def _say(folder: Results, result: dict[str, Any], lists: tuple[str, ...]) -> None:
     log.info("%s: all accounted for", _accounted(result["counts"]))
     for line in result["warnings"]:
         log.warning("%s", line)

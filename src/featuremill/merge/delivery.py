@@ -30,8 +30,9 @@ from featuremill.merge.outputs import (
 )
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
-from featuremill.store.files import RunFolder, replacing, sync, write_json
+from featuremill.store.files import replacing, sync, write_json
 from featuremill.store.formats import FORMATS, sidecar_of
+from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
 
@@ -61,7 +62,7 @@ class Source(Protocol):
         """Yield blocks of the columns of `outputs.IDENTITY` and the values, in input order."""
 
 
-def clear(folder: RunFolder, outputs: Sequence[str], is_partial: bool) -> None:
+def clear(folder: Results, outputs: Sequence[str], is_partial: bool) -> None:
     """Remove what would contradict the new results: old ones, and halves of a killed merge."""
     (folder.root / file_name("manifest.json", is_partial)).unlink(missing_ok=True)
     if not is_partial:
@@ -77,7 +78,7 @@ def clear(folder: RunFolder, outputs: Sequence[str], is_partial: bool) -> None:
             _remove(half)
 
 
-def clear_partial(folder: RunFolder) -> None:
+def clear_partial(folder: Results) -> None:
     """Remove the partial results, as there are whole ones now."""
     clear(folder, [], is_partial=True)
     for name in (*FAILED, "report.html"):

@@ -27,8 +27,9 @@ from featuremill.merge.provenance import provenance_of
 from featuremill.merge.table import TableSource
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of, read_plan_of_manifest
-from featuremill.store.files import RunFolder, read_json, write_json
+from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import FORMATS, sidecar_of
+from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.export")
 
@@ -53,14 +54,14 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill export`."""
     threads = max(1, arguments.threads)
     pa.set_cpu_count(threads)
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     # A store that is gone must not come back: its absence tells Snakemake to compute again.
     with undisturbed(folder) if folder.store.is_dir() else contextlib.nullcontext():
         export(folder, list(dict.fromkeys(arguments.to)), arguments.output, threads)
 
 
 def export(
-    folder: RunFolder, formats: Sequence[str], output: Path | None = None, num_threads: int = 2
+    folder: Results, formats: Sequence[str], output: Path | None = None, num_threads: int = 2
 ) -> dict[str, Any]:
     """Write the results of `folder` in `formats`, to `output` or the run's own folder; return each
     file's size and sha256.
@@ -82,7 +83,7 @@ def export(
     if not paths:
         return {}
     with _source(folder, plan, manifest, num_threads) as source:
-        provenance = provenance_of(plan, manifest["receipts"])
+        provenance = provenance_of(plan.as_json(), manifest["receipts"])
         files = write(source, paths, provenance, manifest["counts"]["ok"], folder.root)
     if output is None:
         exported = read_json(folder.root / EXPORTS) or {}
@@ -92,7 +93,7 @@ def export(
 
 
 def _targets(
-    folder: RunFolder, manifest: dict[str, Any], formats: Sequence[str], output: Path | None
+    folder: Results, manifest: dict[str, Any], formats: Sequence[str], output: Path | None
 ) -> dict[str, Path]:
     """Return where each format goes, without those that merge has written there."""
     if output is not None:
@@ -118,7 +119,7 @@ def _targets(
 
 @contextlib.contextmanager
 def _source(
-    folder: RunFolder, plan: dict[str, Any], manifest: dict[str, Any], num_threads: int
+    folder: Results, plan: dict[str, Any], manifest: dict[str, Any], num_threads: int
 ) -> Iterator[Source]:
     """Yield the parts, joined and accounted for as in merge, or the table where they are gone."""
     shards = [shard["shard"] for shard in plan["shards"]]
@@ -143,7 +144,7 @@ def _source(
         yield gatherer
 
 
-def _table(folder: RunFolder, manifest: dict[str, Any]) -> Path:
+def _table(folder: Results, manifest: dict[str, Any]) -> Path:
     """Return the table of the results, its bytes checked."""
     names = [name for name in ("parquet", "parquet_dataset") if FILES[name] in manifest["outputs"]]
     if not names:

@@ -53,7 +53,7 @@ def manifest_of(
     plan: dict[str, Any], parts: list[Part], counts: dict[str, int], files: dict[str, Any]
 ) -> dict[str, Any]:
     """Return what manifest.json says: where the numbers come from, and how many there are."""
-    receipts = [part.receipt for part in parts]
+    receipts = [part.receipt.as_json() for part in parts]
     on_gpu = [r["seconds"]["total"] * len(devices_of(r)) for r in receipts if is_on_gpu(r)]
     return {
         "version": MANIFEST_VERSION,

@@ -14,7 +14,7 @@ from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
 ONE_BY_ONE = (
@@ -42,7 +42,7 @@ GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
-def announce(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> None:
+def announce(folder: Results, plan: dict[str, Any], sizing: Sizing) -> None:
     """Log the run's size, model, device and expected bytes, and what looks odd.
 
     Raises:
@@ -59,7 +59,7 @@ def announce(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> None:
 
 
 def describe(
-    folder: RunFolder, plan: dict[str, Any], needs: Sequence[Need], device: Device
+    folder: Results, plan: dict[str, Any], needs: Sequence[Need], device: Device
 ) -> list[str]:
     """Return the lines that say what will be done."""
     options = plan["settings"]["options"]
@@ -72,7 +72,7 @@ def describe(
     ]
 
 
-def sizes_of(folder: RunFolder, plan: dict[str, Any]) -> list[str]:
+def sizes_of(folder: Results, plan: dict[str, Any]) -> list[str]:
     """Return the lines that say how much there is to do."""
     counts, lengths, shards = plan["counts"], plan["lengths"], plan["shards"]
     left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
@@ -92,7 +92,7 @@ def _where(plan: dict[str, Any], device: Device) -> str:
     return f"{plan['gpus']} × {device.name} a job" if is_spread else device.name
 
 
-def warnings(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> list[str]:
+def warnings(folder: Results, plan: dict[str, Any], sizing: Sizing) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
     lines = [f"{counted(count, 'record')}: {note}" for note, count in plan["notes"].items()]
     for reason, count in plan["refusals"].items():
@@ -101,7 +101,7 @@ def warnings(folder: RunFolder, plan: dict[str, Any], sizing: Sizing) -> list[st
     return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan["counts"]["planned"])]
 
 
-def _uneven(folder: RunFolder, shards: list[dict[str, Any]], sizing: Sizing) -> list[str]:
+def _uneven(folder: Results, shards: list[dict[str, Any]], sizing: Sizing) -> list[str]:
     """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
     the end, and more of them would be worth it."""
     num_gpus = slots_told()

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.plan.spool import BUCKET, NUM_BUCKETS, bucket_path
-from featuremill.store.files import RunFolder, digest_of
+from featuremill.store.files import digest_of
+from featuremill.store.results import Results
 from featuremill.store.shard_file import SHARD, Digests, digests, read_shard
 
 NOWHERE = -1
@@ -88,7 +89,7 @@ def _mapped(path: Path) -> pa.Table:
         return pa.ipc.open_stream(source).read_all()
 
 
-def spool_old_shards(folder: RunFolder, names: Iterable[str], to: Path) -> list[OldShard]:
+def spool_old_shards(folder: Results, names: Iterable[str], to: Path) -> list[OldShard]:
     """Write the keys of shards of the last plan to their buckets in `to`, in their order.
 
     Shards that are gone, or are not what their name says, are left out.

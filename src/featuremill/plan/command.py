@@ -35,8 +35,9 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.shards import Cutter, Shard
 from featuremill.plan.sizing import Cut, Sizing
 from featuremill.plan.spool import Tally, ids_path
-from featuremill.store.files import RunFolder, read_sealed, sha256_of, write_sealed
+from featuremill.store.files import read_sealed, sha256_of, write_sealed
 from featuremill.store.journal import COLUMNS
+from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import recipe_of, settings_of
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"then featuremill plan … --weights {path}."
         )
     found = weights_verb.read(arguments.weights) if arguments.weights else None
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
         result = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
@@ -92,7 +93,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def plan(
-    folder: RunFolder,
+    folder: Results,
     config: Run,
     weights: Weights | None,
     weights_path: Path | None = None,
@@ -198,7 +199,7 @@ def _about_run(
 
 
 def _plan_records(
-    folder: RunFolder,
+    folder: Results,
     config: Run,
     workload: Workload,
     options: Any,

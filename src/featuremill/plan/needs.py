@@ -11,8 +11,8 @@ import pyarrow as pa
 from featuremill.merge.outputs import files_of
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.files import RunFolder
 from featuremill.store.formats import FORMATS
+from featuremill.store.results import Results
 
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
@@ -25,7 +25,7 @@ def asked_outputs() -> list[str]:
 
 
 def needs_of_run(
-    folder: RunFolder,
+    folder: Results,
     plan: dict[str, Any],
     values: pa.Schema,
     outputs: Sequence[str] | None = None,
@@ -61,7 +61,7 @@ def _without_what_is_there(need: Need) -> Need:
     )
 
 
-def _unpaid_parts(folder: RunFolder, plan: dict[str, Any], values: pa.Schema) -> int:
+def _unpaid_parts(folder: Results, plan: dict[str, Any], values: pa.Schema) -> int:
     counts_residues = plan["cost_unit"] in COUNTING_RESIDUES
     unpaid = 0
     for shard in plan["shards"]:

@@ -28,8 +28,9 @@ from featuremill.base.sizes import counted
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.agreement import read_plan_of_manifest, refuse_what_was_cleaned
-from featuremill.store.files import RunFolder, read_sealed, replacing, sha256_of, write_sealed
+from featuremill.store.files import read_sealed, replacing, sha256_of, write_sealed
 from featuremill.store.parts import failed_rows, open_part
+from featuremill.store.results import Results
 from featuremill.store.shard_file import digests, read_shard, read_verified, write_shard
 
 NAMES = [kind.name for kind in KINDS]
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill retry`."""
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     if not (folder.plan.exists() and folder.store.is_dir()):
         raise UserError(
             f"{folder.plan}: there is no planned run here; make one first "
@@ -85,7 +86,7 @@ class Failed(NamedTuple):
         return counts
 
 
-def retry(folder: RunFolder, kinds: Sequence[str], is_dry_run: bool = False) -> None:
+def retry(folder: Results, kinds: Sequence[str], is_dry_run: bool = False) -> None:
     """Plan the failed records of these kinds (of all, when none is given) once more.
 
     The caller holds the run's locks.
@@ -112,7 +113,7 @@ def retry(folder: RunFolder, kinds: Sequence[str], is_dry_run: bool = False) -> 
         log.info("%s would run again: %s", num_records, told)
         return
     moved, shards = _write_shards(folder, plan, chosen)
-    _replace_plan(folder, plan, chosen, moved, shards)
+    _replace_plan(folder, plan.as_json(), chosen, moved, shards)
     log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
     log.info("now run: %s", command_line.again(folder.root))
 
@@ -133,7 +134,7 @@ def _choose(failed: Failed, kinds: Sequence[str]) -> Failed:
     return failed.among(np.isin(failed.kinds, [NAMES.index(kind) for kind in kinds or NAMES]))
 
 
-def _failed(folder: RunFolder, plan: dict[str, Any]) -> Failed:
+def _failed(folder: Results, plan: dict[str, Any]) -> Failed:
     """Return every failed record that the plan asks for, out of the parts that are finished."""
     recipe, found, num_left = plan["recipe"], [], 0
     for number, shard in enumerate(plan["shards"]):
@@ -181,7 +182,7 @@ def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.ND
 
 
 def _write_shards(
-    folder: RunFolder, plan: dict[str, Any], chosen: Failed
+    folder: Results, plan: dict[str, Any], chosen: Failed
 ) -> tuple[Places, list[dict[str, Any]]]:
     """Write the chosen records as new shards; return each one's place in them, and the shards.
 
@@ -211,7 +212,7 @@ def _write_shards(
     return moved, shards
 
 
-def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
+def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
     found = np.empty(len(places), "S32")
     for number in np.unique(places >> 32):
         here = places >> 32 == number
@@ -226,7 +227,7 @@ def _sha256(folder: RunFolder, names: Sequence[str], places: Places) -> npt.NDAr
     return found
 
 
-def _payloads(folder: RunFolder, names: Sequence[str], places: Places) -> pa.Table:
+def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table:
     """Return the shard rows at `places`, in the order of sha256, each payload checked.
 
     Raises:
@@ -246,7 +247,7 @@ def _payloads(folder: RunFolder, names: Sequence[str], places: Places) -> pa.Tab
 
 
 def _replace_plan(
-    folder: RunFolder,
+    folder: Results,
     plan: dict[str, Any],
     chosen: Failed,
     moved: Places,
@@ -280,7 +281,7 @@ def _replace_plan(
             _forget(folder, plan["recipe"], shard["shard"])
 
 
-def _forget(folder: RunFolder, recipe: str, shard: str) -> None:
+def _forget(folder: Results, recipe: str, shard: str) -> None:
     """Remove what is left of an earlier try of just these records, unless they went well in it.
 
     The results' manifest.json goes as well then: it names that part, and Snakemake has to see that

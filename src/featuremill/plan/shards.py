@@ -24,7 +24,8 @@ import pyarrow as pa
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.hands import Hands
-from featuremill.store.files import RunFolder, take_space
+from featuremill.store.files import take_space
+from featuremill.store.results import Results
 from featuremill.store.shard_file import write_shard
 
 Result = TypeVar("Result")
@@ -49,7 +50,7 @@ class Shard(NamedTuple):
 class Work(NamedTuple):
     """What every task needs."""
 
-    folder: RunFolder
+    folder: Results
     spools: list[Path]
     buckets: list[int]
     """Those that hold anything."""
@@ -88,7 +89,7 @@ class Cutter:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: Results,
         spools: list[Path],
         num_records: int,
         old: Sequence[OldShard],
@@ -255,7 +256,7 @@ def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> li
     return shards
 
 
-def _write_shard(folder: RunFolder, table: pa.Table, cost: int) -> Shard:
+def _write_shard(folder: Results, table: pa.Table, cost: int) -> Shard:
     name = write_shard(folder, table)
     size = folder.shard(name).stat().st_size
     return Shard(name, table.num_rows, table.num_rows, cost, size)

@@ -26,8 +26,8 @@ from featuremill.report.timeline import seconds_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.status import failed_counts
 from featuremill.store import command_line
-from featuremill.store.files import RunFolder
 from featuremill.store.receipts import device_name
+from featuremill.store.results import Results
 
 
 class Lengths(NamedTuple):
@@ -137,7 +137,7 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
 
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
     problems = failed_counts.read(root / file_name("failed.tsv", is_partial))
-    rows, lengths = _lengths(RunFolder(root).manifest)
+    rows, lengths = _lengths(Results(root).manifest)
     shards = sorted(
         (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed
     )
@@ -153,7 +153,7 @@ def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
             found["embeddings.parquet"] = num_rows
             embedding = projection.read(paths, num_rows)
     doubts = _doubts(manifest["counts"], found)
-    used = usage.read(RunFolder(root), manifest["recipe"], shards)
+    used = usage.read(Results(root), manifest["recipe"], shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []
     return Facts(manifest, lengths, shards, pieces, problems, embedding, doubts, used)

@@ -15,7 +15,7 @@ from featuremill.report.shards import Piece, Shard, lane_of
 from featuremill.report.timeline import Interval
 from featuremill.status.failed_counts import clipped
 from featuremill.store import telemetry
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 MAX_FILES = 200
 """Above this the samples are left alone: a screen has no more room than for a point a shard."""
@@ -60,7 +60,7 @@ class Usage(NamedTuple):
     """Shards that `points` are of."""
 
 
-def read(folder: RunFolder, recipe: str, shards: Sequence[Shard]) -> Usage | None:
+def read(folder: Results, recipe: str, shards: Sequence[Shard]) -> Usage | None:
     """Return what is known of how the `shards` used their devices; None where that is nothing."""
     points: list[Point] = []
     stopped: list[Piece] = []

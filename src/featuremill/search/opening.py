@@ -22,7 +22,8 @@ from featuremill.search.vectors import Mapped, Table, Vectors
 from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.search")
 
@@ -30,7 +31,7 @@ log = logging.getLogger("featuremill.search")
 class Searched(NamedTuple):
     """The results of a run, open."""
 
-    folder: RunFolder
+    folder: Results
     manifest: dict[str, Any]
     """What manifest.json says, or manifest.partial.json."""
     plan: dict[str, Any]
@@ -53,7 +54,7 @@ def open_results(root: Path, column: str | None, wants_partial: bool) -> Searche
     Raises:
         UserError: when there are none, or none that have one vector a record with its id.
     """
-    folder = RunFolder(root)
+    folder = Results(root)
     manifest, is_partial = _manifest(folder, wants_partial)
     table_path, npy_path = _files(root, manifest, is_partial)
     table = _table(root, table_path, column)
@@ -70,7 +71,7 @@ def open_results(root: Path, column: str | None, wants_partial: bool) -> Searche
     return Searched(folder, manifest, plan, failed, table.column.name, vectors, table)
 
 
-def _manifest(folder: RunFolder, wants_partial: bool) -> tuple[dict[str, Any], bool]:
+def _manifest(folder: Results, wants_partial: bool) -> tuple[dict[str, Any], bool]:
     """Return what tells of the results, and whether they are partial ones."""
     root = folder.root
     if not root.is_dir():

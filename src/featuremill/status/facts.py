@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.status.problems import Problem
 from featuremill.status.rest import Rest
-from featuremill.status.results import Results
+from featuremill.status.results import Delivered
 from featuremill.status.shards import Shard
 from featuremill.store.run_lock import Owner
 
@@ -42,7 +42,7 @@ class Facts:
     verified: bool
     plan: dict[str, Any] | None = None
     shards: list[Shard] = field(default_factory=list)
-    results: Results | None = None
+    results: Delivered | None = None
     groups: list[Group] = field(default_factory=list)
     """Records without values, by reason."""
     unread_failures: int = 0

@@ -21,8 +21,8 @@ from featuremill.base.reasons import head_of, kind_of
 from featuremill.status import failed_counts as listed
 from featuremill.status.failed_counts import MAX_EXAMPLES, clipped
 from featuremill.status.shards import Shard
-from featuremill.store.files import RunFolder
 from featuremill.store.parts import failed_rows
+from featuremill.store.results import Results
 
 MOST_PARTS = 100
 """Parts with failed rows that a quick look reads: more of them fail for the same reasons."""
@@ -64,7 +64,7 @@ class Failures(NamedTuple):
 
 
 def read_failures(
-    folder: RunFolder, plan: dict[str, Any], shards: list[Shard], reads_all: bool
+    folder: Results, plan: dict[str, Any], shards: list[Shard], reads_all: bool
 ) -> Failures:
     """Return the failed and refused records by reason."""
     if any(shard.state == "removed" for shard in shards):
@@ -109,7 +109,7 @@ def _key(status: str, reason: str) -> Key:
     return Key(status, kind_of(reason).name, clipped(head_of(reason)))
 
 
-def failed_keys(folder: RunFolder, recipe: str, shard: str) -> dict[int, Key]:
+def failed_keys(folder: Results, recipe: str, shard: str) -> dict[int, Key]:
     """Return the shard's rows that failed, each with its reason."""
     try:
         rows, reasons = failed_rows(folder.part(recipe, shard))

@@ -11,7 +11,8 @@ from featuremill.merge.outputs import EXPORTS, FILES, bytes_of, digest_of_result
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.agreement import are_results_of
-from featuremill.store.files import RunFolder, read_json
+from featuremill.store.files import read_json
+from featuremill.store.results import Results
 
 MANIFEST = "manifest.json"
 FAILED = "failed.tsv"
@@ -21,7 +22,7 @@ be read, or an output is not what it says."""
 Reported = Literal["no", "yes", "older"]
 
 
-class Results(NamedTuple):
+class Delivered(NamedTuple):
     """What merge and report left."""
 
     merged: Merged
@@ -35,7 +36,7 @@ class Results(NamedTuple):
     problems: list[Problem]
 
 
-def read_manifest(folder: RunFolder, name: str = MANIFEST) -> dict[str, Any] | None:
+def read_manifest(folder: Results, name: str = MANIFEST) -> dict[str, Any] | None:
     """Return what manifest.json says; None where there is none that can be read."""
     manifest = read_json(folder.root / name)
     kinds = {"outputs": dict, "parts": dict, "counts": dict, "recipe": str}
@@ -44,7 +45,7 @@ def read_manifest(folder: RunFolder, name: str = MANIFEST) -> dict[str, Any] | N
     return manifest
 
 
-def taken_over(folder: RunFolder, manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
+def taken_over(folder: Results, manifest: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
     """Return the receipts that manifest.json holds and that have not been written to since."""
     receipts = (manifest or {}).get("receipts")
     if manifest is None or not isinstance(receipts, list):
@@ -60,12 +61,12 @@ def taken_over(folder: RunFolder, manifest: dict[str, Any] | None) -> dict[str, 
 
 
 def read_results(
-    folder: RunFolder,
+    folder: Results,
     plan: dict[str, Any],
     manifest: dict[str, Any] | None,
     shards: list[Shard],
     verifies: bool,
-) -> Results:
+) -> Delivered:
     """Return what there is of the results of `plan`."""
     path = folder.root / MANIFEST
     partial = sorted(name for name in partial_results() if (folder.root / name).exists())
@@ -83,7 +84,7 @@ def read_results(
         merged = "damaged"
     exported = read_json(folder.root / EXPORTS) or {}
     problems += _exports(folder.root, exported, verifies)
-    return Results(merged, _reported(folder.root, path), manifest, partial, exported, problems)
+    return Delivered(merged, _reported(folder.root, path), manifest, partial, exported, problems)
 
 
 def _older(

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from featuremill.status.rows import count_rows
 from featuremill.store import lock_holder
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "removed"]
 """finished: the part is there; running: somebody has its lock; unclear: a job on another machine
@@ -63,7 +64,7 @@ def held_by(lock: Path) -> Holder:
 
 
 def read_shards(
-    folder: RunFolder, plan: dict[str, Any], known: dict[str, dict[str, Any]]
+    folder: Results, plan: dict[str, Any], known: dict[str, dict[str, Any]]
 ) -> list[Shard]:
     """Return the plan's shards in its order; `known` receipts need not be read.
 
@@ -96,7 +97,7 @@ def read_shards(
 
 
 def unfinished(
-    folder: RunFolder, recipe: str, shard: Shard, journals: set[str], num_bytes: int
+    folder: Results, recipe: str, shard: Shard, journals: set[str], num_bytes: int
 ) -> Shard:
     """Return what there is of a shard whose part was not found."""
     data = folder.journal(recipe, shard.name)
@@ -157,7 +158,7 @@ def listed(path: Path) -> set[str]:
         return set()
 
 
-def _kept(folder: RunFolder, recipe: str, name: str) -> dict[str, Any] | None:
+def _kept(folder: Results, recipe: str, name: str) -> dict[str, Any] | None:
     """Return the receipt that extract keeps beside the part and adopts."""
     kept = read_sealed(folder.part(recipe, name).with_suffix(".json"))
     return kept if is_of(kept, recipe, name) else None

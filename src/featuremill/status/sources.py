@@ -9,7 +9,8 @@ from typing import Any
 
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store.files import RunFolder, read_json, sha256_of
+from featuremill.store.files import read_json, sha256_of
+from featuremill.store.results import Results
 from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
@@ -18,7 +19,7 @@ one again, whatever is in it, so a sentence that it may have changed does not st
 
 
 def check_inputs(
-    folder: RunFolder, plan: dict[str, Any], is_merged: bool, verifies: bool
+    folder: Results, plan: dict[str, Any], is_merged: bool, verifies: bool
 ) -> list[Problem]:
     """Return which inputs are not what was planned."""
     problems = []
@@ -58,7 +59,7 @@ def is_newer(path: Path, than: Path) -> bool:
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
-def check_weights(folder: RunFolder, plan: dict[str, Any], has_work: bool) -> list[Problem]:
+def check_weights(folder: Results, plan: dict[str, Any], has_work: bool) -> list[Problem]:
     """Return what is wrong with the weights; that is in nobody's way when nothing is left to do."""
     if not plan.get("weights"):
         return []
@@ -88,7 +89,7 @@ def check_versions(plan: dict[str, Any]) -> list[Problem]:
 
 
 def check_manifest(
-    folder: RunFolder, plan: dict[str, Any], is_readable: bool, verifies: bool
+    folder: Results, plan: dict[str, Any], is_readable: bool, verifies: bool
 ) -> list[Problem]:
     """Return what is wrong with manifest.parquet."""
     path, mend = folder.manifest, Mend("plan")
@@ -120,7 +121,7 @@ def _is_parquet(path: Path) -> bool:
 
 
 def check_parts(
-    folder: RunFolder, plan: dict[str, Any], shards: list[Shard], verifies: bool
+    folder: Results, plan: dict[str, Any], shards: list[Shard], verifies: bool
 ) -> list[Problem]:
     """Return which parts, receipts and shards are lost or damaged."""
     problems = []
@@ -146,7 +147,7 @@ def _named(shards: list[str]) -> str:
     return f"shard {shards[0][:8]}{more}"
 
 
-def _is_damaged(folder: RunFolder, plan: dict[str, Any], shard: Shard) -> bool:
+def _is_damaged(folder: Results, plan: dict[str, Any], shard: Shard) -> bool:
     from featuremill.store.journal import digest_of_file
 
     if shard.state != "finished" or not shard.receipt:

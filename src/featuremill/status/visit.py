@@ -24,7 +24,8 @@ from featuremill.status.results import read_manifest, read_results, taken_over
 from featuremill.status.shards import Shard, read_shards
 from featuremill.status.sources import is_newer
 from featuremill.store import lock_holder, run_lock
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 PLANNED = {
     "run": str,
@@ -88,7 +89,7 @@ def look(given: Path, verifies: bool = False) -> Facts:
     """
     # `.` has no name; links stay, as Snakemake sees them.
     root = Path(os.path.normpath(given.absolute()))
-    folder = RunFolder(root)
+    folder = Results(root)
     last = run_lock.read(root)
     facts = Facts(given, *at_work(folder, last), verifies)
     if not folder.plan.exists():
@@ -106,7 +107,7 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
     Raises:
         UserError: when the run's files cannot be read.
     """
-    folder = RunFolder(root)
+    folder = Results(root)
     nobody = Facts(root, Snakemake(None, None), False, False, False)
     with said_of_damage(root):
         facts = _with_plan(nobody, folder, read_plan(folder, root), reads_reasons=False)
@@ -127,7 +128,7 @@ def _why_no_plan(root: Path, last: run_lock.Owner | None) -> list[Problem]:
     return check_log(root, "plan")
 
 
-def at_work(folder: RunFolder, last: run_lock.Owner | None) -> tuple[Snakemake, bool, bool]:
+def at_work(folder: Results, last: run_lock.Owner | None) -> tuple[Snakemake, bool, bool]:
     """Return the run's Snakemake, whether a plan is being made, and whether a merge."""
     is_running = lock_holder.is_held(run_lock.path_of(folder.root))
     is_elsewhere = last is not None and not last.is_of_this_machine()
@@ -138,13 +139,13 @@ def at_work(folder: RunFolder, last: run_lock.Owner | None) -> tuple[Snakemake, 
     return snakemake, is_planning, is_merging
 
 
-def is_run(folder: RunFolder, last: run_lock.Owner | None) -> bool:
+def is_run(folder: Results, last: run_lock.Owner | None) -> bool:
     """Tell whether a run has left anything in its folder, or whether `last` began one."""
     names = (folder.plan.name, *TRACES)
     return last is not None or any((folder.root / name).exists() for name in names)
 
 
-def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: run_lock.Owner | None) -> None:
+def _refuse_what_is_no_run(folder: Results, given: Path, last: run_lock.Owner | None) -> None:
     if is_run(folder, last):
         return
     if not folder.root.is_dir():
@@ -155,7 +156,7 @@ def _refuse_what_is_no_run(folder: RunFolder, given: Path, last: run_lock.Owner 
     )
 
 
-def read_plan(folder: RunFolder, given: Path) -> dict[str, Any]:
+def read_plan(folder: Results, given: Path) -> dict[str, Any]:
     """Return what plan.json says, with all that is read of it here.
 
     Raises:
@@ -177,7 +178,7 @@ def read_plan(folder: RunFolder, given: Path) -> dict[str, Any]:
 
 
 def _with_plan(
-    facts: Facts, folder: RunFolder, plan: dict[str, Any], reads_reasons: bool = True
+    facts: Facts, folder: Results, plan: dict[str, Any], reads_reasons: bool = True
 ) -> Facts:
     """Return `facts` with all that there is of the plan's shards and results; why records failed
     stands in parts, which need not be read."""
@@ -229,7 +230,7 @@ def _removed(shard: Shard) -> Shard:
     return shard
 
 
-def _with_failures(facts: Facts, folder: RunFolder, plan: dict[str, Any]) -> Facts:
+def _with_failures(facts: Facts, folder: Results, plan: dict[str, Any]) -> Facts:
     has_failed = any(shard.receipt and shard.receipt["failed"] for shard in facts.shards)
     if not (has_failed or plan["refusals"] or facts.count("removed")):
         return facts

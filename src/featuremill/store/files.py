@@ -1,13 +1,4 @@
-"""Where a run keeps its things, how a file gets its final name, and what its digest is.
-
-results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
-results/<run>/manifest.parquet                 one row an input record
-results/<run>/receipts/<recipe>/<shard>.json   one a finished part (declared to Snakemake)
-results/<run>/store/shards/<shard>.arrow       records, named by their content; never deleted by a
-rule
-results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
-results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
-"""
+"""How a file gets its final name, what its digest is, and how JSON is written and read."""
 
 from __future__ import annotations
 
@@ -19,9 +10,7 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-from featuremill.base.errors import IntegrityError, UserError
+from typing import Any
 
 DIGEST_LENGTH = 32
 """Hex digits of a shard's or recipe's name: 128 bits."""
@@ -29,41 +18,6 @@ DIGEST_LENGTH = 32
 
 SEAL = "seal"
 """Key of a JSON file's own digest: a damaged byte must not pass for another number or name."""
-
-
-class RunFolder(NamedTuple):
-    """The paths of one run."""
-
-    root: Path
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.parquet"
-
-    @property
-    def store(self) -> Path:
-        return self.root / "store"
-
-    def shard(self, shard: str) -> Path:
-        return self.store / "shards" / f"{shard}.arrow"
-
-    def part(self, recipe: str, shard: str) -> Path:
-        return self.store / "parts" / recipe / f"{shard}.arrows"
-
-    def telemetry(self, recipe: str, shard: str) -> Path:
-        """Return the file that says how the part's job goes, or went."""
-        return self.store / "parts" / recipe / f"{shard}.telemetry.jsonl"
-
-    def journal(self, recipe: str, shard: str) -> Path:
-        """Return the journal's data file; its log and lock stand beside it."""
-        return self.store / "journals" / recipe / f"{shard}.arrows"
-
-    def receipt(self, recipe: str, shard: str) -> Path:
-        return self.root / "receipts" / recipe / f"{shard}.json"
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -163,7 +117,7 @@ def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
 
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object `value` with a digest of itself."""
-    return {**value, SEAL: _seal_of(value)}
+    return {**value, SEAL: seal_of(value)}
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
@@ -175,33 +129,11 @@ def read_sealed(path: Path) -> dict[str, Any] | None:
     if value is None:
         return None
     seal = value.pop(SEAL, None)
-    return value if seal in (None, _seal_of(value)) else None
+    return value if seal in (None, seal_of(value)) else None
 
 
-def read_plan(folder: RunFolder) -> dict[str, Any]:
-    """Return what the plan of `folder` says.
-
-    Raises:
-        UserError: when there is none.
-        IntegrityError: when it is not what was written.
-    """
-    if not folder.plan.exists():
-        from featuremill.store import command_line  # which reads owners from here
-
-        raise UserError(
-            f"{folder.plan}: there is no plan yet; make one first "
-            f"({command_line.again(folder.root)})."
-        )
-    plan = read_sealed(folder.plan)
-    if plan is None:
-        raise IntegrityError(
-            f"{folder.plan}: its content is not what was written; delete it and run the same "
-            "command again: what is computed is kept."
-        )
-    return plan
-
-
-def _seal_of(value: Mapping[str, Any]) -> str:
+def seal_of(value: Mapping[str, Any]) -> str:
+    """Return the digest of the JSON object `value` that stands in its file."""
     canonical = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
     return digest_of([canonical.encode()])
 

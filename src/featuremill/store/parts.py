@@ -6,9 +6,9 @@ the shard is the n-th of the part's sha256 column, sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.sizes import counted
 from featuremill.store import command_line
-from featuremill.store.files import RunFolder, read_sealed
 from featuremill.store.journal import COLUMNS, digest_of_file
-from featuremill.store.receipts import has_counts
+from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.receipt import Receipt
+from featuremill.store.results import Results
 from featuremill.store.shard_file import Digests, digests
-from featuremill.workload.recipe import other_versions
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 
@@ -31,7 +31,7 @@ class Part(NamedTuple):
     """A part whose bytes and rows were checked."""
 
     path: Path
-    receipt: dict[str, Any]
+    receipt: Receipt
     values: pa.Schema
     num_failed: int
 
@@ -50,7 +50,7 @@ class Part(NamedTuple):
 
 
 def open_part(
-    folder: RunFolder, plan: Mapping[str, Any], shard: Mapping[str, Any], only_look: bool = False
+    folder: Results, plan: Plan, shard: PlannedShard, only_look: bool = False
 ) -> Part | None:
     """Return the part of `shard`, an entry of `plan`, its bytes, rows and versions checked.
 
@@ -62,12 +62,12 @@ def open_part(
             plan; the part is then set aside and the receipt removed, so that the next run computes
             it again.
     """
-    recipe, name = plan["recipe"], shard["shard"]
+    recipe, name = plan.recipe, shard.shard
     path, receipt_path = folder.part(recipe, name), folder.receipt(recipe, name)
     if only_look and not path.exists():
         return None
-    places = [receipt_path, path.with_suffix(".json")] if only_look else [receipt_path]
-    receipts = [receipt for receipt in map(read_sealed, places) if _is_of(receipt, recipe, name)]
+    finds = [folder.find_receipt, folder.find_kept_receipt] if only_look else [folder.find_receipt]
+    receipts = [receipt for find in finds if (receipt := find(recipe, name))]
     if not (receipts or only_look):
         if not receipt_path.exists():
             raise IntegrityError(
@@ -80,8 +80,9 @@ def open_part(
             "again to have it written anew."
         )
     try:
-        part = _checked(path, receipts, shard["records"])
-        if others := other_versions(plan["settings"], part.receipt):
+        part = _checked(path, receipts, shard.records)
+        told = part.receipt.workload_version, part.receipt.engine_version
+        if others := plan.settings.other_versions(*told):
             raise _damaged(path, f"it was computed by {others}, as planned")
         return part
     except IntegrityError:
@@ -92,16 +93,12 @@ def open_part(
         raise
 
 
-def _is_of(receipt: dict[str, Any] | None, recipe: str, shard: str) -> bool:
-    return receipt is not None and (receipt.get("recipe"), receipt.get("shard")) == (recipe, shard)
-
-
-def _checked(path: Path, receipts: Sequence[dict[str, Any] | None], num_records: int) -> Part:
+def _checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     """Return the part at `path` with the one of `receipts` that is about these bytes."""
     if not path.exists():
         raise _damaged(path, "it is gone")
     digest = digest_of_file(path)
-    receipt = next((found for found in receipts if found and found.get("part") == digest), None)
+    receipt = next((found for found in receipts if found.part == digest), None)
     if receipt is None:
         raise _damaged(path, "its bytes are not those that were written")
     sha256, reasons = _columns(path)
@@ -110,7 +107,7 @@ def _checked(path: Path, receipts: Sequence[dict[str, Any] | None], num_records:
             path, f"it holds {counted(len(sha256), 'row')} for {counted(num_records, 'record')}"
         )
     num_failed = len(reasons) - reasons.null_count
-    if not has_counts(receipt, len(sha256), num_failed):
+    if not receipt.counts(len(sha256), num_failed):
         raise _damaged(path, "its receipt counts other records")
     with pa.OSFile(str(path)) as source:
         values = pa.schema(list(pa.ipc.open_stream(source).schema)[NUM_CORE_COLUMNS:])

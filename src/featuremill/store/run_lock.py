@@ -14,12 +14,15 @@ import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
 from featuremill.store import lock_holder
-from featuremill.store.files import RunFolder, read_json
+from featuremill.store.files import read_json
+
+if TYPE_CHECKING:
+    from featuremill.store.results import Results
 
 
 class Owner(NamedTuple):
@@ -133,7 +136,7 @@ def alone(run_folder: Path) -> Iterator[None]:
             file.close()
 
 
-def refuse_jobs(folder: RunFolder) -> None:
+def refuse_jobs(folder: Results) -> None:
     """Refuse while a job computes a shard of the run: one of a cluster may outlive its Snakemake.
 
     Raises:

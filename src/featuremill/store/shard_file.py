@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
-from featuremill.store.files import RunFolder, digest_of, replacing
+from featuremill.store.files import digest_of, replacing
+from featuremill.store.results import Results
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
 Digests = npt.NDArray[np.bytes_]
@@ -35,7 +36,7 @@ def read_shard(path: Path) -> pa.Table:
     return table
 
 
-def write_shard(folder: RunFolder, table: pa.Table) -> str:
+def write_shard(folder: Results, table: pa.Table) -> str:
     """Write the shard of `table`, whose rows stand in the order of sha256; return its name."""
     name = digest_of([digests(table["sha256"]).tobytes()])
     with replacing(folder.shard(name)) as temporary, pa.ipc.new_file(str(temporary), SHARD) as file:

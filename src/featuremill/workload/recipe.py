@@ -13,7 +13,8 @@ from typing import Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
-from featuremill.store.files import RunFolder, digest_of
+from featuremill.store.files import digest_of
+from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 
 ENGINE_VERSION = 1
@@ -75,9 +76,7 @@ def other_versions_here(plan: Mapping[str, Any]) -> str:
         return ""
 
 
-def refuse_other_versions(
-    folder: RunFolder, settings: Mapping[str, Any], workload: Workload
-) -> None:
+def refuse_other_versions(folder: Results, settings: Mapping[str, Any], workload: Workload) -> None:
     """Refuse to compute what a plan with these `settings` asks for by other versions than its own.
 
     Raises:

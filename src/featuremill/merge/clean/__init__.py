@@ -20,7 +20,8 @@ from featuremill.merge.clean.categories import KEEP, Category, removable
 from featuremill.merge.clean.removal import Usage, remove, usage_of
 from featuremill.merge.clean.whole import check_whole
 from featuremill.store import run_lock
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 DEFAULT_KEEP = "parts"
 log = logging.getLogger("featuremill.clean")
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill clean`."""
-    folder = RunFolder(arguments.run_folder)
+    folder = Results(arguments.run_folder)
     check_run(folder)
     with run_lock.alone(folder.root), undisturbed(folder):
         found = _found(folder, arguments.keep)
@@ -64,14 +65,14 @@ def after_run(run_folder: Path, keep: str) -> str:
     Raises:
         UserError: when the results are not whole, or something is at the run.
     """
-    folder = RunFolder(run_folder)
+    folder = Results(run_folder)
     with undisturbed(folder):
         check_whole(folder)
         removed = remove(removable(folder, keep))
     return f"keep: {keep}: removed {_told(removed)}." if removed.files else ""
 
 
-def _found(folder: RunFolder, keep: str) -> list[Category]:
+def _found(folder: Results, keep: str) -> list[Category]:
     if keep == "results":
         check_whole(folder)
     return [category for category in removable(folder, keep) if category.paths]
@@ -87,7 +88,7 @@ def _told(used: Usage) -> str:
     return f"{counted(used.files, 'file')}, {human_bytes(used.bytes)}"
 
 
-def check_run(folder: RunFolder) -> None:
+def check_run(folder: Results) -> None:
     """Refuse a folder that is not a run's.
 
     Raises:
@@ -101,7 +102,7 @@ def check_run(folder: RunFolder) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed(folder: RunFolder) -> Iterator[None]:
+def undisturbed(folder: Results) -> Iterator[None]:
     """Keep plan and merge away from the run meanwhile; refuse while any verb is at it.
 
     Raises:

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.merge.outputs import FILES, partial_results
 from featuremill.store import command_line, run_lock
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 KEEP = ("all", "parts", "results", "nothing")
 """From the least that goes to all of it; each but the last takes what those before it take."""
@@ -32,7 +33,7 @@ class Category(NamedTuple):
     folders: tuple[Path, ...] = ()
 
 
-def removable(folder: RunFolder, keep: str) -> list[Category]:
+def removable(folder: Results, keep: str) -> list[Category]:
     """Return what can go when `keep` (one of `KEEP`) is to be kept, in the order of removal.
 
     A receipt goes before its part, and a part before its shard: what a kill leaves half done is
@@ -51,7 +52,7 @@ def removable(folder: RunFolder, keep: str) -> list[Category]:
     return _each_once(found)
 
 
-def _litter(folder: RunFolder) -> list[Category]:
+def _litter(folder: Results) -> list[Category]:
     """Return what no run ever reads again."""
     store, receipts = folder.store, folder.root / "receipts"
     everywhere = [*files_in(folder.root), *files_in(store)]
@@ -89,13 +90,13 @@ def _folders(root: Path, patterns: Iterable[str]) -> list[Path]:
     return [path for path in found if path.is_dir() and not path.is_symlink()]
 
 
-def _is_of_a_part(folder: RunFolder, path: Path) -> bool:
+def _is_of_a_part(folder: Results, path: Path) -> bool:
     """Tell whether a journal's file belongs to a part that is finished."""
     part = folder.part(path.parent.name, path.name.partition(".")[0])
     return part.exists() and part.with_suffix(".json").exists()
 
 
-def _is_orphaned(folder: RunFolder, path: Path) -> bool:
+def _is_orphaned(folder: Results, path: Path) -> bool:
     """Tell whether a file of samples has neither a part nor a journal from which one goes on."""
     shard = path.name.partition(".")[0]
     if path != folder.telemetry(path.parent.name, shard):
@@ -137,7 +138,7 @@ def _open_files() -> set[tuple[int, int]]:
     return found
 
 
-def _beside_the_plan(folder: RunFolder) -> list[Category]:
+def _beside_the_plan(folder: Results) -> list[Category]:
     """Return what neither plan.json nor the store's plan names."""
     plans = [read_sealed(path) for path in (folder.plan, folder.store / "plan.json")]
     recipes = {plan["recipe"] for plan in plans if plan}
@@ -168,12 +169,12 @@ def _shard(path: Path) -> str:
     return path.name.lstrip(".").partition(".")[0]
 
 
-def _computed(folder: RunFolder) -> tuple[Path, ...]:
+def _computed(folder: Results) -> tuple[Path, ...]:
     """Return the folders with a folder a recipe, in the order of removal."""
     return folder.root / "receipts", folder.store / "parts", folder.store / "journals"
 
 
-def _made_of(folder: RunFolder) -> list[Category]:
+def _made_of(folder: Results) -> list[Category]:
     """Return everything but the results, the plan and its manifest."""
     receipts, parts, journals = _computed(folder)
     shards = folder.store / "shards"
@@ -186,7 +187,7 @@ def _made_of(folder: RunFolder) -> list[Category]:
     ]
 
 
-def _everything(folder: RunFolder) -> list[Category]:
+def _everything(folder: Results) -> list[Category]:
     """Return the whole run; its logs are where they are known to be only in results/<run>."""
     root, store = folder.root, folder.store
     stored, here = files_below(store, is_followed=True), files_below(root, is_followed=True)

@@ -8,10 +8,11 @@ from featuremill.base.errors import UserError
 from featuremill.merge.outputs import bytes_of, digest_of_result
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of
-from featuremill.store.files import RunFolder, read_json, read_sealed
+from featuremill.store.files import read_json, read_sealed
+from featuremill.store.results import Results
 
 
-def check_whole(folder: RunFolder) -> None:
+def check_whole(folder: Results) -> None:
     """Refuse results that are not finished, not those of the plan, or not what merge wrote.
 
     Raises:
@@ -25,7 +26,7 @@ def check_whole(folder: RunFolder) -> None:
         )
 
 
-def _problem(folder: RunFolder) -> str:
+def _problem(folder: Results) -> str:
     plan, path = read_sealed(folder.plan) or {}, folder.root / "manifest.json"
     manifest = read_json(path)
     if manifest is None:
@@ -41,7 +42,7 @@ def _problem(folder: RunFolder) -> str:
     return ""
 
 
-def _belong(folder: RunFolder, plan: dict[str, Any], manifest: dict[str, Any]) -> bool:
+def _belong(folder: Results, plan: dict[str, Any], manifest: dict[str, Any]) -> bool:
     """Tell whether the results are those of the plan and of the parts whose receipts are here."""
     if not are_results_of(plan, manifest):
         return False

@@ -22,8 +22,8 @@ from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Choice, choose, work_of
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import Need, needs_of_outputs
-from featuremill.store.files import RunFolder
 from featuremill.store.journal import SYNC_SECONDS
+from featuremill.store.results import Results
 
 VERSION = 1
 HOUR = 3600.0
@@ -33,7 +33,7 @@ class Facts(NamedTuple):
     """What the estimate is made of, but for the speeds."""
 
     config: Run
-    folder: RunFolder
+    folder: Results
     settings: dict[str, Any]
     work: Work
     place: Place
@@ -210,7 +210,7 @@ def _disk(facts: Facts, is_finished: bool) -> dict[str, Any]:
     }
 
 
-def _needs_of_plan(folder: RunFolder, plan: dict[str, Any]) -> list[Need]:
+def _needs_of_plan(folder: Results, plan: dict[str, Any]) -> list[Need]:
     counts = plan["counts"]
     shards = plan["lengths"]["total"] + overheads.PLAN_BYTES_A_RECORD * counts["unique"]
     manifest = overheads.MANIFEST_BYTES_A_RECORD * counts["input"]

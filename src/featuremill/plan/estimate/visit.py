@@ -18,7 +18,7 @@ from featuremill.plan.estimate.model import Model, model_of
 from featuremill.plan.estimate.place import Place
 from featuremill.plan.speeds import Speed
 from featuremill.plan.speeds.assumed import Rates
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 from featuremill.workload import find_workload
 from featuremill.workload.recipe import settings_of
 
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     options = workload.Options.model_validate(config.options)
     model = model_of(config.workload, workload, options)
     settings = settings_of(config.workload, workload, options, place.device, model.weights)
-    folder = RunFolder(RESULTS / config.run)
+    folder = Results(RESULTS / config.run)
     found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
     if arguments.records:
         found = work.scaled(found, arguments.records, config.shards.cost)

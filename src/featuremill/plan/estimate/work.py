@@ -26,7 +26,8 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.shards import cuts
 from featuremill.plan.spool import ids_path
 from featuremill.store.agreement import are_results_of
-from featuremill.store.files import RunFolder, read_json, read_sealed
+from featuremill.store.files import read_json, read_sealed
+from featuremill.store.results import Results
 from featuremill.workload import find_workload
 
 MOST_SHARDS = 1_000_000
@@ -66,7 +67,7 @@ class Work(NamedTuple):
 
 
 def look(
-    folder: RunFolder,
+    folder: Results,
     config: Run,
     settings: dict[str, Any],
     threads: int | None,
@@ -112,7 +113,7 @@ def _outdated(plan: dict[str, Any], config: Run, settings: dict[str, Any]) -> st
     return ""
 
 
-def _planned(folder: RunFolder, plan: dict[str, Any], settings: dict[str, Any]) -> Work:
+def _planned(folder: Results, plan: dict[str, Any], settings: dict[str, Any]) -> Work:
     is_same = _without_unknown(plan["settings"], settings) == _without_unknown(settings, settings)
     # Parts may have been removed since the results are whole (`keep`, `featuremill clean`).
     is_merged = are_results_of(plan, read_json(folder.root / "manifest.json") or {})

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from featuremill.status.shards import Shard
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 MOST_PARTS = 100
 """Parts with failed rows that are read: more of them fail for the same reasons."""
@@ -29,7 +29,7 @@ class Reason(NamedTuple):
 class Reasons:
     """Counts the reasons of finished parts."""
 
-    def __init__(self, folder: RunFolder, recipe: str) -> None:
+    def __init__(self, folder: Results, recipe: str) -> None:
         self._folder = folder
         self._recipe = recipe
         self._seen: set[str] = set()

@@ -25,7 +25,8 @@ from featuremill.status.top.tails import Tail
 from featuremill.status.top.totals import cost_left, totals_of
 from featuremill.status.visit import at_work, look, read_plan
 from featuremill.store import run_lock
-from featuremill.store.files import RunFolder, read_sealed
+from featuremill.store.files import read_sealed
+from featuremill.store.results import Results
 
 ANEW_SECONDS = 60.0
 """Between two looks at everything."""
@@ -37,7 +38,7 @@ class Reader:
 
     def __init__(self, given: Path) -> None:
         self._given = given
-        self._folder = RunFolder(Path(os.path.normpath(given.absolute())))
+        self._folder = Results(Path(os.path.normpath(given.absolute())))
         self._plan: dict[str, Any] | None = None
         self._plan_mark: Mark | None = None
         self._forget()

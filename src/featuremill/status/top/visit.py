@@ -20,7 +20,7 @@ from featuremill.status.top.scene import Scene
 from featuremill.status.top.shows import Show, show_for
 from featuremill.status.visit import is_run, said_of_damage
 from featuremill.store import run_lock
-from featuremill.store.files import RunFolder
+from featuremill.store.results import Results
 
 AWAIT_SECONDS = 0.5
 """Between two looks whether a run has begun."""
@@ -56,7 +56,7 @@ def _await_run(given: Path) -> None:
     if root.parent.name != "results" or not root.parent.parent.is_dir():
         return
     is_said = False
-    while not is_run(RunFolder(root), run_lock.read(root)):
+    while not is_run(Results(root), run_lock.read(root)):
         if not is_said:
             log.info("waiting for a run in %s (Ctrl-C ends this)", given)
             is_said = True

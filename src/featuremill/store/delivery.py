@@ -1,0 +1,80 @@
+"""manifest.json: what was delivered, of which plan and parts; exports.json: what was added."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from featuremill.store.json_file import JsonFile, Number, Record
+from featuremill.store.plan import Counts, Input, Lengths, Plan, Settings
+from featuremill.store.receipt import Receipt
+
+SAME = ("run", "recipe", "inputs", "lengths")
+"""What manifest.json repeats of plan.json and that tells results apart; a recipe stands for its
+settings."""
+
+
+class Written(Record):
+    """A result as it was written; of a folder, all its files together."""
+
+    bytes: int
+    sha256: str
+
+
+class Accounts(Record):
+    """What became of the input's records: input is the sum of the others."""
+
+    input: int
+    ok: int
+    failed: int
+    refused: int
+    duplicate: int
+    pending: int = 0
+    """Not computed yet; only partial results have any."""
+
+
+class Delivery(JsonFile):
+    """What manifest.json, or manifest.partial.json, says."""
+
+    IS_SEALED: ClassVar[bool] = False
+    REMEDY: ClassVar[str] = "delete it and run the same command again: merge writes it anew"
+
+    partial: bool = False
+    version: int = 1
+    run: str
+    finished: str = ""
+    """ISO 8601, UTC."""
+    recipe: str
+    manifest_sha256: str | None = None
+    """Of manifest.parquet; early results do not tell."""
+    settings: Settings
+    cost_unit: str = ""
+    inputs: list[Input]
+    plan: Counts
+    lengths: Lengths
+    notes: dict[str, int] = {}
+    refusals: dict[str, int] = {}
+    counts: Accounts
+    outputs: dict[str, Written]
+    """By file name."""
+    parts: dict[str, str]
+    """The digest of each shard's part."""
+    gpu_seconds: Number = 0
+    gpu_energy_j: Number | None = None
+    gpu_energy_j_per_million_residues: Number | None = None
+    warnings: list[str] = []
+    receipts: list[Receipt] = []
+
+    def is_of(self, plan: Plan) -> bool:
+        """Tell whether these are results of `plan`; partial ones are of some of its parts."""
+        parts, shards = set(self.parts), {entry.shard for entry in plan.shards}
+        return (
+            self.manifest_sha256 in (None, plan.manifest_sha256)
+            and self.plan == plan.counts
+            and (parts <= shards if self.partial else parts == shards)
+            and all(getattr(self, key) == getattr(plan, key) for key in SAME)
+        )
+
+
+def written_of(value: dict[str, Any]) -> dict[str, Written]:
+    """Return what a JSON object of results by file name says, such as exports.json."""
+    return {name: Written.model_validate(about) for name, about in value.items()}

@@ -1,0 +1,106 @@
+"""plan.json: what is to be computed, in which shards, of which input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict
+from pydantic.dataclasses import dataclass
+
+from featuremill.store.json_file import JsonFile, Record
+
+
+class Settings(Record):
+    """Everything that determines a run's values; their digest is the recipe."""
+
+    workload: str
+    version: str
+    """Of the workload."""
+    options: dict[str, Any]
+    """The workload's own, settled, but for those that say how to compute."""
+    weights_sha256: str | None
+    engine: int = 1
+    """The core's version; the first engine's plans do not tell it."""
+
+    def other_versions(self, workload_version: str | None, engine_version: int | None) -> str:
+        """Return how versions differ from the planned ones, in words; nothing where they agree, or
+        where None says that nobody knows, as of early receipts."""
+        compared = (
+            (f"workload {self.workload}", self.version, workload_version),
+            ("featuremill's engine", self.engine, engine_version),
+        )
+        return " and ".join(
+            f"version {found} of {what} and not version {planned}"
+            for what, planned, found in compared
+            if found not in (None, planned)
+        )
+
+
+class Input(Record):
+    """An input file as it was when it was planned."""
+
+    path: str
+    bytes: int
+    records: int = 0
+    sha256: str
+
+
+class Counts(Record):
+    """Records of the input: input = refused + duplicate + planned."""
+
+    input: int
+    refused: int
+    duplicate: int
+    planned: int
+    unique: int
+    """Payloads to compute, with those that only an earlier input had in shards that stay."""
+
+
+class Lengths(Record):
+    """Of the payloads, in bytes; of proteins: residues."""
+
+    total: int
+    longest: int
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
+class PlannedShard:
+    """A shard of the plan. There may be very many, so each is small."""
+
+    shard: str
+    records: int
+    wanted: int
+    """Records that the input has now; an edit may have left others in the shard."""
+    cost: int
+    bytes: int
+    """Of the shard's file."""
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
+
+
+class Plan(JsonFile):
+    """What plan.json says."""
+
+    run: str
+    workload: str
+    workload_version: str
+    cost_unit: str
+    recipe: str
+    settings: Settings
+    execution: dict[str, Any] = {}
+    """Options that say how to compute and not what."""
+    device: str
+    """auto, cuda or cpu, as the config has it."""
+    gpus: int = 1
+    """Devices that hold one model together."""
+    weights: str | None
+    """The weights' JSON file, as the config's folder has it."""
+    inputs: list[Input]
+    counts: Counts
+    notes: dict[str, int] = {}
+    """What was mended in records, and in how many."""
+    refusals: dict[str, int] = {}
+    lengths: Lengths
+    manifest_sha256: str
+    shards: list[PlannedShard]

@@ -1,0 +1,105 @@
+"""Where a run keeps its things, and the one reader of what they say.
+
+results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
+results/<run>/manifest.parquet                 one row an input record
+results/<run>/receipts/<recipe>/<shard>.json   one a finished part (declared to Snakemake)
+results/<run>/store/shards/<shard>.arrow       records, named by their content; never deleted by a
+rule
+results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
+results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.store import command_line
+from featuremill.store.delivery import Delivery
+from featuremill.store.plan import Plan
+from featuremill.store.receipt import Receipt
+
+
+class Results(NamedTuple):
+    """The folder of one run, results/<run>: where its files are, and what they say."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / "plan.json"
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.parquet"
+
+    @property
+    def store(self) -> Path:
+        return self.root / "store"
+
+    def shard(self, shard: str) -> Path:
+        return self.store / "shards" / f"{shard}.arrow"
+
+    def part(self, recipe: str, shard: str) -> Path:
+        return self.store / "parts" / recipe / f"{shard}.arrows"
+
+    def telemetry(self, recipe: str, shard: str) -> Path:
+        """Return the file that says how the part's job goes, or went."""
+        return self.store / "parts" / recipe / f"{shard}.telemetry.jsonl"
+
+    def journal(self, recipe: str, shard: str) -> Path:
+        """Return the journal's data file; its log and lock stand beside it."""
+        return self.store / "journals" / recipe / f"{shard}.arrows"
+
+    def receipt(self, recipe: str, shard: str) -> Path:
+        return self.root / "receipts" / recipe / f"{shard}.json"
+
+    def read_plan(self) -> Plan:
+        """Return what plan.json says.
+
+        Raises:
+            UserError: when there is none, or a newer featuremill wrote it.
+            IntegrityError: when it is not what was written.
+        """
+        try:
+            return Plan.read(self.plan)
+        except FileNotFoundError:
+            raise UserError(
+                f"{self.plan}: there is no plan yet; make one first "
+                f"({command_line.again(self.root)})."
+            ) from None
+
+    def find_plan(self) -> Plan | None:
+        """Return what plan.json says; None where there is none that is whole."""
+        return Plan.find(self.plan)
+
+    def find_receipt(self, recipe: str, shard: str) -> Receipt | None:
+        """Return the declared receipt of a part; None where there is none that is whole and its."""
+        return _if_of(Receipt.find(self.receipt(recipe, shard)), recipe, shard)
+
+    def find_kept_receipt(self, recipe: str, shard: str) -> Receipt | None:
+        """Return the receipt beside a part, as `find_receipt` does."""
+        beside = self.part(recipe, shard).with_suffix(".json")
+        return _if_of(Receipt.find(beside), recipe, shard)
+
+    def is_done(self, plan: Plan, shard: str) -> bool:
+        """Tell whether the part of a shard is there with its receipt; its bytes are not looked at,
+        which costs time (`parts.open_part` does that)."""
+        if not self.part(plan.recipe, shard).exists():
+            return False
+        return bool(
+            self.find_receipt(plan.recipe, shard) or self.find_kept_receipt(plan.recipe, shard)
+        )
+
+    def find_delivery(self, is_partial: bool = False) -> Delivery | None:
+        """Return what manifest.json (or manifest.partial.json) says; None where there is none that
+        can be read."""
+        return Delivery.find(
+            self.root / ("manifest.partial.json" if is_partial else "manifest.json")
+        )
+
+
+def _if_of(receipt: Receipt | None, recipe: str, shard: str) -> Receipt | None:
+    is_its = receipt is not None and (receipt.recipe, receipt.shard) == (recipe, shard)
+    return receipt if is_its else None
