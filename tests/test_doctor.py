@@ -836,7 +836,7 @@ PEAK = """
     import sys
     from pathlib import Path
     import numpy as np, pyarrow, torch
-    from featuremill import machine
+    from featuremill.base import this_process
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
     from featuremill.workloads.esm2.packing import pack
     torch.set_num_threads(1)
@@ -850,7 +850,7 @@ PEAK = """
     if kind == "cuda":
         print(torch.cuda.max_memory_reserved() >> 20)
     else:
-        print(machine.peak_of_process_mb())
+        print(this_process.peak_of_process_mb())
 """
 
 

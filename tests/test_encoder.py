@@ -304,7 +304,8 @@ def test_every_kernel_is_launched_on_the_device_of_its_stage(found, monkeypatch)
 
 LONG = """
     import numpy as np, torch
-    from featuremill import machine, weights
+    from featuremill.base import this_process
+    from featuremill.workload import weights
     from featuremill.extract.compute import values_of
     from featuremill.lease.devices import cpu
     from featuremill.workloads import esm2
@@ -312,12 +313,12 @@ LONG = """
     found = weights.weights_of(weights.convert("mill_t6_8M"))
     options = esm2.Options(long="full", per_residue=True, dtype="fp32")
     model = esm2.load(esm2.resolve(options, cpu(), found), [cpu()], found)
-    before = machine.peak_of_process_mb()
+    before = this_process.peak_of_process_mb()
     letters = np.random.default_rng(0).choice(list(b"ACDEFGHIKLMNPQRSTVWY"), 36_000)
     values = values_of(esm2, model, [bytes(letters.astype(np.uint8))], 4096)
     assert len(values.column(1)[0]) == 36_000
     assert np.isfinite(values.column(0).flatten().to_numpy()).all()
-    print(machine.peak_of_process_mb() - before)
+    print(this_process.peak_of_process_mb() - before)
 """
 
 

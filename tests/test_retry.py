@@ -278,7 +278,8 @@ def test_a_run_that_is_being_computed_is_left_alone(failed):
 DIES = """
 import os, sys
 from pathlib import Path
-from featuremill import retry, store
+from featuremill.plan import retry
+from featuremill.store.results import Results
 step, count = sys.argv[1], int(sys.argv[2])
 place = Path if step == "unlink" else retry
 whole = getattr(place, step)
@@ -289,7 +290,7 @@ def dying(*arguments, **more):
         os._exit(9)
     return whole(*arguments, **more)
 setattr(place, step, dying)
-retry.retry(store.Results(Path("results/test")), [])
+retry.retry(Results(Path("results/test")), [])
 """
 
 

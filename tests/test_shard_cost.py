@@ -99,9 +99,8 @@ def test_what_is_chosen_wastes_hardly_more_than_any_other_cut():
 SURVEY = """
 import itertools, json, os
 from pathlib import Path
-from featuremill import config, devices
+from featuremill.plan.command import planning_device
 from featuremill.plan.estimate.model import model_of
-from featuremill.plan import planning_device
 from featuremill.plan.sizing import Sizing
 from featuremill.workload.recipe import settings_of
 from featuremill.workload import find_workload

@@ -53,7 +53,7 @@ def test_a_copy_is_made_once_and_again_when_it_was_touched(shared, node, monkeyp
 
 def test_jobs_of_one_node_copy_once(shared, node, environment):
     code = (
-        "import shutil, sys; from pathlib import Path; from featuremill import staging\n"
+        "import shutil, sys; from pathlib import Path; from featuremill.extract import staging\n"
         "from featuremill.workload import Weights\n"
         "copy = shutil.copyfile\n"
         "shutil.copyfile = lambda *paths: (print('copied'), copy(*paths))\n"
@@ -146,7 +146,7 @@ def test_a_cache_of_somebody_else_serves_a_group():
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from featuremill import weights\n"
+        "from featuremill.workload import weights\n"
         "os.setgid(int(sys.argv[1])); os.setuid(65534)\n"
         "for cache in sys.argv[2:]:\n"
         "    try:\n"

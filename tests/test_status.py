@@ -489,10 +489,10 @@ def test_what_somebody_elsewhere_said_is_told_as_that(run):
 HAMMER = """
 import sys
 from pathlib import Path
-from featuremill import working
+from featuremill.store import lock_holder
 print("ready", flush=True)
 while True:
-    working.is_held(Path(sys.argv[1]))
+    lock_holder.is_held(Path(sys.argv[1]))
 """
 
 

@@ -251,7 +251,7 @@ class Worker:
             )
 
     def _tell(self, event: str, stage: str, **facts: Any) -> None:
-        """Say how far this is, as samples have it (`featuremill.extract.telemetry`)."""
+        """Say how far this is, as samples have it (`featuremill.store.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {
             "stage": stage,
