@@ -447,7 +447,8 @@ def test_batches_follow_the_device():
 
 def test_planning_needs_no_torch():
     code = (
-        "import sys; from featuremill.workloads import esm2; from featuremill.workload import weights\n"
+        "import sys; from featuremill.workloads import esm2\n"
+        "from featuremill.workload import weights\n"
         "from featuremill.workload import Weights\n"
         "from featuremill.lease.devices import cpu; from pathlib import Path\n"
         "facts = {'num_layers': '6', 'embed_dim': '320', 'attention_heads': '20'}\n"

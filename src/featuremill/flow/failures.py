@@ -158,7 +158,7 @@ def _common(job: FailedJob) -> str:
 
 def _page() -> str:
     """Return where the page about trouble is: beside the Snakefile of a checkout, else its name."""
-    page = Path(__file__).parents[2] / "docs" / "troubleshooting.md"
+    page = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
     if not page.exists():
         return "docs/troubleshooting.md in the repository"
     return str(page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page)

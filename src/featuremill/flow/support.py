@@ -155,7 +155,7 @@ def prepare_jobs(workflow: Any) -> None:
     (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
     os.environ[this_process.DIE_WITH_PARENT] = this_process.name_of_process()
-    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parent)
+    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parents[1])
     if model := gpu_model(workflow):
         os.environ.setdefault("FEATUREMILL_GPU_MODEL", model)  # which plan cuts shards for
     slurm_job.tell_jobs(workflow)

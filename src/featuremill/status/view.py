@@ -82,7 +82,7 @@ def _stages(facts: Facts, plan: dict[str, Any]) -> Iterator[str]:
     outputs = ", ".join(results.manifest["outputs"]) if results.manifest else ""
     named = f": {outputs}" if outputs and results.merged == "yes" else ""
     merged = "being merged now" if facts.is_merging else MERGED[results.merged] + named
-    yield from _labelled("Delivered", merged)
+    yield from _labelled("Results", merged)
     if results.exported:
         yield from _labelled("Exported", ", ".join(results.exported))
     if results.partial:

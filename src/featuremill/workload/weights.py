@@ -30,7 +30,7 @@ LAYOUT = "esm2-1"
 VERSION = 1
 _ANOTHER_FOLDER = "name another folder with --cache or FEATUREMILL_CACHE"
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("featuremill.weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
