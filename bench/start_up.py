@@ -17,6 +17,7 @@ from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill.base import this_process
+from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.store.results import Results
 
 
@@ -83,7 +84,7 @@ def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]
 def _verb(words: tuple[str, ...], log: Path, clock: Clock) -> float:
     """Run `featuremill …`; return its wall time."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = {"PYTHONPATH": path, this_process.DIE_WITH_PARENT: this_process.name_of_process()}
+    environment = {"PYTHONPATH": path, DIE_WITH_PARENT.name: this_process.name_of_process()}
     started = time.perf_counter()
     command = [sys.executable, "-m", "featuremill", *words]
     status = processes.run(command, clock.left(), log, environment)

@@ -200,11 +200,12 @@ def test_every_option_is_described():
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
-    folder = ["--folder", str(tmp_path)]
+    folder = ["--folder", str(tmp_path), "--docs", str(tmp_path)]
     assert main(["config-docs", *folder]) == 0
     assert main(["config-docs", "--check", *folder]) == 0
-    for name in ("README.md", "schema.json"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes(), "run make format"
+    page = FOLDER.parent / "docs/environment.md"
+    for path in (FOLDER / "README.md", FOLDER / "schema.json", page):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes(), "run make format"
     (tmp_path / "README.md").write_text("old")
     assert main(["config-docs", "--check", *folder]) == 2
     assert (

@@ -17,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import featuremill
+from featuremill.base import environment
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -205,6 +206,50 @@ def test_no_file_names_a_registry_or_a_folder_of_one_machine():
             continue  # a binary file
         found = host.search(text) or folder.search(text)
         assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+
+
+OF_THE_ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+TABLE = "src/featuremill/base/environment.py"
+OF_TESTS = {"FEATUREMILL_CHAOS_KILLS", "FEATUREMILL_CHAOS_SEED"}
+
+
+def names_the_environment(text):
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
+            names = {node.attr}
+        elif isinstance(node, ast.ImportFrom) and node.module == "os":
+            names = {alias.name for alias in node.names}
+        else:
+            continue
+        if names & OF_THE_ENVIRONMENT:
+            return True
+    return False
+
+
+def test_one_module_reads_the_environment():
+    package = (ROOT / "src").rglob("*.py")
+    found = [path for path in package if names_the_environment(path.read_text("utf-8"))]
+    assert found == [ROOT / TABLE], "have it from featuremill.base.environment"
+    assert names_the_environment("import os\n\nos.getenv('A')")
+    assert names_the_environment("from os import environ as everything")
+    assert not names_the_environment("import os\n\nos.getpid()")
+
+
+def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
+    texts = {}
+    for path in files():
+        place = path.relative_to(ROOT)
+        if place.parts[0] not in ("tests", ".git") and str(place) != TABLE:
+            texts[place] = path.read_text("utf-8", "ignore")
+    everything = "\n".join(texts.values())
+    ours = {setting.name for setting in environment.SETTINGS}
+    assert set(re.findall(r"\bFEATUREMILL_[A-Z0-9_]+", everything)) <= ours | OF_TESTS
+    in_code = "\n".join(text for place, text in texts.items() if place.parts[0] == "src")
+    listed = {*environment.SETTINGS, *environment.OF_OTHERS}
+    for name, variable in vars(environment).items():
+        if isinstance(variable, environment.Variable):
+            assert variable in listed and variable.name.removeprefix("FEATUREMILL_") == name
+            assert re.search(rf"\b{name}\b", in_code), f"{name}: nobody reads it"
 
 
 CLOCK = {"sleep", "time", "monotonic", "perf_counter"}

@@ -10,8 +10,8 @@ from programs import fasta
 
 from featuremill.__main__ import VERBS, main
 from featuremill.base import log, progress, this_process
+from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.base.progress import Progress
-from featuremill.base.this_process import DIE_WITH_PARENT
 
 GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
 
@@ -101,7 +101,7 @@ def test_long_work_says_how_far_it_is_off_a_terminal(verbs, monkeypatch, capsys)
     kept = verbs.folder / "x.log"
     with monkeypatch.context() as under_snakemake:
         under_snakemake.setattr(this_process, "die_with_starter", lambda *_: None)
-        under_snakemake.setenv(DIE_WITH_PARENT, "1@elsewhere")
+        under_snakemake.setenv(DIE_WITH_PARENT.name, "1@elsewhere")
         beside = hasty("extract", root, second, "--log-file", kept)
     assert " of 4 records, " not in beside, "other jobs say the same beside it"
     assert " of 4 records, " in kept.read_text()

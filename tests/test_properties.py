@@ -401,7 +401,7 @@ TEXTS = st.one_of(
 )
 
 
-@holds(100, values=st.fixed_dictionaries(dict.fromkeys(VARIABLES.values(), TEXTS)))
+@holds(100, values=st.fixed_dictionaries(dict.fromkeys(map(str, VARIABLES.values()), TEXTS)))
 def test_any_environment_is_a_request_or_one_sentence(folder, values):
     before = dict(os.environ)
     os.environ.update(

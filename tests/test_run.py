@@ -9,6 +9,7 @@ import pytest
 from programs import Desk
 
 from featuremill.__main__ import main
+from featuremill.base.environment import TYPED
 from featuremill.flow.failures import FailedJob, Failures, closing
 from featuremill.flow.refusals import asks_for_less
 from featuremill.status.commands import Commands
@@ -40,10 +41,10 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
 
     failures = Failures()
     failures._jobs[None] = FailedJob("extract", None, (Path("never"),), "")
-    monkeypatch.setenv(command_line.VARIABLE, "")  # so that what follows is undone
+    monkeypatch.setenv(TYPED.name, "")  # so that what follows is undone
     command_line.remember(["featuremill", *words])
     assert f"\n    {whole}\n" in closing(failures, "results/my")
-    monkeypatch.setenv(command_line.VARIABLE, f"{os.getpid() + 1} featuremill run other.yaml")
+    monkeypatch.setenv(TYPED.name, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
 
@@ -112,7 +113,7 @@ def test_a_config_that_is_no_yaml_is_answered_with_its_line(tmp_path, monkeypatc
 
 def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(command_line.VARIABLE, "")  # so that what follows is undone
+    monkeypatch.setenv(TYPED.name, "")  # so that what follows is undone
     Path("my.yaml").write_text("inputs: my.fa\n")
     became = []
     monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))

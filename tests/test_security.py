@@ -28,6 +28,7 @@ from programs import Desk
 
 from featuremill import config
 from featuremill.__main__ import main
+from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
@@ -700,7 +701,7 @@ def test_a_folder_that_another_user_made_first(shared, monkeypatch, mode, is_fin
     made = leases / "made"
     as_nobody(lambda: (made.mkdir(), made.chmod(mode)))
     assert made.stat().st_uid == NOBODY
-    monkeypatch.setenv(folder.VARIABLE, str(made))
+    monkeypatch.setenv(LEASE_FOLDER.name, str(made))
     if is_fine:
         assert folder.find() == made
     else:
@@ -714,7 +715,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(shared, tmp_path, monkeyp
     target = tmp_path / "home"
     target.mkdir(mode=0o700)
     (leases / "link").symlink_to(target)
-    monkeypatch.setenv(folder.VARIABLE, str(leases / "link"))
+    monkeypatch.setenv(LEASE_FOLDER.name, str(leases / "link"))
     with pytest.raises(UserError, match="a folder, and no link to one"):
         folder.find()
     assert stat.S_IMODE(target.stat().st_mode) == 0o700 and not list(target.iterdir())

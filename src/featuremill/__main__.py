@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from featuremill import __version__
-from featuremill.base import log, this_process
+from featuremill.base import environment, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 VERBS = {
@@ -44,7 +44,7 @@ VERBS = {
     "search": "find the records that are nearest to a sequence or to another record",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
-    "config-docs": "write config/README.md and config/schema.json",
+    "config-docs": "write config/README.md, config/schema.json and docs/environment.md",
 }
 """What can be typed, and what it does."""
 MODULES = {
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if problem := _without_verb(given):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
-    if starter := os.environ.get(this_process.DIE_WITH_PARENT):
+    if starter := environment.DIE_WITH_PARENT.text():
         this_process.die_with_starter(starter, signal.SIGTERM)
     parser = _parser(verb)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
@@ -158,7 +158,7 @@ def _level(parsed: argparse.Namespace) -> int:
     """Return what is worth the screen; what was typed beats the environment."""
     if parsed.verbose:
         return logging.DEBUG
-    is_quiet = parsed.quiet or bool(os.environ.get("FEATUREMILL_QUIET"))
+    is_quiet = parsed.quiet or environment.QUIET.value()
     return logging.WARNING if is_quiet else logging.INFO
 
 

@@ -15,10 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from featuremill.base.environment import WITHOUT_LOCKS
 from featuremill.base.errors import UserError
 
-WITHOUT_LOCKS = "FEATUREMILL_WITHOUT_LOCKS"
-"""Set to 1 by who knows that nothing else computes the run: then it goes on without locks."""
 ADVICE = "move the run to one that has them"
 PATIENCE_SECONDS = 0.5
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
@@ -81,7 +80,7 @@ def try_lock(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        if os.environ.get(WITHOUT_LOCKS) == "1":
+        if WITHOUT_LOCKS.value():
             return None
         raise UserError(
             f"the file system of {path} has no locks ({error.strerror}); {advice}, or set "

@@ -7,12 +7,11 @@ mix with those of the others, and Snakemake's main process says there how far al
 from __future__ import annotations
 
 import logging
-import os
 import time
 from typing import Any
 
+from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.base.sizes import counted
-from featuremill.base.this_process import DIE_WITH_PARENT
 
 EVERY_SECONDS = 10.0
 
@@ -28,7 +27,7 @@ class Progress:
         self._log = log
         self._what = what
         self._unit = unit
-        is_one_of_many = has_others_beside and DIE_WITH_PARENT in os.environ
+        is_one_of_many = has_others_beside and DIE_WITH_PARENT.text() is not None
         self._level = logging.DEBUG if is_one_of_many else logging.INFO
         self._started = self._last = time.monotonic()
 

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill import __version__
+from featuremill.base import environment
 from featuremill.lease.devices import Device
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
-DIE_WITH_PARENT = "FEATUREMILL_DIE_WITH_PARENT"
-"""Set by the workflow to its own name: a verb then ends when that Snakemake dies."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 
@@ -81,7 +80,7 @@ def with_processors(devices: Sequence[Device]) -> list[Device]:
     is usual.
     """
     # As NVML numbers them; without it CUDA puts what it takes for the fastest first.
-    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    environment.CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

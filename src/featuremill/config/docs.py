@@ -1,15 +1,17 @@
-"""Writes what people read about the config, out of the models that check it."""
+"""Writes what people read about the config and the environment, out of what checks them."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from featuremill.base import environment
+from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.config.problems import Schema, description_of, kind_of
@@ -34,18 +36,32 @@ run of each workload, and `schema.json` makes an editor complete and check the k
 `# yaml-language-server: $schema=config/schema.json` into the first line.
 """
 
+ENVIRONMENT = """\
+# The environment
+
+<!-- written by `featuremill config-docs` from base/environment.py; changes here get lost -->
+
+None of these variables has to be set. A command's option beats its variable, and a variable beats a
+profile. One that holds something else than it may is refused in a sentence that names it.
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb `config-docs`."""
     parser.add_argument("--folder", type=Path, default=Path("config"), help="default: config")
+    parser.add_argument("--docs", type=Path, default=Path("docs"), help="default: docs")
     parser.add_argument("--check", action="store_true", help="only compare; write nothing")
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write README.md and schema.json, or raise UserError where they are not up to date."""
+    """Write the three files, or raise UserError where one is not up to date."""
     schema = json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
-    for name, text in (("README.md", readme()), ("schema.json", schema)):
-        path: Path = arguments.folder / name
+    texts: dict[Path, str] = {
+        arguments.folder / "README.md": readme(),
+        arguments.folder / "schema.json": schema,
+        arguments.docs / "environment.md": environment_page(),
+    }
+    for path, text in texts.items():
         if path.exists() and path.read_text("utf-8") == text:
             continue
         if arguments.check:
@@ -65,6 +81,36 @@ def readme() -> str:
         sections += ["", f"## `options` of workload `{name}`\n", f"{summary}\n"]
         sections += _table(workload.Options)
     return "\n".join(sections) + "\n"
+
+
+def environment_page() -> str:
+    """Return the Markdown page on every variable that is read or set."""
+    ours = (
+        [f"`{setting}`", setting.kind.words, _default(setting), setting.meaning]
+        for setting in environment.SETTINGS
+        if not setting.is_internal
+    )
+    others = ([f"`{variable}`", variable.meaning] for variable in environment.OF_OTHERS)
+    lines = [
+        *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
+        *("", "## Of other programs", "", *_lines(["variable", "use"], others)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _default(setting: Setting[Any]) -> str:
+    if setting.default_words:
+        return setting.default_words
+    default = setting.default
+    return f"`{int(default) if isinstance(default, bool | float) else default}`"
+
+
+def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a Markdown table."""
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for cells in rows:
+        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def run_schema() -> Schema:
@@ -93,11 +139,9 @@ def run_schema() -> Schema:
 
 
 def _table(model: type[BaseModel]) -> Iterator[str]:
-    yield "| key | value | default | meaning |"
-    yield "|---|---|---|---|"
     schema = model.model_json_schema()
-    for cells in _rows(schema, schema.get("$defs", {}), ""):
-        yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    head = ["key", "value", "default", "meaning"]
+    yield from _lines(head, _rows(schema, schema.get("$defs", {}), ""))
 
 
 def _rows(schema: Schema, definitions: dict[str, Schema], prefix: str) -> Iterator[list[str]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.environment import DEVICES
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.lease.devices import BF16_CAPABILITY
-from featuremill.lease.request import VARIABLES
 
 SLOTS_PER_GPU = 1
 """More is not measured yet, so it is not recommended."""
@@ -46,7 +46,7 @@ class Advice(NamedTuple):
         command += f" --resources {self.resources}"
         if self.is_narrowed or any(left.is_takeable for left in self.not_counted):
             tokens = [str(gpu.id) if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
-            command = f"{VARIABLES['devices']}={','.join(tokens)} {command}"
+            command = f"{DEVICES}={','.join(tokens)} {command}"
         return command
 
 

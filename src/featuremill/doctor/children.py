@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from featuremill.base.environment import of_child
 
 AFTER_KILL_SECONDS = 2.0
 """A process stuck in a driver cannot be killed; then nobody waits for it."""
@@ -43,7 +44,7 @@ def ask_for_several(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, **(environment or {})},
+        env=of_child(environment or {}),
     )
     try:
         output, errors = child.communicate(timeout=timeout)

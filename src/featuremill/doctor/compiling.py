@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base import environment
 from featuremill.doctor.host import nearest_folder
 from featuremill.lease.folder import file_system
 from featuremill.workloads.esm2 import compiled
@@ -60,7 +61,7 @@ def _file_system(place: Path) -> str:
 
 def find_compiler() -> str | None:
     """Return the C compiler that Triton takes (triton/runtime/build.py), which is not always cc."""
-    return os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    return environment.CC.text() or shutil.which("gcc") or shutil.which("clang")
 
 
 def _include() -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import __version__
+from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.lease import folder
@@ -77,7 +78,7 @@ def _lock_folder() -> tuple[str, str]:
         with tempfile.TemporaryFile(dir=found):
             return str(found), ""
     except (UserError, OSError) as error:
-        return os.environ.get(folder.VARIABLE, "their usual folder"), str(error).rstrip(".")
+        return LEASE_FOLDER.text() or "their usual folder", str(error).rstrip(".")
 
 
 def num_nvidia_cards(pci: Path) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
+from featuremill.base.environment import LEASE_FOLDER, Variable
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.host import is_within
-from featuremill.lease import folder
 
 LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, VERSION_MISMATCH = 12, 9, 18
 NOT_ANSWERING = -1
@@ -179,7 +178,7 @@ def _hidden(findings: Findings) -> Iterator[Issue]:
     if not hidden:
         return
     variable = findings.node.given_by
-    value = os.environ.get(variable, "")
+    value = Variable(variable).text() or ""
     names = ", ".join(gpu.label.removeprefix("GPU ") for gpu in hidden)
     are_all = len(hidden) == len(findings.gpus)
     ending = ", so runs go to the CPU" if are_all else ""
@@ -220,7 +219,7 @@ def _host(findings: Findings) -> Iterator[Issue]:
             "error" if findings.accessible else "note",
             "lock-folder",
             f"Leases of GPUs cannot be kept in {host.lock_folder}: {host.lock_trouble}.",
-            f"Mend that folder, or name one on this machine's own disk in {folder.VARIABLE}.",
+            f"Mend that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
         )
     if not host.results_writable:
         yield Issue(

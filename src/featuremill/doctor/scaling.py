@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
+from featuremill.base.environment import of_child
 from featuremill.doctor.children import ChildError, end, manner_of_death
 from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Issue
@@ -33,7 +34,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, **environment_of(uuid)},
+            env=of_child(environment_of(uuid)),
         )
 
     def start(self) -> None:

@@ -6,12 +6,12 @@ import argparse
 import dataclasses
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.environment import DEVICES
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.doctor import bundle, compiling, host, report, scaling, view
 from featuremill.doctor.advice import advise, has_bf16
@@ -22,7 +22,6 @@ from featuremill.doctor.trial import Trial, try_cpu, try_gpus
 from featuremill.lease import Request, devices, folder, lease
 from featuremill.lease.condition import Failures
 from featuremill.lease.devices import Device
-from featuremill.lease.request import VARIABLES
 from featuremill.lease.slots import Holder, holders
 from featuremill.workloads.esm2 import memory
 
@@ -60,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
 def examine(arguments: argparse.Namespace, head_width: int) -> Findings:
     """Look at the machine, as one that computes a model with heads so wide."""
     node = read_node(arguments.timeout)
-    asked = arguments.devices or os.environ.get(VARIABLES["devices"], "")
+    asked = arguments.devices or DEVICES.value()
     gpus = choose(node, asked) if asked else node.gpus
     trials = try_gpus(gpus, head_width, arguments.timeout)
     leases, cooling = _leased_and_cooling(gpus)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import run_log
+from featuremill.base.environment import STALL_SECONDS
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import kind_of
@@ -43,18 +44,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stall-seconds",
         type=float,
-        default=os.environ.get("FEATUREMILL_STALL_SECONDS") or "600",  # argparse converts texts
         help="end a batch that takes longer than this and 20 times its predicted time",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill extract`."""
+    stall_seconds = arguments.stall_seconds
+    if stall_seconds is None:
+        stall_seconds = STALL_SECONDS.value()
     folder = Results(arguments.run_folder)
     plan = _read_plan(folder, arguments.shard, arguments.recipe)
-    extraction = Extraction(
-        folder, plan, arguments.shard, arguments.threads, arguments.stall_seconds
-    )
+    extraction = Extraction(folder, plan, arguments.shard, arguments.threads, stall_seconds)
     extraction.finish()
 
 

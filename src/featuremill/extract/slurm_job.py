@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import subprocess
-from collections.abc import MutableMapping
 from typing import Any
 
-ONE_OF_MANY = "FEATUREMILL_SLURM_JOBS"
-"""Set to 1 by a Snakemake whose jobs a cluster runs. In an allocation in which Snakemake itself
-runs, a job that waits must not send that back."""
+from featuremill.base.environment import SLURM_JOB_ID, SLURM_JOBS
+
 log = logging.getLogger("featuremill.extract")
 
 
-def tell_jobs(workflow: Any, environment: MutableMapping[str, str] = os.environ) -> None:
+def tell_jobs(workflow: Any) -> None:
     """Tell the jobs of this main process whether each is a job of its own for a cluster."""
     if workflow.is_main_process:
-        environment.pop(ONE_OF_MANY, None)
+        SLURM_JOBS.unset()
         if workflow.nodes is not None:
-            environment[ONE_OF_MANY] = "1"
+            SLURM_JOBS.set("1")
 
 
 def queue_again() -> None:
@@ -33,8 +30,8 @@ def queue_again() -> None:
 
     Slurm then ends this process. Where it refuses (--no-requeue) the job waits where it is.
     """
-    job = os.environ.get("SLURM_JOB_ID")
-    if job is None or os.environ.get(ONE_OF_MANY) != "1":
+    job = SLURM_JOB_ID.text()
+    if job is None or not SLURM_JOBS.value():
         return
     log.info("another job has the shard: Slurm's job %s is queued again until it is done", job)
     with contextlib.suppress(OSError, subprocess.SubprocessError):

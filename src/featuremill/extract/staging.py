@@ -12,15 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.environment import STAGE
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.sizes import human_bytes
 from featuremill.store import files
 from featuremill.store.disk_space import MARGIN
 from featuremill.workload import Weights
-
-VARIABLE = "FEATUREMILL_STAGE"
-"""A folder of this node's own; `$NAMES` in it are looked up where the job runs."""
 
 
 def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
@@ -44,20 +42,20 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
                 _copy(weights, copy)
     except OSError as error:
         reason = error.strerror or str(error)
-        warn(f"{VARIABLE}: {folder}: {reason}; the weights are read from {weights.path}")
+        warn(f"{STAGE}: {folder}: {reason}; the weights are read from {weights.path}")
         return weights
     return weights._replace(path=copy)
 
 
 def folder_of_this_user() -> Path | None:
     """Return where copies go; None where nobody asked for any."""
-    asked = os.environ.get(VARIABLE)
+    asked = STAGE.value()
     if not asked:
         return None
     named = os.path.expandvars(asked)
     if "$" in named or not Path(named).is_absolute():
         raise UserError(
-            f"{VARIABLE}: {asked!r} is no folder on this node; give an absolute path, and only "
+            f"{STAGE}: {asked!r} is no folder on this node; give an absolute path, and only "
             "variables that are set where the job runs."
         )
     return Path(named) / f"featuremill-{os.getuid()}"

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from featuremill.base import environment, reasons, this_process
 from featuremill.base import log as logs
-from featuremill.base import reasons, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.extract.telemetry.recorder import Recorder
@@ -44,7 +44,11 @@ WHEN_IT_HUNG = (
     "was ended, as it hung (the log has the stack; if a slow device was taken for a hang, set "
     "FEATUREMILL_STALL_SECONDS higher)"
 )
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = (
+    environment.OMP_NUM_THREADS,
+    environment.MKL_NUM_THREADS,
+    environment.OPENBLAS_NUM_THREADS,
+)
 log = logging.getLogger("featuremill.extract")
 
 
@@ -217,7 +221,7 @@ class Supervisor:
                 text=True,
                 errors="replace",
                 pass_fds=[self._lock, job.stacks, *held.descriptors],
-                env={**os.environ, **held.environment, **_threads(job.threads)},
+                env=environment.of_child(held.environment | _threads(job.threads)),
             )
             listener = threading.Thread(
                 target=_log_lines, args=(worker.stderr, log_level), daemon=True
@@ -293,5 +297,6 @@ def _manner_of_death(status: int) -> str:
 def _threads(count: int) -> dict[str, str]:
     # Threads that spin at OpenMP's barriers take the cores from whoever else is on the machine:
     # with three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
-    wait = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}
-    return {**dict.fromkeys(THREAD_VARIABLES, str(count)), **wait}
+    waiting = environment.OMP_WAIT_POLICY
+    wait = {waiting.name: waiting.text() or "passive"}
+    return {**{variable.name: str(count) for variable in THREAD_VARIABLES}, **wait}

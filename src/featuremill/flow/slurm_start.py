@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from featuremill.base import environment
 from featuremill.flow import slurm_commands
 from featuremill.flow.support import executes
 
@@ -34,9 +35,8 @@ def prepare(workflow: Any) -> None:
 def put_first(folder: Path) -> None:
     """Write the commands into `folder`/bin and put that first in PATH; nothing without Slurm."""
     name = folder.name
-    places = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    others = os.pathsep.join(place for place in places if Path(place).parent.name != name)
-    real = {command: shutil.which(command, path=others) or "" for command in USED}
+    others = [place for place in environment.search_path() if Path(place).parent.name != name]
+    real = {command: shutil.which(command, path=os.pathsep.join(others)) or "" for command in USED}
     if not (real["sbatch"] and real["squeue"] and real["scancel"]):
         return
     programs = folder / "bin"
@@ -46,7 +46,7 @@ def put_first(folder: Path) -> None:
     for command in REPLACED:
         words = [sys.executable, "-I", "-S", slurm_commands.__file__, str(folder), command]
         _replace(programs / command, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', 0o755)
-    os.environ["PATH"] = f"{programs}{os.pathsep}{others}"
+    environment.set_search_path([str(programs), *others])
 
 
 def _forget_old(folder: Path) -> None:

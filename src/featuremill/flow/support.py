@@ -20,7 +20,7 @@ from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
-from featuremill.base import this_process
+from featuremill.base import environment, this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.sizes import counted
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
@@ -154,22 +154,26 @@ def prepare_jobs(workflow: Any) -> None:
     own programs stay what they are. The package is for conda environments
     (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
-    os.environ[this_process.DIE_WITH_PARENT] = this_process.name_of_process()
-    os.environ["FEATUREMILL_PACKAGE"] = str(Path(__file__).parents[1])
+    environment.DIE_WITH_PARENT.set(this_process.name_of_process())
+    environment.PACKAGE.set(str(Path(__file__).parents[1]))
     if model := gpu_model(workflow):
-        os.environ.setdefault("FEATUREMILL_GPU_MODEL", model)  # which plan cuts shards for
+        environment.GPU_MODEL.set_default(model)  # which plan cuts shards for
     slurm_job.tell_jobs(workflow)
     defaults = workflow.resource_settings._parsed_default_resources
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
             text = str(defaults[resource].raw).strip("'\"")
-            os.environ.setdefault(VARIABLES[field], text)
+            VARIABLES[field].set_default(text)
+    try:
+        environment.check()
+    except UserError as error:
+        raise RefusedError(str(error)) from None
     here = str(Path(sys.executable).parent)
-    folders = os.environ.get("PATH", "").split(os.pathsep)
+    folders = environment.search_path()
     if here not in folders:
         is_last = module_import.is_imported(workflow) and not shutil.which("featuremill")
         folders = [*folders, here] if is_last else [here, *folders]
-        os.environ["PATH"] = os.pathsep.join(folders)
+        environment.set_search_path(folders)
 
 
 def answer_sigterm() -> None:
@@ -219,7 +223,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
                 f"give gpu={gpus} or a multiple of it."
             )
     if workflow.is_main_process:
-        os.environ["FEATUREMILL_GPUS"] = str(cap or 0)
+        environment.GPUS.set(str(cap or 0))
     return num_slots
 
 
@@ -297,6 +301,6 @@ def tidied(workflow: Any, results: str, keep: str) -> str:
 
 def _command(name: str) -> str:
     """Return how `name` is called from here: by its path while its environment is not active."""
-    if os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
+    if environment.VIRTUAL_ENV.text() or environment.CONDA_PREFIX.text():
         return name
     return os.path.relpath(Path(sys.executable).parent / name)

@@ -17,6 +17,7 @@ from typing import Any
 
 from snakemake.settings.types import Quietness
 
+from featuremill.base import environment
 from featuremill.flow.module_import import is_imported
 from featuremill.flow.support import executes
 
@@ -35,7 +36,7 @@ def tell(workflow: Any, results: str) -> None:
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
     quiet = set(workflow.output_settings.quiet or ()) - HARMLESS
-    if quiet or os.environ.get("FEATUREMILL_QUIET"):
+    if quiet or environment.QUIET.value():
         return
     if workflow.is_main_process and executes(workflow) and not is_imported(workflow):
         start(Path(results).absolute())

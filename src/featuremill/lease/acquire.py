@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from featuremill.base.environment import (
+    CUDA_DEVICE_ORDER,
+    CUDA_VISIBLE_DEVICES,
+    LEASED,
+    Variable,
+)
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
@@ -119,7 +124,7 @@ def count_slots(request: Request) -> int:
 
 def _no_gpu(offered: Offer) -> str:
     if offered.given_by:
-        return f"no GPU is visible here: {offered.given_by}={os.environ[offered.given_by]!r}"
+        return f"no GPU is visible here: {offered.given_by}={Variable(offered.given_by).text()!r}"
     return "no NVIDIA GPU is visible here"
 
 
@@ -141,7 +146,7 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             taken.append(taking.slot)
         else:
             log.info("GPU %d was given by %s; others use it too", device.number, offered.given_by)
-    held = _lease(request, offered.devices, taken, os.environ.get(MASK))
+    held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
 
 
@@ -159,8 +164,8 @@ def _lease(
     uuids = ",".join(device.uuid for device in chosen)
     environment = {
         MASK: numbers if request.index_mode else inherited or uuids,
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        slots.LEASED: ",".join(slot.name for slot in taken),
+        CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
+        LEASED.name: ",".join(slot.name for slot in taken),
     }
     how = ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
     return Lease(chosen, tuple(taken), environment, time.monotonic(), how)

@@ -15,11 +15,12 @@ import sys
 from typing import get_args
 
 from featuremill.base import this_process
+from featuremill.base.environment import Policy
 from featuremill.base.errors import UserError
 from featuremill.lease import listing
 from featuremill.lease.acquire import Choice, acquire
 from featuremill.lease.execute import become, restore_signals, run_beside
-from featuremill.lease.request import VARIABLES, Policy, Request
+from featuremill.lease.request import VARIABLES, Request
 
 log = logging.getLogger("featuremill.lease")
 
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "featuremill lease --gpus N [options] -- COMMAND…\n       featuremill lease --list"
     )
-    parser.epilog = "Defaults come from " + ", ".join(VARIABLES.values())
+    parser.epilog = "Defaults come from " + ", ".join(map(str, VARIABLES.values()))
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="GPUs to lease (default 1; 0 means 1)")
     add("--slots-per-gpu", type=int, metavar="K", help="lease one of K parts of each (default 1)")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,12 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import pynvml
 
+from featuremill.base.environment import CUDA_VISIBLE_DEVICES
 from featuremill.base.errors import UserError
 
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-MASK = "CUDA_VISIBLE_DEVICES"
+MASK = CUDA_VISIBLE_DEVICES.name
 
 
 class Device(NamedTuple):
@@ -77,7 +77,9 @@ def survey() -> list[Device]:
 
 def cuda_devices() -> list[Device]:
     """Return the NVIDIA GPUs that work and that CUDA_VISIBLE_DEVICES leaves visible."""
-    return [device for device in visible(survey(), os.environ.get(MASK)) if not device.problem]
+    return [
+        device for device in visible(survey(), CUDA_VISIBLE_DEVICES.text()) if not device.problem
+    ]
 
 
 def _describe(index: int) -> list[Device]:

@@ -8,6 +8,7 @@ import signal
 from typing import NoReturn
 
 from featuremill.base import this_process
+from featuremill.base.environment import of_child
 from featuremill.lease.acquire import Lease
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -37,7 +38,7 @@ def become(command: list[str], held: Lease) -> int:
     for descriptor in held.descriptors:
         os.set_inheritable(descriptor, True)
     try:
-        os.execvpe(command[0], command, {**os.environ, **held.environment})  # noqa: S606
+        os.execvpe(command[0], command, of_child(held.environment))  # noqa: S606
     except OSError as error:
         log.error("%s: %s", command[0], error.strerror)
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_BE_RUN

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
 
-VARIABLE = "FEATUREMILL_LEASE_FOLDER"
 NAME = "featuremill-leases"
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
@@ -36,15 +36,17 @@ def find() -> Path:
     Whoever looks must find the same one, root too: the first that exists, else the first place
     where any user may make it.
     """
-    named = os.environ.get(VARIABLE)
+    named = LEASE_FOLDER.value()
     if named:
-        folder = Path(named)
+        folder = named
     else:
         places = [parent / NAME for parent in PARENTS]
         open_places = [place for place in places if _is_open_to_all(place.parent)]
         existing = [place for place in places if _is_open_to_all(place)]
         if not existing and not open_places:
-            raise UserError(f"there is no folder for GPU leases; name a local one in {VARIABLE}.")
+            raise UserError(
+                f"there is no folder for GPU leases; name a local one in {LEASE_FOLDER}."
+            )
         folder = (existing or open_places)[0]
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=bool(named))
@@ -66,14 +68,15 @@ def _check(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise UserError(
                 f"{folder}: GPU leases need a folder, and no link to one, that all users may write "
-                f"to; let its owner{_owner(folder)} chmod 1777 it, or name another in {VARIABLE}."
+                f"to; let its owner{_owner(folder)} chmod 1777 it, or name another in "
+                f"{LEASE_FOLDER}."
             )
         time.sleep(0.01)
     kind = file_system(folder, Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
     if kind in NOT_LOCAL or kind.startswith("fuse"):
         raise UserError(
             f"{folder}: it is on {kind}, and GPU leases need a file system of this machine; "
-            f"name a local folder in {VARIABLE}."
+            f"name a local folder in {LEASE_FOLDER}."
         )
 
 
@@ -142,7 +145,7 @@ def _is_plain(descriptor: int) -> bool:
 def _unusable(path: Path, problem: str) -> UserError:
     return UserError(
         f"{path}: this lock file cannot be used, as {problem}; let its owner{_owner(path)} remove "
-        f"it, or name another folder in {VARIABLE}."
+        f"it, or name another folder in {LEASE_FOLDER}."
     )
 
 

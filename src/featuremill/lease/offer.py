@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
+from featuremill.base.environment import (
+    CUDA_VISIBLE_DEVICES,
+    NVIDIA_VISIBLE_DEVICES,
+    SLURM_JOB_GPUS,
+    SLURM_STEP_GPUS,
+    Variable,
+)
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease.devices import MASK, Device, matching, survey, visible
 from featuremill.lease.request import Request
 
-GIVEN_BY_SCHEDULERS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "NVIDIA_VISIBLE_DEVICES")
+GIVEN_BY_SCHEDULERS = (SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES)
 """Read where CUDA_VISIBLE_DEVICES is not set, and only when they name devices that are here."""
 NAMES_NOTHING = ("", "all", "none", "void")
 NO_DEVICES = ("", "-1", "NoDevFiles")
@@ -65,7 +71,7 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
 
 def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
     """Return the devices that the outside gave, and the variable that says so."""
-    mask = os.environ.get(MASK)
+    mask = CUDA_VISIBLE_DEVICES.text()
     if mask is not None:
         given = visible(everything, mask)
         if everything and not given and mask.strip() not in NO_DEVICES:
@@ -75,12 +81,12 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
             raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
         return given, MASK
     for variable in GIVEN_BY_SCHEDULERS:
-        text = os.environ.get(variable, "")
+        text = variable.text() or ""
         if text in NAMES_NOTHING:
             continue
         tokens = [token.strip() for token in text.split(",")]
         if all(matching(everything, token) for token in tokens):
-            return visible(everything, text), variable
+            return visible(everything, text), variable.name
     return list(everything), ""
 
 
@@ -93,7 +99,7 @@ def _asked(
         if not matches:
             raise UserError(_does_not_exist(everything, token))
         if not set(matches) & set(given):
-            raise UserError(f"GPU {token} is hidden by {given_by}={os.environ[given_by]}.")
+            raise UserError(f"GPU {token} is hidden by {given_by}={Variable(given_by).text()}.")
         found += [device for device in matches if device in given]
     return found
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-import os
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
+from featuremill.base import environment
+from featuremill.base.environment import Policy, Setting
 from featuremill.base.errors import UserError
 
-Policy = Literal["balanced", "memory", "sequential"]
-VARIABLES = {
-    "devices": "FEATUREMILL_DEVICES",
-    "policy": "FEATUREMILL_POLICY",
-    "slots_per_gpu": "FEATUREMILL_SLOTS_PER_GPU",
-    "min_free_mb": "FEATUREMILL_MIN_FREE_MB",
-    "wait_seconds": "FEATUREMILL_WAIT",
+VARIABLES: dict[str, Setting[Any]] = {
+    "devices": environment.DEVICES,
+    "policy": environment.POLICY,
+    "slots_per_gpu": environment.SLOTS_PER_GPU,
+    "min_free_mb": environment.MIN_FREE_MB,
+    "wait_seconds": environment.WAIT,
 }
 """The variable that gives each field its default. The command line beats it."""
-
-MAX_NUMBER = 1e9
 
 
 class Request(NamedTuple):
@@ -55,25 +52,9 @@ class Request(NamedTuple):
 
         A number of 0, as from a clipped Snakemake resource, means one.
         """
-        values = {field: os.environ.get(name, "") for field, name in VARIABLES.items()}
-        values |= {key: str(value) for key, value in (given or {}).items() if value is not None}
-        wait = values["wait_seconds"]
-        return cls(
-            num_gpus=max(1, num_gpus),
-            slots_per_gpu=int(_number("slots_per_gpu", values["slots_per_gpu"] or "1")),
-            min_free_mb=int(_number("min_free_mb", values["min_free_mb"] or "0")),
-            policy=values["policy"] or "balanced",  # type: ignore[arg-type]  # checked above
-            devices=values["devices"],
-            wait_seconds=_number("wait_seconds", wait) if wait else None,
-            index_mode=index_mode,
-        )
-
-
-def _number(field: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
-        raise UserError(f"{VARIABLES[field]}: {text[:40]!r} is not a number.")
-    return number
+        said = {key: str(value) for key, value in (given or {}).items() if value is not None}
+        values = {
+            field: variable.parse(said[field]) if field in said else variable.value()
+            for field, variable in VARIABLES.items()
+        }
+        return cls(max(1, num_gpus), index_mode=index_mode, **values)

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill.base.environment import LEASED
 from featuremill.base.text import plain
 from featuremill.lease.folder import open_lock, read_note, try_lock
 
@@ -31,8 +32,6 @@ SUFFIX = ".slot"
 NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)
 MAX_COMMAND = 200
 """Letters of a command that are noted and shown."""
-LEASED = "FEATUREMILL_LEASED"
-"""Set below a lease: the slots that it holds, `<device>@<slot>of<slots>`, with commas."""
 
 
 class Slot(NamedTuple):
@@ -93,7 +92,7 @@ class Taking(NamedTuple):
 
 def scoped(uuid: str, folder: Path) -> str:
     """Return the device's name: its UUID, followed by the outer lease's slot when there is one."""
-    for name in os.environ.get(LEASED, "").split(","):
+    for name in LEASED.value().split(","):
         if name.startswith(f"{uuid}@") and _is_held(folder / f"{name}{SUFFIX}"):
             return name
     return uuid

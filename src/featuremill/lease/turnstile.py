@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
-from featuremill.lease.folder import VARIABLE, open_lock
+from featuremill.lease.folder import open_lock
 
 FLOCK = "hhqqi0q"
 """The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""
@@ -69,7 +70,7 @@ class _Place:
             if tries > MAX_TRIES:
                 raise UserError(
                     "somebody keeps all places in the queue for GPUs; see who has "
-                    f"{self._path} open, or name another folder in {VARIABLE}."
+                    f"{self._path} open, or name another folder in {LEASE_FOLDER}."
                 )
         os.pwrite(self._descriptor, str(number).encode(), 0)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 
+from featuremill.base import environment
 from featuremill.merge.outputs import files_of
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
@@ -20,7 +20,7 @@ COUNTING_RESIDUES = ("tokens", "residues")
 
 def asked_outputs() -> list[str]:
     """Return the config's outputs, as the workflow tells them to its jobs."""
-    names = os.environ.get("FEATUREMILL_OUTPUTS", "").split()
+    names = environment.OUTPUTS.value().split()
     return [name for name in names if name in FORMATS]
 
 

@@ -3,12 +3,12 @@ side."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
+from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.lease import Request, count_slots
@@ -94,7 +94,7 @@ class Sizing(NamedTuple):
         if self.device.kind == "cuda":
             # Where jobs go elsewhere, a profile may say to which cards (flow/support.py).
             here = self.device.name if self.device.uuid else ""
-            names = [os.environ.get("FEATUREMILL_GPU_MODEL") or here, ""]
+            names = [environment.GPU_MODEL.value() or here, ""]
             return [Asked(self.settings, name, True, self.gpus) for name in dict.fromkeys(names)]
         return [Asked(self.settings, self.device.name, is_gpu=False, threads=num_cores())]
 
@@ -114,4 +114,4 @@ def num_jobs(device: Device, gpus: int) -> int:
 
 def slots_told() -> int:
     """Return how many GPU slots the workflow deals out to its jobs; 0 where it does not say."""
-    return int(os.environ.get("FEATUREMILL_GPUS", "0"))
+    return environment.GPUS.value()

@@ -7,17 +7,17 @@ compares with every vector, so what it finds is exact; writes nothing but what i
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from featuremill.base.environment import OPENBLAS_NUM_THREADS
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 EPILOG = (
     "On a machine that others use too: featuremill lease --gpus 1 -- featuremill search …; ids of "
     "the run's own records need no device."
@@ -67,12 +67,12 @@ def _calm_blas() -> None:
     OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
     where others compute too, a hundred queries take minutes in place of seconds.
     """
-    if "numpy" in sys.modules or OPENBLAS_THREADS in os.environ:
+    if "numpy" in sys.modules or OPENBLAS_NUM_THREADS.text() is not None:
         return
-    os.environ[OPENBLAS_THREADS] = "1"
+    OPENBLAS_NUM_THREADS.set("1")
     import numpy  # noqa: F401  (to have it loaded)
 
-    del os.environ[OPENBLAS_THREADS]  # torch may bring an OpenBLAS of its own
+    OPENBLAS_NUM_THREADS.unset()  # torch may bring an OpenBLAS of its own
 
 
 def search(

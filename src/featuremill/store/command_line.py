@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill import SNAKEFILE
+from featuremill.base.environment import TYPED
 from featuremill.store import run_lock
 
-VARIABLE = "FEATUREMILL_TYPED"
-"""Written by `featuremill run` before it becomes Snakemake: the process, and what was typed."""
 UNKNOWN = "YOUR.yaml"
 """The config of a run of which nobody knows who computed it."""
 RERUN = "--rerun-incomplete"
@@ -35,12 +34,12 @@ NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow
 
 def remember(words: Sequence[str]) -> None:
     """Have the Snakemake that this process becomes know that it was started by `words`."""
-    os.environ[VARIABLE] = f"{os.getpid()} {shlex.join(words)}"
+    TYPED.set(f"{os.getpid()} {shlex.join(words)}")
 
 
 def command() -> str:
     """Return what was typed; a Snakemake that a job of that one starts was started otherwise."""
-    process, _, words = os.environ.get(VARIABLE, "").partition(" ")
+    process, _, words = TYPED.value().partition(" ")
     return words if process == str(os.getpid()) else shlex.join(["snakemake", *sys.argv[1:]])
 
 

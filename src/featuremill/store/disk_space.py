@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from featuremill.base.environment import WITHOUT_ROOM
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import expected_bytes, human_bytes
 from featuremill.store.formats import FORMATS
 
-WITHOUT_ROOM = "FEATUREMILL_WITHOUT_ROOM"
 MARGIN = 1.05
 """Share of the estimate that has to be free: logs, receipts and reports come to it too."""
 BYTES_A_ROW = 64
@@ -80,7 +80,7 @@ def check(needs: Sequence[Need], run: Path) -> None:
     if not problems:
         return
     problem = f"{run}: {' and '.join(problems)}"
-    if os.environ.get(WITHOUT_ROOM) == "1":
+    if WITHOUT_ROOM.value():
         log.warning("%s; going on, as %s=1 says", problem, WITHOUT_ROOM)
         return
     raise UserError(

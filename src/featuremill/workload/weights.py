@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.store import files
@@ -28,7 +29,7 @@ __all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "refuse_mis
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
 VERSION = 1
-_ANOTHER_FOLDER = "name another folder with --cache or FEATUREMILL_CACHE"
+_ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
 
 _log = logging.getLogger("featuremill.weights")
 
@@ -101,9 +102,9 @@ def cache_folder(given: Path | None = None) -> Path:
     """Return where converted weights are kept."""
     if given:
         return given
-    if named := os.environ.get("FEATUREMILL_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "featuremill"
+    if named := environment.CACHE.value():
+        return named
+    return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
 def convert(model: str, cache: Path | None = None) -> dict[str, Any]:

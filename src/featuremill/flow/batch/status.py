@@ -8,19 +8,16 @@ says nothing about the job.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Literal
 
+from featuremill.base.environment import GONE_SECONDS
 from featuremill.flow.batch.submit import FOLDER
 from featuremill.flow.batch.systems import System
 
 Word = Literal["running", "success", "failed"]
-GRACE = "FEATUREMILL_GONE_SECONDS"
-GRACE_SECONDS = 60.0
-"""How long a job may be gone before its mark: shared file systems show a new file late."""
 
 
 def status(system: System, job: str, folder: Path = FOLDER) -> Word:
@@ -38,7 +35,8 @@ def status(system: System, job: str, folder: Path = FOLDER) -> Word:
     if not missing.exists():
         missing.touch()
         return "running"
-    if time.time() - missing.stat().st_mtime < float(os.environ.get(GRACE, GRACE_SECONDS)):
+    # A job may be gone before its mark is seen: shared file systems show a new file late.
+    if time.time() - missing.stat().st_mtime < GONE_SECONDS.value():
         return "running"
     print(f"job {job}: the scheduler ended or lost it, and it left no status", file=sys.stderr)
     return _marked(mark) or "failed"

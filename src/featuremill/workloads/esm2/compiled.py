@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-VARIABLE = "TRITON_CACHE_DIR"
+from featuremill.base import environment
 
 
 def beside_weights() -> str:
@@ -13,13 +13,15 @@ def beside_weights() -> str:
 
     A container's home is gone with it, and each would compile anew.
     """
-    cache = os.environ.get("FEATUREMILL_CACHE")
+    cache = environment.CACHE.value()
     return str(Path(cache, "triton")) if cache and os.access(cache, os.W_OK) else ""
 
 
 def folder() -> Path:
     """Return the folder of a job with this environment; what is not named is Triton's own rule."""
-    if (named := os.environ.get(VARIABLE)) is not None:
+    if (named := environment.TRITON_CACHE_DIR.text()) is not None:
         return Path(named)
-    home = os.environ.get("TRITON_HOME", os.path.expanduser("~/"))  # noqa: PTH111  (may be none)
+    home = environment.TRITON_HOME.text()
+    if home is None:
+        home = os.path.expanduser("~/")  # noqa: PTH111  (may be none)
     return Path(beside_weights() or Path(home, ".triton", "cache"))

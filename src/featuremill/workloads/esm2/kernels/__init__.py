@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from featuremill.base import environment
 from featuremill.workloads.esm2 import compiled
 from featuremill.workloads.esm2.kernels import twins
 
@@ -53,7 +53,7 @@ def ways(device: torch.device) -> list[Kernels]:
 def keep_compiled() -> None:
     """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
     if folder := compiled.beside_weights():
-        os.environ.setdefault(compiled.VARIABLE, folder)
+        environment.TRITON_CACHE_DIR.set_default(folder)
 
 
 def _triton() -> Kernels:

@@ -1,0 +1,280 @@
+"""The environment: every variable that the package reads or sets, its meaning, type and default.
+
+No other module names `os.environ`. docs/environment.md is written from the tables here, but for
+what is internal: that carries something from the workflow to its jobs, and is nobody's to set.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+
+from featuremill.base.errors import UserError
+
+Policy = Literal["balanced", "memory", "sequential"]
+"""Which of the free GPUs a lease takes; docs/lease.md tells."""
+T = TypeVar("T")
+MAX_NUMBER = 1e9
+MAX_SHOWN = 40
+"""How much of a value that cannot be meant is shown."""
+
+
+class Variable:
+    """A variable of the environment, as text."""
+
+    def __init__(self, name: str, meaning: str = "") -> None:
+        self.name = name
+        self.meaning = meaning
+        """Markdown, for the page."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def text(self) -> str | None:
+        """Return what it holds; None where it is not set."""
+        return os.environ.get(self.name)
+
+    def set(self, text: str) -> None:
+        """Set it for this process and those that it starts from now on."""
+        os.environ[self.name] = text
+
+    def set_default(self, text: str) -> None:
+        """Set it unless it is set."""
+        os.environ.setdefault(self.name, text)
+
+    def unset(self) -> None:
+        """Remove it, if it is there."""
+        os.environ.pop(self.name, None)
+
+
+class Kind(NamedTuple, Generic[T]):
+    """What a variable may hold."""
+
+    words: str
+    """As in "…: 'x' is not <words>"."""
+    parse: Callable[[str], T]
+    """Raises ValueError for a text that cannot be meant."""
+
+
+class Setting(Variable, Generic[T]):
+    """A variable of ours: it has a type, and a default where it is unset or empty."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind[T],
+        default: T,
+        meaning: str,
+        default_words: str = "",
+        is_internal: bool = False,
+    ) -> None:
+        """`default_words` say on the page what the default comes to."""
+        super().__init__(f"FEATUREMILL_{name}", meaning)
+        self.kind = kind
+        self.default = default
+        self.default_words = default_words
+        self.is_internal = is_internal
+
+    def value(self) -> T:
+        """Return what it says.
+
+        Raises:
+            UserError: when it holds something else than it may.
+        """
+        return self.parse(self.text() or "")
+
+    def parse(self, text: str) -> T:
+        """Return what it would say if it held `text`; raises UserError as `value` does."""
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            raise UserError(
+                f"{self.name}: {text[:MAX_SHOWN]!r} is not {self.kind.words}; mend or unset it."
+            ) from None
+
+
+def _number(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
+        raise ValueError
+    return number
+
+
+def _yes_or_no(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError
+    return text == "1"
+
+
+def _policy(text: str) -> Policy:
+    if text not in get_args(Policy):
+        raise ValueError
+    return cast(Policy, text)
+
+
+TEXT: Kind[str] = Kind("a text", str)
+FOLDER: Kind[Path | None] = Kind("a folder", Path)
+YES_OR_NO: Kind[bool] = Kind("1 (yes) or 0 (no)", _yes_or_no)
+NUMBER: Kind[int] = Kind("a number", lambda text: int(_number(text)))
+SECONDS: Kind[float] = Kind("a number of seconds", _number)
+SECONDS_OR_NEVER: Kind[float | None] = Kind("a number of seconds", _number)
+POLICY_NAME: Kind[Policy] = Kind(f"one of {', '.join(get_args(Policy))}", _policy)
+
+CACHE = Setting(
+    *("CACHE", FOLDER, None),
+    "Where converted weights and compiled kernels are kept; nodes of a cluster have to share it.",
+    "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels where Triton keeps its own",
+)
+STAGE = Setting(
+    *("STAGE", TEXT, ""),
+    "A folder on a node's own disk to which weights are copied once. `$NAMES` in it are looked up "
+    "where the job runs.",
+    "weights are read where they are",
+)
+QUIET = Setting(
+    *("QUIET", YES_OR_NO, False),
+    "Verbs say only warnings and errors, those of a run's jobs too; as `--quiet`.",
+)
+DEVICES = Setting(
+    *("DEVICES", TEXT, ""),
+    "Lease only among these GPUs: numbers as `nvidia-smi` shows them, or UUIDs (their beginning "
+    "will do), with commas between.",
+    "all",
+)
+BALANCED: Policy = "balanced"
+POLICY = Setting("POLICY", POLICY_NAME, BALANCED, "Which of the free GPUs a lease takes.")
+SLOTS_PER_GPU = Setting(
+    *("SLOTS_PER_GPU", NUMBER, 1), "A lease takes one of so many equal parts of a GPU."
+)
+MIN_FREE_MB = Setting(
+    *("MIN_FREE_MB", NUMBER, 0), "Memory in MiB that has to be free on a GPU that is leased."
+)
+WAIT = Setting(
+    *("WAIT", SECONDS_OR_NEVER, None),
+    "How long a lease waits for its GPUs before it gives up.",
+    "for ever",
+)
+LEASE_FOLDER = Setting(
+    *("LEASE_FOLDER", FOLDER, None),
+    "The folder of GPU leases: on a disk of this machine, the same for all who use its GPUs.",
+    "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
+)
+STALL_SECONDS = Setting(
+    *("STALL_SECONDS", SECONDS, 600.0),
+    "A batch that takes longer than this, and than 20 times what was predicted, is taken for a "
+    "hang.",
+)
+GONE_SECONDS = Setting(
+    *("GONE_SECONDS", SECONDS, 60.0),
+    "How long a job of LSF or PBS may be unknown to its scheduler before it counts as failed.",
+)
+WITHOUT_LOCKS = Setting(
+    *("WITHOUT_LOCKS", YES_OR_NO, False),
+    "Go on where the file system has no locks: only where nothing else computes the run.",
+)
+WITHOUT_ROOM = Setting(
+    *("WITHOUT_ROOM", YES_OR_NO, False),
+    "Only warn where the disk has less room than a run needs, as where it compresses.",
+)
+DIE_WITH_PARENT = Setting(
+    *("DIE_WITH_PARENT", TEXT, ""),
+    "The Snakemake whose job this is (`name_of_process`): the job ends when that one dies.",
+    is_internal=True,
+)
+GPUS = Setting(
+    *("GPUS", NUMBER, 0), "GPU slots that the workflow deals out to its jobs.", is_internal=True
+)
+GPU_MODEL = Setting(
+    *("GPU_MODEL", TEXT, ""),
+    "The card that a profile sends jobs to, for which plan cuts shards.",
+    is_internal=True,
+)
+LEASED = Setting(
+    *("LEASED", TEXT, ""),
+    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`, with commas.",
+    is_internal=True,
+)
+OUTPUTS = Setting(
+    *("OUTPUTS", TEXT, ""), "The config's outputs, which plan tells the room of.", is_internal=True
+)
+PACKAGE = Setting(
+    *("PACKAGE", TEXT, ""),
+    "The folder of this package, for envs/base.post-deploy.sh.",
+    is_internal=True,
+)
+SLURM_JOBS = Setting(
+    *("SLURM_JOBS", YES_OR_NO, False),
+    "A cluster runs the jobs of this Snakemake. In an allocation in which Snakemake itself runs, a "
+    "job that waits must not send that back.",
+    is_internal=True,
+)
+TYPED = Setting(
+    *("TYPED", TEXT, ""),
+    "Written by `featuremill run` before it becomes Snakemake: the process, and what was typed.",
+    is_internal=True,
+)
+SETTINGS: tuple[Setting[Any], ...] = (
+    *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
+    *(STALL_SECONDS, GONE_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM),
+    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, OUTPUTS, PACKAGE, SLURM_JOBS, TYPED),
+)
+"""All of ours."""
+
+CUDA_VISIBLE_DEVICES = Variable(
+    "CUDA_VISIBLE_DEVICES", "The GPUs that a scheduler or you gave; set for what a lease starts."
+)
+SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", "Read where `CUDA_VISIBLE_DEVICES` is not set.")
+SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", "The same.")
+NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", "The same, as in containers.")
+CUDA_DEVICE_ORDER = Variable(
+    "CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, so that CUDA numbers GPUs as `nvidia-smi` does."
+)
+SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
+XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
+TRITON_CACHE_DIR = Variable(
+    "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
+)
+TRITON_HOME = Variable("TRITON_HOME", "Where Triton keeps its own folder, in place of your home.")
+CC = Variable("CC", "The C compiler that Triton takes; `featuremill doctor` tries it.")
+OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", "Set to a job's threads for what computes.")
+MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", "The same.")
+OPENBLAS_NUM_THREADS = Variable(
+    "OPENBLAS_NUM_THREADS", "The same; `featuremill search` takes 1 unless it is set."
+)
+OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for what computes, unless set.")
+VIRTUAL_ENV = Variable("VIRTUAL_ENV", "With one of the two, commands are shown without a path.")
+CONDA_PREFIX = Variable("CONDA_PREFIX", "See `VIRTUAL_ENV`.")
+PATH = Variable("PATH", "A run's jobs find this `featuremill` first, and our `sbatch` in Slurm.")
+OF_OTHERS = (
+    *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
+    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, TRITON_CACHE_DIR, TRITON_HOME, CC),
+    *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
+    *(VIRTUAL_ENV, CONDA_PREFIX, PATH),
+)
+"""All that belong to other programs."""
+
+
+def check() -> None:
+    """Raise UserError for the first of our variables that holds something else than it may."""
+    for setting in SETTINGS:
+        setting.value()
+
+
+def of_child(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child process: this one's, with `changes`."""
+    return {**os.environ, **changes}
+
+
+def search_path() -> list[str]:
+    """Return the folders in which programs are looked for."""
+    return (PATH.text() or os.defpath).split(os.pathsep)
+
+
+def set_search_path(folders: Iterable[str]) -> None:
+    """Look for programs in `folders` from now on, in this process and its children."""
+    PATH.set(os.pathsep.join(folders))

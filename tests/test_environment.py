@@ -1,0 +1,82 @@
+"""What variables may hold, what rubbish comes to, and what children get."""
+
+import os
+
+import pytest
+from programs import Desk, Workflow, random_records
+
+from featuremill.base import environment
+from featuremill.base.errors import UserError
+
+TYPED = [s for s in environment.SETTINGS if s.kind not in (environment.TEXT, environment.FOLDER)]
+
+
+@pytest.mark.parametrize("setting", TYPED, ids=str)
+def test_rubbish_is_one_sentence(setting, monkeypatch):
+    monkeypatch.setenv(setting.name, "rubbish")
+    with pytest.raises(UserError) as refused:
+        environment.check()
+    said = f"{setting}: 'rubbish' is not {setting.kind.words}; mend or unset it."
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("setting", environment.SETTINGS, ids=str)
+def test_empty_is_unset(setting, monkeypatch):
+    monkeypatch.setenv(setting.name, "")
+    assert setting.value() == setting.default
+    monkeypatch.delenv(setting.name)
+    assert setting.value() == setting.default
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "1e10", "0x10", "9" * 400])
+def test_what_is_no_number(text):
+    for setting in (environment.WAIT, environment.GPUS):
+        with pytest.raises(UserError, match=f"{setting}: '{text[:40]}' is not a number"):
+            setting.parse(text)
+
+
+def test_values_have_their_types():
+    assert environment.WAIT.parse("1.5") == 1.5
+    assert environment.GPUS.parse("4.0") == 4
+    assert environment.QUIET.parse("1") is True and environment.QUIET.parse("0") is False
+    assert environment.POLICY.parse("memory") == "memory"
+
+
+def test_a_child_gets_ours_with_changes(monkeypatch):
+    monkeypatch.setenv("KEPT", "1")
+    monkeypatch.setenv("CHANGED", "1")
+    assert environment.of_child({"CHANGED": "2", "NEW": "3"}) == os.environ | {
+        "CHANGED": "2",
+        "NEW": "3",
+    }
+    assert os.environ["CHANGED"] == "1"
+
+
+def test_a_default_gives_way(monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_POLICY", "memory")
+    environment.POLICY.set_default("balanced")
+    assert environment.POLICY.value() == "memory"
+
+
+def test_the_search_path(monkeypatch):
+    monkeypatch.setenv("PATH", f"a{os.pathsep}b")
+    assert environment.search_path() == ["a", "b"]
+    environment.set_search_path(["c", "a"])
+    assert os.environ["PATH"] == f"c{os.pathsep}a"
+    monkeypatch.delenv("PATH")
+    assert environment.search_path() == os.defpath.split(os.pathsep)
+
+
+def test_a_verb_says_rubbish_in_a_sentence(tmp_path, environment):
+    desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": "very"})
+    said = "FEATUREMILL_QUIET: 'very' is not 1 (yes) or 0 (no); mend or unset it."
+    assert desk.type("featuremill", "status", "results/my", status=2).err.strip() == said
+
+
+def test_a_run_says_rubbish_before_anything(tmp_path, environment):
+    workflow = Workflow(
+        tmp_path, {**environment, "FEATUREMILL_STALL_SECONDS": "soon"}, random_records(3)
+    )
+    said = workflow("-n", status=1)
+    assert "FEATUREMILL_STALL_SECONDS: 'soon' is not a number of seconds; mend" in said
+    assert "Traceback" not in said
