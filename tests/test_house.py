@@ -166,19 +166,72 @@ def test_pins_lie_within_the_declared_bounds():
     assert outside == set()
 
 
+def yaml_of(place):
+    return yaml.safe_load((ROOT / place).read_text("utf-8"))
+
+
+def conda_bounds(lines):
+    """Return the bounds of conda's packages by the names that pip has for them."""
+    bounds = dict(line.partition(" ")[::2] for line in lines)
+    return {CONDA_NAMES.get(package, package): bound for package, bound in bounds.items()}
+
+
+def pip_bounds(requirements):
+    return {needed.name: str(needed.specifier) for needed in requirements}
+
+
 @pytest.mark.parametrize(("name", "extra"), [("base", []), ("esm2", EXTRAS["esm2"])])
 def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
-    environment = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text())
-    bounds = dict(line.partition(" ")[::2] for line in environment["dependencies"])
-    assert bounds.pop("python") == PROJECT["requires-python"]
-    assert bounds.pop("pip") == ""
-    found = {CONDA_NAMES.get(package, package): bound for package, bound in bounds.items()}
-    assert found == {needed.name: str(needed.specifier) for needed in [*CORE, *extra]}
+    found = conda_bounds(yaml_of(f"envs/{name}.yaml")["dependencies"])
+    assert found.pop("python") == PROJECT["requires-python"]
+    assert found.pop("pip") == ""
+    assert found == pip_bounds([*CORE, *extra])
 
 
-def test_the_version_is_the_same_everywhere():
+def test_the_conda_recipe_has_the_bounds_of_pyproject():
+    core, esm2 = yaml_of("packaging/conda/recipe.yaml")["outputs"]
+    host, needed = (conda_bounds(core["requirements"][part]) for part in ("host", "run"))
+    assert host.pop("python") == needed.pop("python") == PROJECT["requires-python"]
+    assert needed == pip_bounds(CORE)
+    builds = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert host == {"pip": "", **pip_bounds(map(Requirement, builds))}
+    ours, *others = esm2["requirements"]["run"]
+    assert "featuremill" in ours and conda_bounds(others) == pip_bounds(EXTRAS["esm2"])
+    scripts = [f"{name} = {place}" for name, place in PROJECT["scripts"].items()]
+    assert core["build"]["python"]["entry_points"] == scripts
+
+
+def test_what_describes_the_project_says_what_pyproject_says():
     headings = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert PROJECT["version"] == featuremill.__version__ == headings[0]
+    citation = yaml_of("CITATION.cff")
+    recipe = yaml_of("packaging/conda/recipe.yaml")
+    assert citation["version"] == recipe["context"]["version"] == PROJECT["version"]
+    assert citation["license"] == recipe["about"]["license"] == PROJECT["license"]
+    assert citation["abstract"] == recipe["about"]["summary"] == PROJECT["description"]
+    assert citation["title"] == recipe["recipe"]["name"] == PROJECT["name"]
+    assert citation["keywords"] == PROJECT["keywords"]
+
+
+def test_the_public_forge_runs_what_make_runs_on_the_oldest_python():
+    job = yaml_of(".github/workflows/test.yml")["jobs"]["test"]
+    assert job["steps"][-1]["run"].startswith("make test ")
+    oldest = job["strategy"]["matrix"]["python"][0]
+    assert f">={oldest}" == PROJECT["requires-python"]
+
+
+def test_a_commit_is_looked_at_by_the_tools_of_make_lint():
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+    (local,) = yaml_of(".pre-commit-config.yaml")["repos"]
+    entries = [hook["entry"] for hook in local["hooks"]]
+
+    tool = r"\b(ruff \w+|snakefmt|mypy|featuremill [\w-]+|bash -n|snakemake --lint)"
+
+    def tools(lines):
+        return [found[1] for line in lines if (found := re.search(tool, line))]
+
+    assert tools(entries) == tools(recipe.splitlines()) and len(tools(entries)) == len(entries)
 
 
 def licence_of(name):
