@@ -1,6 +1,7 @@
 """What variables may hold, what rubbish comes to, and what children get."""
 
 import os
+from pathlib import Path
 
 import pytest
 from programs import Desk, Workflow, random_records
@@ -8,7 +9,7 @@ from programs import Desk, Workflow, random_records
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 
-TYPED = [s for s in environment.SETTINGS if s.kind not in (environment.TEXT, environment.FOLDER)]
+TYPED = [setting for setting in environment.SETTINGS if setting.kind.parse not in (str, Path)]
 
 
 @pytest.mark.parametrize("setting", TYPED, ids=str)
