@@ -1,14 +1,19 @@
 """What variables may hold, what rubbish comes to, and what children get."""
 
 import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 from programs import Desk, Workflow, random_records
 
-from featuremill.base import environment
+from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
+from featuremill.flow import support
 
-TYPED = [s for s in environment.SETTINGS if s.kind not in (environment.TEXT, environment.FOLDER)]
+TYPED = [setting for setting in environment.SETTINGS if setting.kind.parse not in (str, Path)]
 
 
 @pytest.mark.parametrize("setting", TYPED, ids=str)
@@ -80,3 +85,33 @@ def test_a_run_says_rubbish_before_anything(tmp_path, environment):
     said = workflow("-n", status=1)
     assert "FEATUREMILL_STALL_SECONDS: 'soon' is not a number of seconds; mend" in said
     assert "Traceback" not in said
+
+
+def test_what_jobs_inherit(monkeypatch):
+    settings = SimpleNamespace(
+        _parsed_overwrite_resources={},
+        _parsed_default_resources={
+            "gpu_model": SimpleNamespace(raw="'a100'"),
+            "gpu_policy": SimpleNamespace(raw="memory"),
+            "gpu_slots": SimpleNamespace(raw="2"),
+        },
+    )
+    workflow = SimpleNamespace(
+        resource_settings=settings,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True, modify_rulename=str),
+        is_main_process=True,
+        nodes=4,
+    )
+    given = {"PATH": "/usr/bin", "FEATUREMILL_SLOTS_PER_GPU": "3", "KEPT": "1"}
+    monkeypatch.setattr(os, "environ", given)
+    support.prepare_jobs(workflow)
+    assert given == {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin",
+        "KEPT": "1",
+        "FEATUREMILL_DIE_WITH_PARENT": this_process.name_of_process(),
+        "FEATUREMILL_PACKAGE": str(ROOT / "src/featuremill"),
+        "FEATUREMILL_GPU_MODEL": "a100",
+        "FEATUREMILL_POLICY": "memory",
+        "FEATUREMILL_SLOTS_PER_GPU": "3",
+        "FEATUREMILL_SLURM_JOBS": "1",
+    }

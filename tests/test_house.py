@@ -166,19 +166,72 @@ def test_pins_lie_within_the_declared_bounds():
     assert outside == set()
 
 
+def yaml_of(place):
+    return yaml.safe_load((ROOT / place).read_text("utf-8"))
+
+
+def conda_bounds(lines):
+    """Return the bounds of conda's packages by the names that pip has for them."""
+    bounds = dict(line.partition(" ")[::2] for line in lines)
+    return {CONDA_NAMES.get(package, package): bound for package, bound in bounds.items()}
+
+
+def pip_bounds(requirements):
+    return {needed.name: str(needed.specifier) for needed in requirements}
+
+
 @pytest.mark.parametrize(("name", "extra"), [("base", []), ("esm2", EXTRAS["esm2"])])
 def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
-    environment = yaml.safe_load((ROOT / f"envs/{name}.yaml").read_text())
-    bounds = dict(line.partition(" ")[::2] for line in environment["dependencies"])
-    assert bounds.pop("python") == PROJECT["requires-python"]
-    assert bounds.pop("pip") == ""
-    found = {CONDA_NAMES.get(package, package): bound for package, bound in bounds.items()}
-    assert found == {needed.name: str(needed.specifier) for needed in [*CORE, *extra]}
+    found = conda_bounds(yaml_of(f"envs/{name}.yaml")["dependencies"])
+    assert found.pop("python") == PROJECT["requires-python"]
+    assert found.pop("pip") == ""
+    assert found == pip_bounds([*CORE, *extra])
 
 
-def test_the_version_is_the_same_everywhere():
+def test_the_conda_recipe_has_the_bounds_of_pyproject():
+    core, esm2 = yaml_of("packaging/conda/recipe.yaml")["outputs"]
+    host, needed = (conda_bounds(core["requirements"][part]) for part in ("host", "run"))
+    assert host.pop("python") == needed.pop("python") == PROJECT["requires-python"]
+    assert needed == pip_bounds(CORE)
+    builds = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert host == {"pip": "", **pip_bounds(map(Requirement, builds))}
+    ours, *others = esm2["requirements"]["run"]
+    assert "featuremill" in ours and conda_bounds(others) == pip_bounds(EXTRAS["esm2"])
+    scripts = [f"{name} = {place}" for name, place in PROJECT["scripts"].items()]
+    assert core["build"]["python"]["entry_points"] == scripts
+
+
+def test_what_describes_the_project_says_what_pyproject_says():
     headings = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert PROJECT["version"] == featuremill.__version__ == headings[0]
+    citation = yaml_of("CITATION.cff")
+    recipe = yaml_of("packaging/conda/recipe.yaml")
+    assert citation["version"] == recipe["context"]["version"] == PROJECT["version"]
+    assert citation["license"] == recipe["about"]["license"] == PROJECT["license"]
+    assert citation["abstract"] == recipe["about"]["summary"] == PROJECT["description"]
+    assert citation["title"] == recipe["recipe"]["name"] == PROJECT["name"]
+    assert citation["keywords"] == PROJECT["keywords"]
+
+
+def test_the_public_forge_runs_what_make_runs_on_the_oldest_python():
+    job = yaml_of(".github/workflows/test.yml")["jobs"]["test"]
+    assert job["steps"][-1]["run"].startswith("make test ")
+    oldest = job["strategy"]["matrix"]["python"][0]
+    assert f">={oldest}" == PROJECT["requires-python"]
+
+
+def test_a_commit_is_looked_at_by_the_tools_of_make_lint():
+    makefile = (ROOT / "Makefile").read_text()
+    recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)[1]
+    (local,) = yaml_of(".pre-commit-config.yaml")["repos"]
+    entries = [hook["entry"] for hook in local["hooks"]]
+
+    tool = r"\b(ruff \w+|snakefmt|mypy|featuremill [\w-]+|bash -n|snakemake --lint)"
+
+    def tools(lines):
+        return [found[1] for line in lines if (found := re.search(tool, line))]
+
+    assert tools(entries) == tools(recipe.splitlines()) and len(tools(entries)) == len(entries)
 
 
 def licence_of(name):
@@ -250,6 +303,158 @@ def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
         if isinstance(variable, environment.Variable):
             assert variable in listed and variable.name.removeprefix("FEATUREMILL_") == name
             assert re.search(rf"\b{name}\b", in_code), f"{name}: nobody reads it"
+
+
+PACKAGE = ROOT / "src/featuremill"
+ROOMS = (
+    *("base", "lease", "store", "workload", "inputs", "config", "plan", "extract", "merge"),
+    *("status", "doctor", "report", "search", "flow", "workloads"),
+)
+"""Each may import those before it; docs/architecture.md says what they are."""
+SPINE = {"plan", "extract", "merge"}
+"""These never import one another: they meet in the files of a run."""
+FOR_WORKLOADS = {"base", "workload", "inputs"}
+"""What those who write plug-ins may rely on."""
+FOR_LEASE = {"base.errors", "base.environment"}
+"""lease is a product of its own."""
+MAX_ARROWS = 91
+"""Pairs of rooms, the root as one, of which one imports the other. It may only shrink."""
+AUDIT = "computes with ESM-2 itself, in place of the contract"
+ESM2 = "the tables of ESM-2's memory and ways are no part of the contract yet"
+FIELDS = "the contract names a device"
+MOVED = "what it takes from there belongs to a room that both may import"
+EXCEPTIONS = {
+    ("base.this_process", "lease.devices"): MOVED,
+    ("config.init", "flow.file_times"): MOVED,
+    ("config.init", "flow.support"): MOVED,
+    ("config.init.ids", "plan.repeats"): "finds ids that repeat as a plan does",
+    ("config.init.ids", "plan.spool"): "finds ids that repeat as a plan does",
+    ("doctor.audit.measure", "workloads.esm2"): AUDIT,
+    ("doctor.audit.task", "workloads.esm2"): AUDIT,
+    ("doctor.audit.task", "workloads.esm2.memory"): AUDIT,
+    ("doctor.audit.task", "workloads.esm2.options"): AUDIT,
+    ("doctor.audit.visit", "workloads.esm2"): AUDIT,
+    ("doctor.compiling", "workloads.esm2.compiled"): ESM2,
+    ("doctor.findings", "workloads.esm2.memory"): ESM2,
+    ("doctor.visit", "workloads.esm2.memory"): ESM2,
+    ("doctor.ways", "workloads.esm2"): ESM2,
+    ("doctor.ways", "workloads.esm2.layout"): ESM2,
+    ("doctor.ways", "workloads.esm2.tokens"): ESM2,
+    ("extract.telemetry.sampler", "status.rows"): MOVED,
+    ("lease.command", "base.this_process"): MOVED,
+    ("lease.condition", "base.text"): MOVED,
+    ("lease.execute", "base.this_process"): MOVED,
+    ("lease.slots", "base.text"): MOVED,
+    ("merge.gather", "extract.compute"): MOVED,
+    ("plan.announce", "merge.outputs.fair_esm_pt"): "tells what outputs take, which merge knows",
+    ("plan.command", "merge.outputs"): "tells what outputs take, which merge knows",
+    ("plan.estimate.model", "workloads.esm2.memory"): ESM2,
+    ("plan.estimate.report", "flow.job_resources"): MOVED,
+    ("plan.needs", "merge.outputs"): "tells what outputs take, which merge knows",
+    ("plan.speeds", "report.roofs"): MOVED,
+    ("plan.speeds.earlier", "status.rest"): MOVED,
+    ("store.parts", "workload.recipe"): MOVED,
+    ("workload.weights", "workloads.esm2.checkpoint"): "the verb converts ESM-2's checkpoints only",
+    ("workload.weights", "workloads.esm2.options"): "the verb converts ESM-2's checkpoints only",
+    ("workload.weights", "workloads.esm2.sources"): "the verb converts ESM-2's checkpoints only",
+    ("workloads.esm2", "lease.devices"): FIELDS,
+    ("workloads.esm2.attention", "lease.devices"): FIELDS,
+    ("workloads.esm2.ladder", "extract.compute"): MOVED,
+    ("workloads.esm2.memory", "lease.devices"): FIELDS,
+    ("workloads.esm2.model_table", "lease.devices"): FIELDS,
+}
+"""(module, what it imports against the order) and why. It may only shrink."""
+
+
+@functools.cache
+def modules():
+    """Return the text of each module by its name below featuremill; that of the package is ""."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path.read_text("utf-8")
+    return found
+
+
+def targets_of(text, known):
+    """Yield what a module imports of the package, "" for the package itself, and "snakemake"."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for top, _, name in (name.partition(".") for name in names):
+            if top == "snakemake":
+                yield top
+            elif top == "featuremill":
+                yield name if name in known else name.rpartition(".")[0]
+
+
+def room_of(module):
+    """Return the module's room; `api`, `__main__` and the package itself are at the root."""
+    first = module.partition(".")[0]
+    return first if first in ROOMS else "root"
+
+
+def may_import(module, target):
+    ours, theirs = room_of(module), room_of(target)
+    if target == "snakemake":
+        return ours == "flow"
+    if ours in ("root", theirs) or target == "":
+        return True
+    if theirs == "root" or {ours, theirs} <= SPINE:
+        return False
+    if ours == "workloads":
+        return theirs in FOR_WORKLOADS
+    if ours == "lease":
+        return target in FOR_LEASE
+    return ROOMS.index(theirs) < ROOMS.index(ours)
+
+
+def test_the_rooms_are_the_folders_that_there_are():
+    files_in = {path.relative_to(PACKAGE).parts for path in PACKAGE.rglob("*.py")}
+    folders = {first for first, *rest in files_in if rest}
+    assert folders == set(ROOMS)
+    names = {name.partition(".")[0] for name in modules()} - {""}
+    assert len(names) <= 18, sorted(names)
+
+
+def test_rooms_import_only_what_they_may():
+    known = modules()
+    found = {(name, target) for name, text in known.items() for target in targets_of(text, known)}
+    wrong = {pair for pair in found if not may_import(*pair)}
+    assert wrong - EXCEPTIONS.keys() == set(), "these imports run against the order of the rooms"
+    assert EXCEPTIONS.keys() - wrong == set(), "these are no longer needed: take them off"
+    ours = {pair for pair in found if pair[1] != "snakemake"}
+    arrows = {pair for pair in (tuple(map(room_of, pair)) for pair in ours) if pair[0] != pair[1]}
+    assert len(arrows) <= MAX_ARROWS
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "allowed"),
+    [
+        ("plan.needs", "from featuremill.base.errors import UserError", True),
+        ("plan.needs", "from featuremill.merge import outputs", False),
+        ("merge.gather", "import featuremill.plan", False),
+        ("base.log", "from featuremill import __version__", True),
+        ("base.log", "from featuremill import status", False),
+        ("lease.offer", "from featuremill.base import environment", True),
+        ("lease.offer", "from featuremill.base import text", False),
+        ("workloads.esm2", "from featuremill.workload import Weights", True),
+        ("workloads.esm2", "def f():\n    from featuremill.store import files", False),
+        ("flow.run", "from featuremill.workloads import composition", False),
+        ("api", "from featuremill.workloads import composition", True),
+        ("search.hits", "from featuremill.api import embed", False),
+        ("flow.run", "from snakemake.io import touch", True),
+        ("config", "import snakemake", False),
+    ],
+)
+def test_imports_against_the_order_are_found(module, text, allowed):
+    (target,) = targets_of(text, modules())
+    assert may_import(module, target) == allowed
 
 
 CLOCK = {"sleep", "time", "monotonic", "perf_counter"}

@@ -118,7 +118,9 @@ def _policy(text: str) -> Policy:
 
 
 TEXT: Kind[str] = Kind("a text", str)
+LIST: Kind[str] = Kind("names with commas between", str)
 FOLDER: Kind[Path | None] = Kind("a folder", Path)
+FOLDER_TO_EXPAND: Kind[str] = Kind("a folder", str)
 YES_OR_NO: Kind[bool] = Kind("1 (yes) or 0 (no)", _yes_or_no)
 NUMBER: Kind[int] = Kind("a number", lambda text: int(_number(text)))
 SECONDS: Kind[float] = Kind("a number of seconds", _number)
@@ -131,7 +133,7 @@ CACHE = Setting(
     "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels where Triton keeps its own",
 )
 STAGE = Setting(
-    *("STAGE", TEXT, ""),
+    *("STAGE", FOLDER_TO_EXPAND, ""),
     "A folder on a node's own disk to which weights are copied once. `$NAMES` in it are looked up "
     "where the job runs.",
     "weights are read where they are",
@@ -141,9 +143,9 @@ QUIET = Setting(
     "Verbs say only warnings and errors, those of a run's jobs too; as `--quiet`.",
 )
 DEVICES = Setting(
-    *("DEVICES", TEXT, ""),
+    *("DEVICES", LIST, ""),
     "Lease only among these GPUs: numbers as `nvidia-smi` shows them, or UUIDs (their beginning "
-    "will do), with commas between.",
+    "will do).",
     "all",
 )
 BALANCED: Policy = "balanced"
@@ -195,8 +197,8 @@ GPU_MODEL = Setting(
     is_internal=True,
 )
 LEASED = Setting(
-    *("LEASED", TEXT, ""),
-    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`, with commas.",
+    *("LEASED", LIST, ""),
+    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
     is_internal=True,
 )
 OUTPUTS = Setting(
