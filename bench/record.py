@@ -22,6 +22,7 @@ from packaging.version import Version
 
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
+from featuremill.lease.nvml import nvml
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -99,7 +100,7 @@ def machine(gpu: Device | None = None) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    with devices.nvml() as is_there:
+    with nvml() as is_there:
         return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else ""
 
 

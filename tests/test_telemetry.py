@@ -528,10 +528,10 @@ def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
     torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_allocated=lambda place: peaks[place]))
     monkeypatch.setitem(sys.modules, "torch", torch)
     gpu, other = (Device("cuda", uuid, "", True) for uuid in ("a", "b"))
-    assert this_process.allocated_peak_mb([gpu, other]) == 5
-    assert this_process.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
+    assert process.allocated_peak_mb([gpu, other]) == 5
+    assert process.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
     monkeypatch.delitem(sys.modules, "torch")
-    assert this_process.allocated_peak_mb([gpu]) is None
+    assert process.allocated_peak_mb([gpu]) is None
 
 
 @pytest.mark.gpu

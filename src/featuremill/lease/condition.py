@@ -6,21 +6,25 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pynvml
 
 from featuremill.base.errors import UserError
-from featuremill.base.text import plain
 from featuremill.lease.devices import Device
-from featuremill.lease.folder import open_lock, read_note
-from featuremill.lease.gauges import tell
+from featuremill.lease.folder import open_lock, plain, read_note
+from featuremill.lease.nvml import (
+    COMPUTE_MODE_PROHIBITED,
+    COMPUTE_MODES_EXCLUSIVE,
+    IDLE_MB,
+    NO_DISPLAY,
+    Display,
+    display_of,
+)
 
-IDLE_MB = 1024
-"""What may be in use on an idle device: a driver that counts its own. A program that draws may
-compute so much: toolkits draw through Vulkan, and NVML then lists it as computing too."""
 DISPLAY_MB = 4096
 """What a display may hold beside the programs listed as drawing: below WSL2 Windows lists none."""
 QUICK_SECONDS = 60.0
@@ -28,23 +32,6 @@ QUICK_SECONDS = 60.0
 MAX_QUICK_FAILURES = 3
 COOL_SECONDS = 300.0
 """How long a device rests after that many quick failures, and how long one is remembered."""
-COMPUTE_MODE_PROHIBITED = 2
-COMPUTE_MODES_EXCLUSIVE = (1, 3)
-"""Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
-
-
-class Display(NamedTuple):
-    """What a display and the programs on it have of a device."""
-
-    is_active: bool = False
-    memory_mb: int = 0
-    """Of the programs, as far as NVML tells."""
-    pids: tuple[int, ...] = ()
-    """The programs: processes that draw, and compute little or nothing."""
-
-
-NO_DISPLAY = Display()
-
 
 class Condition(NamedTuple):
     """What NVML says of a device at this moment."""
@@ -78,20 +65,6 @@ def look(device: Device) -> Condition:
         "its compute mode is Prohibited" if mode == COMPUTE_MODE_PROHIBITED else "",
         display,
     )
-
-
-def display_of(handle: Any) -> Display:
-    """Ask NVML what a display has of the device with this handle; where it errs, that is none."""
-    drawing = _memory_of(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
-    computing = _memory_of(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
-    pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
-    is_active = tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1
-    return Display(is_active, sum(drawing[pid] for pid in pids), tuple(pids))
-
-
-def _memory_of(processes: Iterable[Any] | None) -> dict[int, int]:
-    """Return MB by pid; 0 where NVML does not tell."""
-    return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
 
 
 NOT_KNOWN = (
@@ -150,15 +123,11 @@ def used_by_display(condition: Condition) -> str:
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:
     """Tell whether `pid` is one of `ancestors` or comes from one."""
-    while pid > 1:
-        if pid in ancestors:
-            return True
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-        except OSError:  # it has ended, or lives in another PID namespace
-            return False
-        pid = int(stat.rpartition(")")[2].split()[1])
-    return False
+    try:
+        line = [pid, *(process.pid for process in psutil.Process(pid).parents())]
+    except psutil.Error:  # it has ended, or lives in another PID namespace
+        return pid in ancestors
+    return any(number in ancestors for number in line if number > 1)
 
 
 class Failures:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill import config
-from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein, Sample
-from featuremill.lease.devices import Device, devices_for
+from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory
@@ -87,7 +86,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
     refuse_without_packages(Options)
     _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
     choice = arguments.device or (run.device if run else "auto")
-    (device,) = this_process.with_processors(devices_for(choice)[:1])
+    (device,) = with_processors(devices_for(choice)[:1])
     dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
     if not dtypes:
         raise UserError(
