@@ -15,8 +15,8 @@ from nvml_node import Gpu, Slice
 from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
-from featuremill.base import this_process
 from featuremill.base.errors import UserError
+from featuremill.extract.telemetry import process
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.extract.telemetry.sampler import Sampler
 from featuremill.lease.devices import Device

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import resource
 import shutil
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -134,9 +136,13 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    for package in NAMED_PACKAGES:
-        try:
+    return found | installed(NAMED_PACKAGES)
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found

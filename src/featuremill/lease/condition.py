@@ -33,6 +33,7 @@ MAX_QUICK_FAILURES = 3
 COOL_SECONDS = 300.0
 """How long a device rests after that many quick failures, and how long one is remembered."""
 
+
 class Condition(NamedTuple):
     """What NVML says of a device at this moment."""
 

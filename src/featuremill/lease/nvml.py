@@ -43,6 +43,16 @@ def nvml() -> Iterator[bool]:
         pynvml.nvmlShutdown()
 
 
+def trouble() -> pynvml.NVMLError | None:
+    """Return why NVML cannot be initialised; None where it can."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return error
+    pynvml.nvmlShutdown()
+    return None
+
+
 def tell(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return NVML's answer, or None where it has none (old driver, slice, lost card)."""
     try:

@@ -92,9 +92,7 @@ class Recipe:
 
     def _devices(self, plan: dict[str, Any], choice: DeviceChoice | None) -> list[Device]:
         gpus = plan.get("gpus", 1)
-        devices = with_processors(
-            devices_for(choice or plan.get("device", "auto"))[:gpus]
-        )
+        devices = with_processors(devices_for(choice or plan.get("device", "auto"))[:gpus])
         if devices[0].kind == "cuda" and len(devices) < gpus:
             raise UserError(
                 f"{self._root}: this run spreads its model over {gpus} GPUs, and {len(devices)} is "

@@ -181,10 +181,13 @@ class TellsMemory(Protocol):
 class TellsWays(Protocol):
     """What a workload may offer besides, for doctor: by what it would compute on a device."""
 
+    WAYS: Sequence[str]
+    """What `ways` tells of: "dtype", then the operations."""
+
     def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
-        """Return the dtype (as "dtype") and by operation what would compute it on `device`, found
-        out as a load does, with the same warnings; `weights` give a shape (metadata only), None for
-        a usual one. Runs in a process of its own, which sees that device only.
+        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
+        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
+        Called in a process of its own, which sees that device only.
 
         Raises:
             WorkloadError: no way to compute an operation is right.

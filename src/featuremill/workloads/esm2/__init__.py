@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COST_UNIT",
     "VERSION",
+    "WAYS",
     "Options",
     "batch_cost",
     "collect",
@@ -45,6 +46,7 @@ __all__ = [
 
 VERSION = "1"
 COST_UNIT = "tokens"
+WAYS = ("dtype", "attention", "products", "kernels")
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
 """Whole waves of the matrix products: 16,896 tokens on an H200."""

@@ -22,8 +22,7 @@ USUAL_HEAD_WIDTH = 64
 
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
-    """Return the dtype, and what computes attention, products and the rest with heads as wide as
-    those of `weights`.
+    """Return by what each of WAYS would be computed, with heads as wide as those of `weights`.
 
     Raises:
         WorkloadError: no way to compute an operation is right.
@@ -36,12 +35,8 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
         probe = _probe(Path(folder, "probe.safetensors"), head_width)
         options = esm2.resolve(esm2.Options(), device, probe)
         (stage,) = esm2.load(options, [device], probe).encoder.stages
-    return {
-        "dtype": options.dtype,
-        "attention": stage.backend.name,
-        "products": stage.form.NAME,
-        "kernels": stage.kernels.name,
-    }
+    found = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
+    return dict(zip(esm2.WAYS, found, strict=True))
 
 
 def _probe(path: Path, head_width: int) -> Weights:

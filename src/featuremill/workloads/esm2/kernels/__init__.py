@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2 import compiled
+from featuremill.base import triton_cache
 from featuremill.workloads.esm2.kernels import twins
 
 log = logging.getLogger("featuremill.workloads.esm2")
@@ -52,8 +52,8 @@ def ways(device: torch.device) -> list[Kernels]:
 
 def keep_compiled() -> None:
     """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
-    if folder := compiled.beside_weights():
-        os.environ.setdefault(compiled.VARIABLE, folder)
+    if folder := triton_cache.beside_weights():
+        os.environ.setdefault(triton_cache.VARIABLE, folder)
 
 
 def _triton() -> Kernels:
