@@ -581,7 +581,14 @@ def test_a_torch_that_nobody_tried_is_said(doctor):
     assert dict(zip(TORCHES, within, strict=True)) == TORCHES
 
 
-TORCHES = {"2.10.9": False, "2.11.0": True, "2.13.1+cu130": True, "2.14.0a0+git": False, "3": False}
+TORCHES = {
+    "2.10.9": False,
+    "2.11.0": True,
+    "2.11.0a0+git.nv26.02": True,
+    "2.13.1+cu130": True,
+    "2.14.0a0+git": False,
+    "3": False,
+}
 
 
 def test_without_a_compiler_that_triton_finds_the_kernels_are_missed(doctor, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
-"""`featuremill doctor --slurm`: what would stop a run on this cluster, and what its profile has to say.
-
-All by what Slurm's own commands answer."""
+"""`featuremill doctor --slurm`: what would stop a run on this cluster, and what its profile has to
+say, by what Slurm's own commands answer."""
 
 from __future__ import annotations
 

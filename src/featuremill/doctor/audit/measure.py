@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import logging
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
@@ -20,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base import faults
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor.audit.figures import Float16Figures, Matrix, ResidueFigures
 from featuremill.doctor.audit.sample import Protein
-from featuremill.doctor.audit.task import REFERENCE, Task, memory_mb
+from featuremill.doctor.audit.task import REFERENCE, Task
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
-from featuremill.workloads import esm2
 
 Pooled = dict[tuple[int, str], Matrix]
 """For each layer and pool the vectors of the sample, shape (proteins, width)."""
@@ -168,9 +167,9 @@ class _Engine:
         self._dtype = dtype
         self._options = task.options_in(dtype)
         try:
-            self._model: Any = esm2.load(self._options, [task.device], task.weights)
+            self._model: Any = task.workload.load(self._options, [task.device], task.weights)
         except Exception as error:
-            if compute.is_out_of_memory(error):
+            if faults.is_out_of_memory(error):
                 raise self._no_room() from None
             raise
         import torch
@@ -180,27 +179,23 @@ class _Engine:
 
     def batches(self, proteins: Sequence[Protein]) -> Iterator[_Batch]:
         """Yield the values of all proteins, the same rows together in every dtype."""
-        costs = [esm2.cost(protein.payload, self._options) for protein in proteins]
-        shown = Progress(log, self._dtype, esm2.COST_UNIT)
-        started, num_done, cost_done = time.monotonic(), 0, 0
+        costs = [self._task.cost(protein.payload) for protein in proteins]
+        shown, done = Progress(log, self._dtype, self._task.workload.COST_UNIT), 0
         for rows in make_batches(costs, self._task.budget):
             yield _Batch(rows, self._values([proteins[row] for row in rows], self._task.budget))
-            num_done += len(rows)
-            cost_done += sum(costs[row] for row in rows)
-            event: dict[str, Any] = {"rows": num_done, "of": len(proteins), "cost_run": cost_done}
-            event |= {"seconds": time.monotonic() - started, "cost_left": sum(costs) - cost_done}
-            shown.show(event)
+            done += sum(costs[row] for row in rows)
+            shown.at(done, sum(costs))
         self._model = None
         compute.free_device_memory()
 
     def _values(self, proteins: Sequence[Protein], budget: int) -> pa.RecordBatch:
         """Compute a batch, or its halves where the device has no memory for the whole."""
         payloads = [protein.payload for protein in proteins]
-        cost = sum(esm2.cost(payload, self._options) for payload in payloads)
+        cost = sum(map(self._task.cost, payloads))
         try:
-            return compute.values_of(esm2, self._model, payloads, max(cost, budget))
+            return compute.values_of(self._task.workload, self._model, payloads, max(cost, budget))
         except Exception as error:
-            if not compute.is_out_of_memory(error):
+            if not faults.is_out_of_memory(error):
                 raise
         compute.free_device_memory()  # out of the except block, whose error holds on to tensors
         if len(proteins) == 1 and budget <= cost:
@@ -218,7 +213,7 @@ class _Engine:
                 f"({length:,} residues) with {name} in {self._dtype}; set long: truncate, "
                 "or take a device with more memory."
             )
-        needed_mb = memory_mb(self._task, self._dtype, 0)
+        needed_mb = self._task.memory_mb(self._dtype, 0)
         return UserError(
             f"audit: {name} in {self._dtype} takes about {needed_mb:,} MB, and {device.name} has "
             "not so much free; audit where it fits (such as --device cpu), or a smaller model."
