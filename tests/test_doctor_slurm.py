@@ -1,5 +1,5 @@
 """doctor --slurm: how Slurm's answers are read (recorded from Slurm 22.05), what it says of them,
-and, on a real cluster, that its advice works.
+and that of a real cluster.
 """
 
 import argparse
@@ -9,12 +9,10 @@ import sys
 from importlib import metadata
 
 import pytest
-import yaml
 from conftest import ROOT
 
 from featuremill.base.errors import UserError
 from featuremill.doctor import command, slurm
-from featuremill.doctor.slurm import quoted
 
 CONFIG = """\
 Configuration data as of 2026-11-21T22:36:10
@@ -37,11 +35,10 @@ gpu*|up|infinite|1|idle|gpu:a100:2|64000
 short|up|30:00|1|idle|gpu:a100:2,gpu:l4:2|64000
 cheap|up|infinite|1|drained|gpu:4|64000
 """
-ASSOCIATIONS = "root|\nmill|40\n"
 PARSER = argparse.ArgumentParser()
 command.add_arguments(PARSER)
 CODES = set(re.findall(r"`(slurm-[a-z-]+)`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
-KEYS = {"version", "ready", "cluster", "partitions", "issues", "profile", "versions"}
+KEYS = {"version", "ready", "cluster", "partitions", "issues", "versions"}
 PARTITION_KEYS = {"name", "limit_minutes", "gpus", "unusable_gpus", "memory_mb"}
 
 
@@ -51,11 +48,6 @@ def test_time_limits_and_gpus_as_sinfo_writes_them():
     assert slurm.parse_gpus("gpu:a100:4(S:0-1),gpu:l4:2,shard:8") == {"a100": 4, "l4": 2}
     assert slurm.parse_gpus("gpu:4") == {"": 4}
     assert slurm.parse_gpus("(null)") == {}
-
-
-def test_names_stay_text_in_yaml():
-    for name in ("gpu", "no", "1234", "a: b", "it's", "-x"):
-        assert yaml.safe_load(f"key: {quoted(name)}") == {"key": name}
 
 
 class Answers:
@@ -68,8 +60,6 @@ class Answers:
         self.says("squeue", "")
         self.says("scontrol", CONFIG)
         self.says("sinfo", NODES)
-        self.says("sacct", "")
-        self.says("sacctmgr", ASSOCIATIONS)
 
     def says(self, command, text):
         path = self.folder / command
@@ -118,33 +108,15 @@ def test_a_cluster_in_full(cluster):
     assert [one["name"] for one in answer["partitions"]] == ["gpu", "short", "cheap"]
     assert answer["partitions"][0]["gpus"] == {"a100": 4, "l4": 2}
     assert codes(answer) == {"slurm-nodes-away", "slurm-short-limit"}
-    profile = yaml.safe_load("\n".join(answer["profile"]))
-    assert profile["jobs"] == 40  # MaxSubmitJobs
-    assert profile["default-resources"]["slurm_account"] == "mill"
-    assert profile["set-resources"]["extract"] == {"slurm_partition": "gpu"}
     page = cluster.ask()
     assert page.startswith("Ready: the cluster testbed has up to 6 GPUs in a partition.\n")
     assert "Partition short: GPUs: 2 a100, 2 l4; at most 30 minutes.\n" in page
-    assert "    # gpu_model: a100 # or l4; without it, any of them\n" in page
-
-
-def test_without_accounting_and_with_open_devices(cluster):
-    cluster.fails("sacctmgr", "You are not running a supported accounting_storage plugin")
-    cluster.says("scontrol", CONFIG.partition("\nCgroup")[0])
-    cluster.says("sinfo", "cpu*|up|infinite|2|idle|(null)|64000\n" + NODES.replace("gpu*", "g"))
-    answer = cluster.ask("--json")
-    assert "slurm-devices-open" in codes(answer)
-    profile = yaml.safe_load("\n".join(answer["profile"]))
-    assert "slurm_account" not in profile["default-resources"]
-    assert profile["default-resources"]["slurm_partition"] == "cpu"
-    assert profile["set-resources"]["extract"]["slurm_partition"] == "g"
 
 
 def test_a_controller_that_is_away(cluster):
     cluster.fails("scontrol", "Unable to contact slurm controller (connect failure)")
     answer = cluster.ask("--json", status=1)
     assert codes(answer) == {"slurm-silent"}
-    assert answer["profile"] == []
 
 
 def test_nodes_that_are_all_away_stop_a_run(cluster):
@@ -170,35 +142,13 @@ def test_what_is_about_this_machine_is_refused_beside_it(cluster):
         cluster.ask("--model", "mill_t6_8M")
 
 
-SNAKEFILE = """\
-rule all:
-    input: "done"
-rule extract:
-    output: "done"
-    resources: gpu=1
-    shell: "echo $CUDA_VISIBLE_DEVICES >{output}"
-"""
-
-
 @pytest.mark.slow
-def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):
+def test_a_real_cluster_is_looked_at(slurm_cluster, tmp_path):
     types = {"gpu1": ["a100", "l4"], "gpu2": ["a100", "a100"]}
-    cluster = slurm_cluster(nodes=2, gpus=2, dbd=True, gpu_types=types)
-    mill = ["-i", "add", "account", "mill"], ["-i", "add", "user", "root", "account=mill"]
-    for words in mill:
-        cluster.run("sacctmgr", *words)
-    folder = tmp_path / "run"
-    profile = folder / "profile"
-    profile.mkdir(parents=True)
+    cluster = slurm_cluster(nodes=2, gpus=2, gpu_types=types)
     ask = [sys.executable, "-m", "featuremill", "doctor", "--slurm", "--json"]
-    answer = checked(cluster.run(*ask, cwd=folder), True)
+    answer = checked(cluster.run(*ask, cwd=tmp_path), True)
     assert answer["partitions"][0]["gpus"] == {"a100": 3, "l4": 1}
-    more = ["executor: slurm", "slurm-init-seconds-before-status-checks: 2"]
-    (profile / "config.yaml").write_text("\n".join([*more, *answer["profile"]]))
-    (folder / "Snakefile").write_text(SNAKEFILE)
-    snakemake = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile"]
-    cluster.run(*snakemake, "--latency-wait", "10", cwd=folder, timeout=90)
-    assert (folder / "done").read_text() == "0\n"
     cluster.stop("slurmctld")
-    answer = checked(cluster.run(*ask, cwd=folder, status=1), True)
+    answer = checked(cluster.run(*ask, cwd=tmp_path, status=1), True)
     assert "slurm-silent" in codes(answer)

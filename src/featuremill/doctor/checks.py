@@ -21,10 +21,81 @@ MIN_OPEN_FILES = 320
 """plan keeps 256 spool files open at once."""
 MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
 TWINS = "PyTorch's operations stand in for the kernels on GPUs, at about 0.7 of the speed"
+TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
 PASSING = ("exclusive", "full")
 """Failures that end when whoever uses the GPU is done: a run can start, and waits."""
 ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
-TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
+REMEDIES = {
+    "driver-mismatch": "Reboot, or unload and load the nvidia kernel modules: the driver was "
+    "updated.",
+    "driver-silent": "See whether nvidia-smi hangs as well; then look for Xid in dmesg, and "
+    "reboot.",
+    "no-driver": "Install NVIDIA's driver; in a container, start it with --gpus all (Docker) or "
+    "--nv (Apptainer).",
+    "driver-not-loaded": "Nothing to do where there is no GPU, as on a login node; else: modprobe "
+    "nvidia.",
+    "torch-missing": "pip install 'featuremill[esm2]' into the environment that runs this.",
+    "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
+    "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
+    f"({TORCH_WITH_CUDA}).",
+    "torch-untried": "Where a run fails or warns: pip install 'torch{tried}', in the build for "
+    "your CUDA.",
+    "triton-missing": "pip install triton (torch's builds for CUDA bring it).",
+    "compiler-missing": "apt install gcc python3-dev, or name one in CC.",
+    "kernel-folder": "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
+    "FEATUREMILL_CACHE for the weights as well.",
+    "steps-down": "Runs go on so, and their values are right; what is said of the compiler may "
+    "help.",
+    "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
+    "is.",
+    "cpu-failed": "Install torch anew; if a library is named, install that.",
+    "open-files": "ulimit -n 4096 before the run.",
+    "lock-folder": "Mend that folder, or name one on this machine's own disk in "
+    f"{folder.VARIABLE}.",
+    "results-not-writable": "Change its permissions, or start the run in another folder.",
+    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "write.",
+    "too-large": "Take a smaller model, or lower options: batch_tokens if the batch is what is "
+    "large.",
+    "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
+    "nvidia-smi -i {id} -mig 0.",
+    "lost": "Look for Xid in dmesg; nvidia-smi --gpu-reset -i {id}, or reboot.",
+    "nvml-error": "nvidia-smi -q -i {id} tells more; reset it or leave it out with --devices.",
+    "prohibited": "sudo nvidia-smi -i {id} -c DEFAULT.",
+    "no-kernels": "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one "
+    "built for an older CUDA), or leave it out with --devices.",
+    "exclusive": "Wait for it, or: sudo nvidia-smi -i {id} -c DEFAULT.",
+    "full": "Wait for it, or ask its user.",
+    "no-memory": "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave "
+    "it out with --devices.",
+    "fails-check": "See whether this torch fits the driver; look for Xid in dmesg; reset it or "
+    "leave it out with --devices.",
+    "no-answer": "Look for Xid in dmesg; reset it or leave it out with --devices.",
+    "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
+    "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
+    "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
+    "leased": "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
+    "display": "Nothing to do: jobs take it all the same, and the screen may lag while they "
+    "compute.",
+    "too-small": "Leave it out with --devices, or take a smaller model or batch_tokens.",
+    "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
+    "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
+    "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
+    "replaced.",
+    "throttled": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {id}; see to its cooling.",
+}
+"""What to do, by code. {id} is the GPU's number; the other words are given where the issue is."""
+ONE_SLOT = "Fine with one slot a GPU; for more: sudo nvidia-smi -i {id} -c DEFAULT."
+
+
+def _issue(severity: Severity, code: str, what: str, **words: object) -> Issue:
+    return Issue(severity, code, what, REMEDIES[code].format(**words))
+
+
+def _of(gpu: Gpu, severity: Severity, code: str, what: str, remedy: str = "") -> Issue:
+    """Return an issue of one GPU; `what` goes on after its name."""
+    told = (remedy or REMEDIES[code]).format(id=gpu.id)
+    return Issue(severity, code, f"{gpu.label} ({gpu.name}){what}", told, gpu.uuid)
 
 
 def issues_of(findings: Findings) -> list[Issue]:
@@ -45,87 +116,53 @@ def of_node(findings: Findings) -> Iterator[Issue]:
     yield from _kernels(findings)
     yield from _steps_down(findings)
     yield from _hidden(findings)
-    yield from _none_usable(findings)
+    cpu = findings.cpu_trial
+    if cpu and cpu.error and not cpu.is_missing:
+        yield _issue("error", "cpu-failed", f"torch could not compute on the CPU: {cpu.error}.")
     yield from _host(findings)
     yield from _wish(findings)
 
 
 def _driver(findings: Findings) -> Iterator[Issue]:
-    node, num_cards = findings.node, findings.host.num_nvidia_cards
-    if node.error is None:
+    error, said = findings.node.error, findings.node.error_text
+    num_cards = findings.host.num_nvidia_cards
+    if error is None:
         return
-    if node.error == VERSION_MISMATCH:
-        yield Issue(
-            "warning",
-            "driver-mismatch",
-            "NVIDIA's library and the loaded driver have different versions, so runs go to the "
-            "CPU.",
-            "Reboot, or unload and load the nvidia kernel modules: the driver was updated.",
-        )
-    elif node.error == NOT_ANSWERING:
-        yield Issue(
-            "error",
-            "driver-silent",
-            f"The NVIDIA driver gives no answer ({node.error_text}).",
-            "See whether nvidia-smi hangs as well; then look for Xid in dmesg, and reboot.",
-        )
-    elif num_cards or node.error not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
+    if error == VERSION_MISMATCH:
+        what = "NVIDIA's library and the loaded driver have different versions"
+        yield _issue("warning", "driver-mismatch", f"{what}, so runs go to the CPU.")
+    elif error == NOT_ANSWERING:
+        yield _issue("error", "driver-silent", f"The NVIDIA driver gives no answer ({said}).")
+    elif num_cards or error not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
         cards = f"This machine has {num_cards} NVIDIA card(s), but no" if num_cards else "No"
-        yield Issue(
-            "warning",
-            "no-driver",
-            f"{cards} driver answers ({node.error_text}), so runs go to the CPU.",
-            "Install NVIDIA's driver; in a container, start it with --gpus all (Docker) or --nv "
-            "(Apptainer).",
-        )
-    elif node.error == DRIVER_NOT_LOADED:
-        yield Issue(
-            "note",
-            "driver-not-loaded",
-            "NVIDIA's library is installed, but its driver is not loaded.",
-            "Nothing to do where there is no GPU, as on a login node; else: modprobe nvidia.",
-        )
+        what = f"{cards} driver answers ({said}), so runs go to the CPU."
+        yield _issue("warning", "no-driver", what)
+    elif error == DRIVER_NOT_LOADED:
+        what = "NVIDIA's library is installed, but its driver is not loaded."
+        yield _issue("note", "driver-not-loaded", what)
 
 
 def _torch(findings: Findings) -> Iterator[Issue]:
-    trial = findings.torch_trial
+    trial, node, tried = findings.torch_trial, findings.node, findings.host.tried_torch
     if trial is None:
         return
     if trial.is_missing:
-        yield Issue(
-            "error",
-            "torch-missing",
-            "torch is not installed here.",
-            "pip install 'featuremill[esm2]' into the environment that runs this.",
-        )
+        yield _issue("error", "torch-missing", "torch is not installed here.")
         return
+    name = f"torch {trial.torch}"
     if findings.lacks_cuda:
-        yield Issue(
-            "error",
-            "torch-without-cuda",
-            f"torch {trial.torch} is built without CUDA, so it cannot use the GPUs.",
-            f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
-        )
+        what = f"{name} is built without CUDA, so it cannot use the GPUs."
+        yield _issue("error", "torch-without-cuda", what)
     elif findings.is_driver_too_old:
-        assert trial.cuda and findings.node.cuda
-        major = int(trial.cuda.partition(".")[0])
-        yield Issue(
-            "error",
-            "driver-too-old",
-            f"Driver {findings.node.driver} knows CUDA {_dotted(findings.node.cuda)}, "
-            f"and torch {trial.torch} needs CUDA {major}.",
-            f"Install driver {FIRST_DRIVERS.get(major, 'of that CUDA')} or later, or a torch built "
-            f"for CUDA {findings.node.cuda // 1000} or older ({TORCH_WITH_CUDA}).",
-        )
-
-    tried = findings.host.tried_torch
+        assert trial.cuda and node.cuda
+        needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
+        known = f"{major}.{node.cuda % 1000 // 10}"
+        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        first = FIRST_DRIVERS.get(needed, "of that CUDA")
+        yield _issue("error", "driver-too-old", what, first=first, major=major)
     if trial.torch and not is_within(trial.torch, tried):
-        yield Issue(
-            "warning",
-            "torch-untried",
-            f"torch {trial.torch} is none of the releases that were tried (torch{tried}).",
-            f"Where a run fails or warns: pip install 'torch{tried}', in the build for your CUDA.",
-        )
+        what = f"{name} is none of the releases that were tried (torch{tried})."
+        yield _issue("warning", "torch-untried", what, tried=tried)
 
 
 def _kernels(findings: Findings) -> Iterator[Issue]:
@@ -134,42 +171,23 @@ def _kernels(findings: Findings) -> Iterator[Issue]:
         return
     found = findings.compiling
     if found.triton is None:
-        yield Issue(
-            "warning",
-            "triton-missing",
-            f"Triton is not installed, so {TWINS}.",
-            "pip install triton (torch's builds for CUDA bring it).",
-        )
+        yield _issue("warning", "triton-missing", f"Triton is not installed, so {TWINS}.")
     elif found.compiler is None:
-        yield Issue(
-            "warning",
-            "compiler-missing",
-            "There is no C compiler for Triton (CC is not set, and neither gcc nor clang is on "
-            f"PATH), so {TWINS}.",
-            "apt install gcc python3-dev, or name one in CC.",
-        )
+        what = "There is no C compiler for Triton (CC is not set, and neither gcc nor clang is on "
+        yield _issue("warning", "compiler-missing", f"{what}PATH), so {TWINS}.")
     elif found.compiler_trouble:
-        yield Issue(
-            "warning",
-            "compiler-fails",
-            f"{found.compiler} cannot compile for this Python ({found.compiler_trouble}), so "
-            f"{TWINS}.",
-            "Another compiler in CC." if found.has_headers else "apt install python3-dev.",
-        )
+        why = f"cannot compile for this Python ({found.compiler_trouble})"
+        remedy = "Another compiler in CC" if found.has_headers else "apt install python3-dev"
+        what = f"{found.compiler} {why}, so {TWINS}."
+        yield Issue("warning", "compiler-fails", what, f"{remedy}.")
     if found.folder_trouble:
-        yield Issue(
-            "warning",
-            "kernel-folder",
-            f"Compiled kernels cannot be kept in {found.folder} ({found.file_system}): "
-            f"{found.folder_trouble}; so {TWINS}.",
-            "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
-            "FEATUREMILL_CACHE for the weights as well.",
-        )
+        where = f"{found.folder} ({found.file_system})"
+        what = f"Compiled kernels cannot be kept in {where}: {found.folder_trouble}; so {TWINS}."
+        yield _issue("warning", "kernel-folder", what)
 
 
 def _steps_down(findings: Findings) -> Iterator[Issue]:
     """Say which operations would not be computed in the first way there is, and why."""
-    remedy = "Runs go on so, and their values are right; what is said of the compiler may help."
     said: dict[str, list[Gpu]] = {}
     for gpu in findings.gpus:
         for why in getattr(findings.trial(gpu), "why", ()):
@@ -177,13 +195,9 @@ def _steps_down(findings: Findings) -> Iterator[Issue]:
     for why, gpus in said.items():
         numbers = ", ".join(gpu.number for gpu in gpus)
         uuid = gpus[0].uuid if len(gpus) == 1 else None
-        yield Issue("warning", "steps-down", f"GPU {numbers}: {why}", remedy, uuid)
+        yield _issue("warning", "steps-down", f"GPU {numbers}: {why}")._replace(gpu=uuid)
     for why in getattr(findings.cpu_trial, "why", ()):
-        yield Issue("warning", "steps-down", why, remedy)
-
-
-def _dotted(cuda: int) -> str:
-    return f"{cuda // 1000}.{cuda % 1000 // 10}"
+        yield _issue("warning", "steps-down", why)
 
 
 def _hidden(findings: Findings) -> Iterator[Issue]:
@@ -192,63 +206,29 @@ def _hidden(findings: Findings) -> Iterator[Issue]:
         return
     variable = findings.node.given_by
     value = os.environ.get(variable, "")
-    names = ", ".join(gpu.number for gpu in hidden)
-    are_all = len(hidden) == len(findings.gpus)
-    ending = ", so runs go to the CPU" if are_all else ""
+    what = f"{variable}={value or repr(value)} hides GPU {', '.join(gpu.number for gpu in hidden)}"
     severity: Severity = "note"
-    if are_all:
+    if len(hidden) == len(findings.gpus):
+        what += ", so runs go to the CPU"
         severity = "error" if findings.is_chosen else "warning"
-    yield Issue(
-        severity,
-        "hidden",
-        f"{variable}={value or repr(value)} hides GPU {names}{ending}.",
-        f"If they are yours to use: unset {variable}. What a scheduler gave should stay as it is.",
-    )
-
-
-def _none_usable(findings: Findings) -> Iterator[Issue]:
-    """Say so when a run would start on nothing."""
-    cpu = findings.cpu_trial
-    if cpu and cpu.error and not cpu.is_missing:
-        yield Issue(
-            "error",
-            "cpu-failed",
-            f"torch could not compute on the CPU: {cpu.error}.",
-            "Install torch anew; if a library is named, install that.",
-        )
+    yield _issue(severity, "hidden", f"{what}.", variable=variable)
 
 
 def _host(findings: Findings) -> Iterator[Issue]:
     host = findings.host
     if host.open_files < MIN_OPEN_FILES:
-        yield Issue(
-            "error",
-            "open-files",
-            f"A process may have only {host.open_files} files open, and plan needs 256 at once.",
-            "ulimit -n 4096 before the run.",
-        )
+        what = f"A process may have only {host.open_files} files open, and plan needs 256 at once."
+        yield _issue("error", "open-files", what)
     if host.lock_trouble:
-        yield Issue(
-            "error" if findings.accessible else "note",
-            "lock-folder",
-            f"Leases of GPUs cannot be kept in {host.lock_folder}: {host.lock_trouble}.",
-            f"Mend that folder, or name one on this machine's own disk in {folder.VARIABLE}.",
-        )
+        what = f"Leases of GPUs cannot be kept in {host.lock_folder}: {host.lock_trouble}."
+        yield _issue("error" if findings.accessible else "note", "lock-folder", what)
     if not host.results_writable:
-        yield Issue(
-            "error",
-            "results-not-writable",
-            f"{host.results} cannot be written to, and results go there.",
-            "Change its permissions, or start the run in another folder.",
-        )
+        what = f"{host.results} cannot be written to, and results go there."
+        yield _issue("error", "results-not-writable", what)
     elif host.results_free_gb < LITTLE_DISK_GB:
-        is_full = host.results_free_gb < MIN_DISK_GB
-        yield Issue(
-            "error" if is_full else "warning",
-            "disk-space",
-            f"Only {host.results_free_gb:.1f} GB are free in {host.results}.",
-            "Make room, or start the run in another folder; a run says first what it will write.",
-        )
+        severity: Severity = "error" if host.results_free_gb < MIN_DISK_GB else "warning"
+        what = f"Only {host.results_free_gb:.1f} GB are free in {host.results}."
+        yield _issue(severity, "disk-space", what)
 
 
 def _wish(findings: Findings) -> Iterator[Issue]:
@@ -261,116 +241,67 @@ def _wish(findings: Findings) -> Iterator[Issue]:
     if sizes and not any(size >= findings.need_mb(uuid) for size, uuid in sizes):
         largest, uuid = max(sizes)
         where = "are free for the CPU" if uuid == "cpu" else "is what the largest GPU has"
-        yield Issue(
-            "error",
-            "too-large",
-            f"{findings.needed(uuid)}; {gigabytes(largest)} {where}.",
-            "Take a smaller model, or lower options: batch_tokens if the batch is what is large.",
-        )
+        what = f"{findings.needed(uuid)}; {gigabytes(largest)} {where}."
+        yield _issue("error", "too-large", what)
 
 
 def of_gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     """Yield what is wrong with `gpu` and what is good to know of it."""
-    if gpu.trouble or gpu.is_divided:
-        yield _issue(findings, gpu, _unreachable(gpu))
-        return
     trial = findings.trial(gpu)
+    if gpu.trouble or gpu.is_divided:
+        yield _failure(findings, gpu, *_unreachable(gpu))
+        return
     if trial is None:  # hidden: said once for all
         return
     if trial.error and (findings.lacks_cuda or findings.is_driver_too_old):  # said once for all
         return
     if trial.error and not trial.is_missing:
-        yield _issue(findings, gpu, _failed(findings, gpu, trial))
+        yield _failure(findings, gpu, *_failed(findings, gpu, trial))
     yield from _used(findings, gpu)
     yield from _small(findings, gpu)
     yield from _sick(findings, gpu)
 
 
-def _issue(findings: Findings, gpu: Gpu, found: tuple[str, str, str]) -> Issue:
+def _failure(findings: Findings, gpu: Gpu, code: str, what: str) -> Issue:
     """Return a failure: an error when it is why no GPU is left, for then nothing can start."""
-    code, what, remedy = found
     is_not_tried = gpu.uuid not in findings.trials
     others_fail = is_not_tried and bool(findings.trials)  # for reasons that are said themselves
     is_passing = code in PASSING or others_fail or bool(findings.accessible)
-    severity: Severity = "warning" if is_passing else "error"
-    return Issue(severity, code, f"{gpu.label} ({gpu.name}): {what}", remedy, gpu.uuid)
+    return _of(gpu, "warning" if is_passing else "error", code, f": {what}")
 
 
-def _unreachable(gpu: Gpu) -> tuple[str, str, str]:
+def _unreachable(gpu: Gpu) -> tuple[str, str]:
+    """Return the code of what is wrong, and that in words."""
     if gpu.is_divided:
-        return (
-            "mig-without-slices",
-            "MIG is on, but there are no slices, so nothing can run on it.",
-            f"Make slices: nvidia-smi mig -i {gpu.id} -cgi …, or switch MIG off: "
-            f"nvidia-smi -i {gpu.id} -mig 0.",
-        )
+        return "mig-without-slices", "MIG is on, but there are no slices, so nothing can run on it."
     if gpu.is_lost:
-        return (
-            "lost",
-            "the driver has lost it.",
-            f"Look for Xid in dmesg; nvidia-smi --gpu-reset -i {gpu.id}, or reboot.",
-        )
-    return (
-        "nvml-error",
-        f"it answers with an error ({gpu.trouble}).",
-        f"nvidia-smi -q -i {gpu.id} tells more; reset it or leave it out with --devices.",
-    )
+        return "lost", "the driver has lost it."
+    return "nvml-error", f"it answers with an error ({gpu.trouble})."
 
 
-def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str, str]:
+def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str]:
+    """Return the code of why the trial failed, and that in words."""
+    error = trial.error.rstrip(".")
     if gpu.compute_mode == COMPUTE_MODE_PROHIBITED:
-        return (
-            "prohibited",
-            "its compute mode is Prohibited.",
-            f"sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
-        )
+        return "prohibited", "its compute mode is Prohibited."
     if gpu.capability and trial.arch_list and not has_kernels(gpu.capability, trial.arch_list):
-        return (
-            "no-kernels",
-            f"torch {trial.torch} has no kernels for it (sm_{''.join(map(str, gpu.capability))}).",
-            "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one built "
-            "for an older CUDA), or leave it out with --devices.",
-        )
+        architecture = f"sm_{''.join(map(str, gpu.capability))}"
+        return "no-kernels", f"torch {trial.torch} has no kernels for it ({architecture})."
     by = findings.busy_by(gpu)
     if by and gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
-        return (
-            "exclusive",
-            f"its compute mode lets one process in, and that is {by}.",
-            f"Wait for it, or: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
-        )
+        return "exclusive", f"its compute mode lets one process in, and that is {by}."
     if by and trial.lacks_memory:
-        return (
-            "full",
-            f"there is not memory enough on it to begin; it is in use by {by}.",
-            "Wait for it, or ask its user.",
-        )
+        return "full", f"there is not memory enough on it to begin; it is in use by {by}."
     if trial.lacks_memory:
         free = "" if gpu.free_mb is None else f" ({gigabytes(gpu.free_mb)} free)"
-        return (
-            "no-memory",
-            f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: "
-            f"{trial.error.rstrip('.')}.",
-            "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave it "
-            "out with --devices.",
-        )
+        what = f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: {error}."
+        return "no-memory", what
     if trial.is_of_workload:
-        return (
-            "fails-check",
-            f"torch works on it, and {WORKLOAD} would not be computed: {trial.error.rstrip('.')}.",
-            "See whether this torch fits the driver; look for Xid in dmesg; reset it or leave it "
-            "out with --devices.",
-        )
+        what = f"torch works on it, and {WORKLOAD} would not be computed: {error}."
+        return "fails-check", what
     if trial.is_silent:
-        return (
-            "no-answer",
-            f"a small product on it came to nothing: {trial.error}.",
-            "Look for Xid in dmesg; reset it or leave it out with --devices.",
-        )
-    return (
-        "allocation-failed",
-        f"64 MB and a small product on it failed: {trial.error.rstrip('.')}.",
-        "Look at nvidia-smi; reset it, or leave it out with --devices.",
-    )
+        return "no-answer", f"a small product on it came to nothing: {trial.error}."
+    return "allocation-failed", f"64 MB and a small product on it failed: {error}."
 
 
 def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
@@ -396,87 +327,31 @@ def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
 
 def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     if by := findings.used_by_others(gpu):
-        yield Issue(
-            "warning",
-            "busy",
-            f"{gpu.label} ({gpu.name}) is in use by {by}.",
-            "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
-            "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
-            gpu.uuid,
-        )
+        yield _of(gpu, "warning", "busy", f" is in use by {by}.")
     elif by := findings.leased_by(gpu):
-        yield Issue(
-            "note",
-            "leased",
-            f"{gpu.label} ({gpu.name}) is in use by {by}.",
-            "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
-            gpu.uuid,
-        )
+        yield _of(gpu, "note", "leased", f" is in use by {by}.")
     elif findings.used_by_display(gpu):
-        yield Issue(
-            "note",
-            "display",
-            f"{gpu.label} ({gpu.name}) drives a display, which holds "
-            f"{gigabytes(gpu.used_mb or 0)}.",
-            "Nothing to do: jobs take it all the same, and the screen may lag while they compute.",
-            gpu.uuid,
-        )
+        held = gigabytes(gpu.used_mb or 0)
+        yield _of(gpu, "note", "display", f" drives a display, which holds {held}.")
     if gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
-        yield Issue(
-            "note",
-            "exclusive",
-            f"{gpu.label} ({gpu.name}) lets one process in at a time (exclusive compute mode).",
-            f"Fine with one slot a GPU; for more: sudo nvidia-smi -i {gpu.id} -c DEFAULT.",
-            gpu.uuid,
-        )
+        what = " lets one process in at a time (exclusive compute mode)."
+        yield _of(gpu, "note", "exclusive", what, ONE_SLOT)
 
 
 def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    need_mb = findings.need_mb(gpu.uuid)
+    need_mb, needed = findings.need_mb(gpu.uuid), findings.needed(gpu.uuid)
     if gpu.memory_mb is not None and gpu.memory_mb < need_mb:
-        yield Issue(
-            "note",
-            "too-small",
-            f"{gpu.label} ({gpu.name}) has {gigabytes(gpu.memory_mb)}, and "
-            f"{findings.needed(gpu.uuid)}.",
-            "Leave it out with --devices, or take a smaller model or batch_tokens.",
-            gpu.uuid,
-        )
+        yield _of(gpu, "note", "too-small", f" has {gigabytes(gpu.memory_mb)}, and {needed}.")
     elif gpu.free_mb is not None and gpu.free_mb < need_mb and not findings.leased_by(gpu):
-        yield Issue(
-            "warning",
-            "little-memory",
-            f"{gpu.label} ({gpu.name}) has {gigabytes(gpu.free_mb)} free, and "
-            f"{findings.needed(gpu.uuid)}.",
-            "See in nvidia-smi who holds the rest, and wait or ask.",
-            gpu.uuid,
-        )
+        what = f" has {gigabytes(gpu.free_mb)} free, and {needed}."
+        yield _of(gpu, "warning", "little-memory", what)
 
 
 def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     if cooling := findings.cooling.get(gpu.uuid or ""):
-        yield Issue(
-            "warning",
-            "cooling",
-            f"{gpu.label} ({gpu.name}) gets no jobs: {cooling}.",
-            "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
-            gpu.uuid,
-        )
+        yield _of(gpu, "warning", "cooling", f" gets no jobs: {cooling}.")
     if gpu.ecc_errors:
-        yield Issue(
-            "warning",
-            "ecc",
-            f"{gpu.label} ({gpu.name}) had {gpu.ecc_errors} uncorrectable memory errors since the "
-            "driver was loaded.",
-            f"nvidia-smi -q -d ECC,ROW_REMAPPER -i {gpu.id}; reset it; if they come back, have it "
-            "replaced.",
-            gpu.uuid,
-        )
+        what = f" had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded."
+        yield _of(gpu, "warning", "ecc", what)
     if gpu.throttle:
-        yield Issue(
-            "warning",
-            "throttled",
-            f"{gpu.label} ({gpu.name}) is slowed down now: {', '.join(gpu.throttle)}.",
-            f"nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {gpu.id}; see to its cooling.",
-            gpu.uuid,
-        )
+        yield _of(gpu, "warning", "throttled", f" is slowed down now: {', '.join(gpu.throttle)}.")

@@ -1,10 +1,9 @@
-"""`featuremill doctor --slurm`: what would stop a run on this cluster, and what its profile has to
-say, by what Slurm's own commands answer."""
+"""`featuremill doctor --slurm`: what would stop a run on this cluster, by what Slurm's own
+commands answer."""
 
 from __future__ import annotations
 
 import argparse
-import getpass
 import os
 import re
 import shutil
@@ -32,10 +31,8 @@ NODES_FORMAT = "%P|%a|%l|%D|%T|%G|%m"
 GPU = re.compile(r"\bgpu:(?:([^:,()]+):)?(\d+)")
 UNUSABLE_STATES = ("down", "drain", "fail", "maint", "unk", "no_respond", "powered_down")
 LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}
-USUAL_JOBS, USUAL_MINUTES, USUAL_MEMORY_MB = 100, 30, 4000
-"""For jobs that say nothing, as in profiles/slurm."""
-LONG_MINUTES, SHORT_MINUTES = 240, 60
-"""Jobs that compute ask for less than the first, as a rule; the second is short for one of them."""
+SHORT_MINUTES = 60
+"""A job that computes needs more, as a rule."""
 
 
 class Partition(NamedTuple):
@@ -76,7 +73,8 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         )
     seconds = min(arguments.timeout, MAX_SECONDS)
     text, trouble = _ask(["scontrol", "show", "config"], seconds)
-    config = parse_config(text)
+    rows = (line.split("=", 1) for line in text.splitlines() if "=" in line)
+    config = {key.strip(): value.strip() for key, value in rows}
     nodes, _ = _ask(["sinfo", "--noheader", "--all", f"--format={NODES_FORMAT}"], seconds)
     partitions = parse_partitions(nodes)
     versions = installed((SNAKEMAKE, PLUGIN))
@@ -86,7 +84,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         remedy = "Try scontrol ping; a login node of the cluster may be needed."
         issues.append(Issue("error", "slurm-silent", what, remedy))
     else:
-        issues += [*_gpus(partitions, config), *_folder(arguments.results, partitions)]
+        issues += [*_gpus(partitions), *_folder(arguments.results, partitions)]
     return {
         "version": report.VERSION,
         "ready": not any(issue.severity == "error" for issue in issues),
@@ -102,7 +100,6 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
             for one in _with_gpus(partitions)
         ],
         "issues": [issue._asdict() for issue in by_severity(issues)],
-        "profile": [] if trouble else profile(partitions, config, _accounts(seconds)),
         "versions": versions | {"slurm": config.get("SLURM_VERSION", "unknown")},
     }
 
@@ -119,12 +116,6 @@ def _ask(command: list[str], seconds: float) -> tuple[str, str]:
         said = (done.stderr or done.stdout).strip().splitlines()
         return "", said[-1] if said else f"{command[0]} ended with {done.returncode}"
     return done.stdout, ""
-
-
-def parse_config(text: str) -> dict[str, str]:
-    """Read `scontrol show config`, its section about cgroups too."""
-    rows = (line.split("=", 1) for line in text.splitlines() if "=" in line)
-    return {key.strip(): value.strip() for key, value in rows}
 
 
 def parse_partitions(text: str) -> list[Partition]:
@@ -175,14 +166,6 @@ def minutes(text: str) -> int | None:
     return int(days or 0) * 1440 + hours * 60 + mins
 
 
-def _accounts(seconds: float) -> list[tuple[str, str]]:
-    """Return the user's accounts, and how many jobs each may submit; none without a database."""
-    query = ["sacctmgr", "-nP", "show", "associations", "format=Account,MaxSubmitJobs"]
-    rows, _ = _ask([*query, "where", f"user={getpass.getuser()}"], seconds)
-    found = (line.partition("|") for line in rows.splitlines() if line.count("|") == 1)
-    return sorted((account, limit) for account, _, limit in found)
-
-
 def _with_gpus(partitions: Sequence[Partition]) -> list[Partition]:
     """Return the partitions with GPUs, the longest time limit first."""
     found = [one for one in partitions if one.has_gpus]
@@ -201,7 +184,7 @@ def _software(versions: Mapping[str, str]) -> Iterator[Issue]:
             return
 
 
-def _gpus(partitions: Sequence[Partition], config: Mapping[str, str]) -> Iterator[Issue]:
+def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
     found = _with_gpus(partitions)
     if not found:
         yield Issue(
@@ -230,14 +213,6 @@ def _gpus(partitions: Sequence[Partition], config: Mapping[str, str]) -> Iterato
                 f"Partition {one.name} ends jobs after {one.limit_minutes} minutes.",
                 "Keep runtime below that, and shards: cost so small that one takes half of it.",
             )
-    if found and config.get("ConstrainDevices", "no").lower() != "yes":
-        yield Issue(
-            "warning",
-            "slurm-devices-open",
-            "Jobs are not kept off devices that they were not given (ConstrainDevices): one that "
-            "asks for no GPU sees all of them.",
-            "Let every job that uses one ask for it (gpu=1); extract does.",
-        )
 
 
 def _folder(results: Path, partitions: Sequence[Partition]) -> Iterator[Issue]:
@@ -276,51 +251,6 @@ def _locks_trouble(folder: Path) -> str:
     return ""
 
 
-def profile(
-    partitions: Sequence[Partition],
-    config: Mapping[str, str],
-    accounts: Sequence[tuple[str, str]],
-) -> list[str]:
-    """Return the lines of YAML that profiles/slurm/config.yaml needs on this cluster."""
-    jobs = min([USUAL_JOBS, *(int(limit) for _, limit in accounts if int(limit or 0))])
-    lines = [f"jobs: {jobs}", "slurm-status-command: sacct", "default-resources:"]
-    names = list(dict.fromkeys(account for account, _ in accounts))
-    if names:
-        lines.append(f"  slurm_account: {quoted(names[0])}{_or(names[1:])}")
-    general = next((one for one in partitions if one.is_default), None)
-    if general := general or next(iter(partitions), None):
-        most_mb = config.get("MaxMemPerNode", "")
-        least_mb = min(general.memory_mb, int(most_mb) if most_mb.isdecimal() else USUAL_MEMORY_MB)
-        lines += [
-            f"  slurm_partition: {quoted(general.name)}",
-            f"  runtime: {min(USUAL_MINUTES, general.limit_minutes or USUAL_MINUTES)} # minutes",
-            f"  mem_mb: {min(USUAL_MEMORY_MB, least_mb or USUAL_MEMORY_MB)}",
-        ]
-    if found := _with_gpus(partitions):
-        first, others = found[0], [one.name for one in found[1:]]
-        lines += ["set-resources:", "  extract:"]
-        lines.append(f"    slurm_partition: {quoted(first.name)}{_or(others)}")
-        limit, kinds = first.limit_minutes, sorted(filter(None, first.gpus))
-        if limit is not None and limit < LONG_MINUTES:
-            lines.append(
-                f"    runtime: {limit} # minutes: a job that asks for more never starts"
-            )  # fmt: skip
-        if len(kinds) > 1:
-            lines.append(f"    # gpu_model: {kinds[0]}{_or(kinds[1:])}; without it, any of them")
-    return lines
-
-
-def _or(others: Sequence[str]) -> str:
-    return f" # or {', '.join(others)}" if others else ""
-
-
-def quoted(name: str) -> str:
-    """Return a name as YAML reads it as text."""
-    is_plain = name.replace("_", "a").replace("-", "a").isalnum() and name[0].isalpha()
-    words = {"yes", "no", "on", "off", "true", "false", "null", "y", "n"}
-    return name if is_plain and name.lower() not in words else "'" + name.replace("'", "''") + "'"
-
-
 def lines(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the page; names come from the cluster, so they are made plain."""
     page = [*report.wrapped(_verdict(answer)), ""]
@@ -331,9 +261,6 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
         page += report.wrapped(f"Partition {one['name']}: GPUs: {gpus}; {told}.")
     page += [""] if answer["partitions"] else []
     page += [*report.issue_lines(answer), ""] if answer["issues"] else []
-    if answer["profile"]:
-        page.append("For profiles/slurm/config.yaml")
-        page += [*(f"  {line}" for line in answer["profile"]), ""]
     page += report.wrapped(" · ".join(f"{k} {v}" for k, v in answer["versions"].items()))
     return map(one_line, page)
 
