@@ -52,7 +52,7 @@ def test_a_cpu_needs_no_lock():
 
 ASK = """
     import json
-    from featuremill import devices
+    from featuremill.lease import devices
     print(json.dumps([[d._asdict() for d in f()] for f in (devices.survey, devices.cuda_devices)]))
 """
 

@@ -49,10 +49,14 @@ def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
 
 
 def _comes_from(ancestor: int) -> bool:
-    import psutil  # here: most processes need not know
-
-    line = [psutil.Process(), *psutil.Process().parents()]
-    return ancestor in [process.pid for process in line]
+    pid = os.getpid()
+    while pid > 1 and pid != ancestor:
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        except OSError:  # it has ended this moment
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return pid == ancestor
 
 
 def _pid_namespace() -> str:

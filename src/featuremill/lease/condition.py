@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
 import pynvml
 
 from featuremill.base.errors import UserError
@@ -124,11 +123,15 @@ def used_by_display(condition: Condition) -> str:
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:
     """Tell whether `pid` is one of `ancestors` or comes from one."""
-    try:
-        line = [pid, *(process.pid for process in psutil.Process(pid).parents())]
-    except psutil.Error:  # it has ended, or lives in another PID namespace
-        return pid in ancestors
-    return any(number in ancestors for number in line if number > 1)
+    while pid > 1:
+        if pid in ancestors:
+            return True
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
+        except OSError:  # it has ended, or lives in another PID namespace
+            return False
+        pid = int(stat.rpartition(")")[2].split()[1])
+    return False
 
 
 class Failures:

@@ -11,7 +11,7 @@ import numpy as np
 
 from featuremill.base import this_process
 from featuremill.doctor.audit.figures import Float16Figures, agreement, cosines_of_rows
-from featuremill.doctor.audit.measure import Found, Measured, Pooled
+from featuremill.doctor.audit.measure import Found, Pooled
 from featuremill.doctor.audit.sample import Protein, Sample
 from featuremill.doctor.audit.task import REFERENCE, Asked, Task, num_residues
 
@@ -96,14 +96,16 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str:
     return "set dtype: fp32"
 
 
-def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Report:
+def as_json(
+    wanted: Asked, task: Task, sample: Sample, reference: Found, others: Sequence[Found]
+) -> Report:
     """Return everything that was asked and found."""
-    dtypes = [_dtype(found, measured.pooled, sample.proteins) for found in measured.found]
+    dtypes = [_dtype(found, reference.pooled, sample.proteins) for found in others]
     within = {found["dtype"]: not found["beyond"] for found in dtypes}
     for name, found in zip(within, dtypes, strict=True):
         found["within"] = within[name]
         found["remedy"] = None if within[name] else remedy(name, within, task.device.kind)
-    stored = _stored(task, measured.float16, sample.proteins)
+    stored = _stored(task, reference.float16, sample.proteins)
     return {
         "version": VERSION,
         "within": all(within.values()) and not (stored and stored["overflows"]),
@@ -116,13 +118,20 @@ def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Re
         "versions": this_process.versions(),
         "reference": {
             "dtype": REFERENCE,
-            "backend": measured.backend,
-            "matmul_precision": measured.matmul_precision,
+            "backend": reference.backend,
+            "matmul_precision": matmul_precision(),
         },
         "bounds": {dtype: BOUNDS[dtype]._asdict() for dtype in task.dtypes},
         "dtypes": dtypes,
         "output_float16": stored,
     }
+
+
+def matmul_precision() -> str:
+    """Return torch's own word for how fp32 products are computed; "highest" is fp32."""
+    import torch
+
+    return torch.get_float32_matmul_precision()
 
 
 def _input(wanted: Asked, sample: Sample) -> Report:
@@ -154,7 +163,7 @@ def _sample(task: Task, sample: Sample) -> Report:
 
 
 def _dtype(found: Found, expected: Pooled, proteins: Sequence[Protein]) -> Report:
-    layers = [_layer(found, expected, layer, proteins) for layer in found.residues]
+    layers = [_layer(found, expected, layer, proteins) for layer in found.layers]
     return {
         "dtype": found.dtype,
         "backend": found.backend,
@@ -164,8 +173,8 @@ def _dtype(found: Found, expected: Pooled, proteins: Sequence[Protein]) -> Repor
 
 
 def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
-    figures = found.residues[layer]
-    bad = found.not_finite[layer]
+    figures = found.layers[layer]
+    bad = figures.bad_rows
     # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
     finite = [row for row in range(len(proteins)) if row not in bad]
     cosine = relative_l2 = None

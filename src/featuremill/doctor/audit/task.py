@@ -103,14 +103,14 @@ def run(arguments: argparse.Namespace) -> int:
         log.warning("these look like nucleotides, not proteins; translate them first.")
     task = settle(wanted)
     check_room(task, sample)
-    measured = measure(task, sample.proteins)
-    if measured.matmul_precision != "highest":
+    reference, *found = measure(task, sample.proteins)
+    if (precision := report.matmul_precision()) != "highest":
         log.warning(
             "torch is set to compute fp32 products less exactly (%s), and so was the reference; "
             "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
-            measured.matmul_precision,
+            precision,
         )
-    answer = report.as_json(wanted, task, sample, measured)
+    answer = report.as_json(wanted, task, sample, reference, found)
     sys.stdout.write("\n".join(page.lines(answer)) + "\n")
     if arguments.json:
         files.write_json(arguments.json, answer)
