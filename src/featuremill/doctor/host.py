@@ -14,6 +14,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from featuremill import __version__
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
@@ -96,11 +98,7 @@ def num_nvidia_cards(pci: Path) -> int:
 
 def memory_free_mb() -> int:
     """Return the memory that new work may take, caches counted as free."""
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
+    return int(psutil.virtual_memory().available // 2**20)
 
 
 def tried_torch() -> str:
