@@ -22,6 +22,7 @@ from featuremill.lease.nvml import (
     NO_DISPLAY,
     Display,
     display_of,
+    memory_of,
 )
 
 DISPLAY_MB = 4096
@@ -50,7 +51,8 @@ def look(device: Device) -> Condition:
     """Ask NVML. What it does not know (processes in a container, modes of a slice) is left out."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-        free_mb, used_mb = _memory(handle)
+        memory = memory_of(handle) or pynvml.nvmlDeviceGetMemoryInfo(handle)  # to say why not
+        free_mb, used_mb = memory.free // 2**20, memory.used // 2**20
         processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
         mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
         is_in_use = processes or used_mb > IDLE_MB
@@ -80,15 +82,6 @@ def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
         return question(handle)
     except NOT_KNOWN:
         return otherwise
-
-
-def _memory(handle: Any) -> tuple[int, int]:
-    """Return free and used MB; used without what the driver keeps for itself, where NVML tells."""
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
-    except NOT_KNOWN:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return memory.free // 2**20, memory.used // 2**20
 
 
 def used_by_others(condition: Condition, holders: Collection[int]) -> str:
