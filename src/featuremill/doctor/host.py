@@ -14,8 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
 from featuremill import __version__
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
@@ -98,6 +96,8 @@ def num_nvidia_cards(pci: Path) -> int:
 
 def memory_free_mb() -> int:
     """Return the memory that new work may take, caches counted as free."""
+    import psutil  # here, as the benchmark needs the rest of this where there is none
+
     return int(psutil.virtual_memory().available // 2**20)
 
 
