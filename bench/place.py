@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from featuremill.base import this_process
-from featuremill.lease.devices import MASK, Device, cpu, cuda_devices
+from featuremill.lease.devices import MASK, Device, cpu, cuda_devices, with_processors
 from featuremill.workloads.esm2 import products
 
 Name = Literal["cpu", "gpu", "rehearsal"]
@@ -40,7 +39,7 @@ class Place(NamedTuple):
         """Return the device that a run would get."""
         if self.device == "cpu":
             return cpu()
-        return this_process.with_processors(cuda_devices()[:1])[0]
+        return with_processors(cuda_devices()[:1])[0]
 
     def synchronize(self) -> None:
         """Wait for the device."""

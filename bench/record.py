@@ -10,18 +10,17 @@ import re
 import subprocess
 import sys
 import tempfile
-import tomllib
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pynvml
 import torch
-from packaging.requirements import Requirement
-from packaging.version import Version
 
+from featuremill.doctor import host
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
+from featuremill.lease.nvml import nvml
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -99,7 +98,7 @@ def machine(gpu: Device | None = None) -> dict[str, Any]:
 
 
 def _driver() -> str:
-    with devices.nvml() as is_there:
+    with nvml() as is_there:
         return str(pynvml.nvmlSystemGetDriverVersion()) if is_there else ""
 
 
@@ -121,11 +120,9 @@ def _git(*arguments: str) -> str | None:
 
 def torch_tried() -> dict[str, Any]:
     """Return torch's version, the bounds of those that were tried, and whether it is within."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    needed = map(Requirement, project["optional-dependencies"]["esm2"])
-    (bounds,) = (each.specifier for each in needed if each.name == "torch")
-    version = Version(torch.__version__).public
-    return {"version": version, "tried": str(bounds), "is_tried": version in bounds}
+    version, tried = torch.__version__, host.tried_torch()
+    public = version.partition("+")[0]
+    return {"version": public, "tried": tried, "is_tried": host.is_within(version, tried)}
 
 
 def versions() -> dict[str, str]:

@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def _cells(num_records: int, name: str, gpus: int) -> list[str]:
-    model = memory.model_of(name)
+    model = memory.model_of(memory.weights_ahead(name))
     settings = {"workload": "esm2", "version": "", "options": {"model": name, "dtype": "bf16"}}
     asked = Asked(settings, DEVICE, is_gpu=True)
     shape = Shape(model.num_layers, model.width)

@@ -23,7 +23,7 @@ from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
 from featuremill.doctor import host
-from featuremill.doctor.audit import bounds, figures, task
+from featuremill.doctor.audit import figures, report, task
 from featuremill.doctor.audit.sample import draw
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
@@ -66,7 +66,7 @@ SCHEMA = thing(
     reference=thing(dtype={"const": "fp32"}, backend=TEXT, matmul_precision={"const": "highest"}),
     bounds={
         "type": "object",
-        "additionalProperties": thing(**dict.fromkeys(bounds.Bounds._fields, NUMBER)),
+        "additionalProperties": thing(**dict.fromkeys(report.Bounds._fields, NUMBER)),
     },
     dtypes=several(
         thing(
@@ -460,7 +460,7 @@ def test_many_layers_of_a_wide_model_make_smaller_batches():
     found = weights.Weights("wide", Path("wide"), "", {"embed_dim": "2560", "num_layers": "36"})
     ampere = Device("cuda", "GPU-1", "NVIDIA A100", has_bf16=True, num_multiprocessors=132)
     for layers, tokens in (((36,), 16_896), (tuple(range(37)), 708)):
-        assert task.Task(esm2.Options(layers=layers), (), ampere, found).budget == tokens
+        assert task.Task(esm2, esm2.Options(layers=layers), (), ampere, found).budget == tokens
 
 
 @pytest.mark.parametrize(
@@ -488,7 +488,7 @@ def test_dtypes_that_are_audited_unasked(kind, has_bf16, own, usual):
     ],
 )
 def test_the_remedy_is_a_dtype_that_was_found_well(dtype, within, kind, other):
-    assert bounds.remedy(dtype, within, kind) == f"set dtype: {other}"
+    assert report.remedy(dtype, within, kind) == f"set dtype: {other}"
 
 
 def test_a_cpu_without_bf16_has_nothing_to_audit(audit, tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from featuremill.workload import BUILT_IN, find_workload
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
-MODELS = ", ".join(["mill_t6_8M", *sources.PUBLISHED_GIGABYTES])
+MODELS = ", ".join(["mill_t6_8M", *sources.PUBLISHED])
 SHIPPED = [FOLDER / "config.yaml", *sorted(FOLDER.glob("examples/*.yaml"))]
 
 

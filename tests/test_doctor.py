@@ -1,4 +1,4 @@
-"""doctor: what it finds on simulated nodes, what it says and recommends, what its bundle holds.
+"""doctor: what it finds on simulated nodes, what it says and recommends.
 
 NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPUs a pretend one.
 """
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import time
-import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -22,17 +21,16 @@ import torch
 from conftest import ROOT
 from mounts import Mount
 from nvml_node import Gpu, Slice
-from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, Verbs, wait_for
+from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
-from featuremill.doctor import compiling, facts, host, node_checks, scaling, scrub
-from featuremill.doctor.facts import Node
+from featuremill.doctor import checks, compiling, gpus, host, scaling
+from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
-from featuremill.doctor.gpu_checks import has_kernels
+from featuremill.doctor.gpus import Node
 from featuremill.lease.devices import Device
-from featuremill.workloads.esm2 import kernels, layout, memory
-from featuremill.workloads.esm2.checkpoint import HEADS_OF_SHAPE
+from featuremill.workloads.esm2 import kernels, layout, memory, sources
 from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
@@ -556,8 +554,8 @@ def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
         cpu = Device("cpu", "cpu", "", False)
         return Findings(Node(error=12), (), False, {}, cpu, None, facts, compiling.look())
 
-    assert list(node_checks.check(found(fine))) == []
-    (issue,) = node_checks.check(found(fine._replace(**change)))
+    assert list(checks.of_node(found(fine))) == []
+    (issue,) = checks.of_node(found(fine._replace(**change)))
     assert (issue.code, issue.severity) == (code, severity)
 
 
@@ -583,7 +581,14 @@ def test_a_torch_that_nobody_tried_is_said(doctor):
     assert dict(zip(TORCHES, within, strict=True)) == TORCHES
 
 
-TORCHES = {"2.10.9": False, "2.11.0": True, "2.13.1+cu130": True, "2.14.0a0+git": False, "3": False}
+TORCHES = {
+    "2.10.9": False,
+    "2.11.0": True,
+    "2.11.0a0+git.nv26.02": True,
+    "2.13.1+cu130": True,
+    "2.14.0a0+git": False,
+    "3": False,
+}
 
 
 def test_without_a_compiler_that_triton_finds_the_kernels_are_missed(doctor, tmp_path, monkeypatch):
@@ -664,7 +669,7 @@ def test_a_folder_that_nothing_can_be_loaded_from_is_said(doctor, tmp_path, monk
 
 SPOILED = """
     import sys
-    if "featuremill.doctor.ask_torch" in sys.orig_argv:
+    if "featuremill.doctor.trial" in sys.orig_argv:
         import torch
         from featuremill.workloads.esm2 import attention, kernels, products
         from featuremill.workloads.esm2.kernels import TORCH
@@ -729,7 +734,7 @@ def test_each_gpus_ways_are_said_and_a_check_that_dies_is_a_finding(doctor):
     assert "cuBLAS's handle (4.9 GB free)" in found["no-memory", "MIG-a"]["what"]
     assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False, False, True, False]
     page = check("--devices", "0,1")
-    assert "\n  GPU 0  bf16: heads of 64; products torch; rest triton 3\n" in page
+    assert "\n  GPU 0  bf16: attention heads of 64; products torch; kernels triton 3\n" in page
     assert "GPU 1  bf16" not in page
     assert max(map(len, page.splitlines())) <= 80
     alone = doctor(Gpu("GPU-0"), check={"GPU-0": "rotary is wrong"})("--json", status=1)
@@ -788,10 +793,10 @@ def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor, tmp_path):
 def test_speed_together_is_a_sum_of_shares(monkeypatch):
     """Of GPUs that take 1, 1 and 2 s alone, and together 1.25, 1 and 4: 0.8 + 1 + 0.5 of three."""
     seconds = iter([[1.0], [1.0], [2.0], [1.25, 1.0, 4.0]])
-    gpus = [facts.Gpu(number, name="L4") for number in range(3)]
-    monkeypatch.setattr(scaling, "_children", lambda *_: contextlib.nullcontext(gpus))
+    three = [gpus.Gpu(id=number, name="L4") for number in range(3)]
+    monkeypatch.setattr(scaling, "_children", lambda *_: contextlib.nullcontext(three))
     monkeypatch.setattr(scaling, "_timed", lambda children: next(seconds))
-    timed = scaling.time_gpus(gpus, 6)
+    timed = scaling.time_gpus(three, 6)
     assert timed["speedup"] == 2.3
     assert timed["summary"] == "All 3 GPUs at once do the work of 2.30: they slow each other down."
     assert timed["devices"][2] == {
@@ -820,16 +825,20 @@ def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
 
 
 def test_the_architectures_of_published_models_are_known_without_torch():
-    assert set(memory.WIDTH_OF_LAYERS.items()) == set(HEADS_OF_SHAPE)
-    widths = {width: width // heads for (_, width), heads in HEADS_OF_SHAPE.items()}
-    assert widths == memory.HEAD_WIDTH_OF
-    model = memory.model_of("esm2_t33_650M_UR50D")
+    weights = memory.weights_ahead("esm2_t33_650M_UR50D")
+    assert weights.metadata["attention_heads"] == "20"
+    model = memory.model_of(weights)
     assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
-    assert memory.model_of("esm2_t36_3B_UR50D").file_dtype == "fp16"
-    bundled = memory.model_of("mill_t6_8M")
-    assert (bundled.num_layers, bundled.width, bundled.file_dtype) == (6, 320, "bf16")
-    assert bundled.head_width == 16
+    assert memory.model_of(memory.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
+    for name, published in sources.PUBLISHED.items():
+        model = memory.model_of(memory.weights_ahead(name))
+        # A checkpoint weighs what its numbers do, and a head of the language model as well.
+        assert 0.9 < published.gigabytes * 1e9 / model.file_bytes < 1.2
+    weights = memory.weights_ahead("mill_t6_8M")
+    model = memory.model_of(weights)
+    assert (model.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
+    assert weights.metadata["attention_heads"] == "20"
 
 
 PEAK = """
@@ -914,68 +923,3 @@ def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
-
-
-RECORDS = [
-    ("sp|P12345|HIDDEN_HUMAN", "MKTAYIAKQRQISFVKSHFSRQ"),
-    ("patient-4711", "GIVEQCCTSICSLYQLENYCN"),
-    ("Q8X", "MKVLAW"),
-]
-
-
-@pytest.fixture
-def finished_run(gpu_node, tmp_path, environment):
-    """Return the doctor of a folder with a finished run, whose logs name its records."""
-    node = gpu_node()
-    node.system |= NO_LIBRARY
-    node.write()
-    verbs = Verbs(
-        tmp_path, environment | node.environment | {"PYTHONPATH": environment["PYTHONPATH"]}
-    )
-    plan = verbs.plan(RECORDS, options={})
-    verbs.extract(plan, 0, "--log-file", tmp_path / "logs/test/extract.log")
-    log = tmp_path / "logs" / "test" / "extract.log"
-    sequence = RECORDS[0][1]
-    with log.open("a") as file:
-        file.write(f"ERROR in.fa:1: the id '{RECORDS[0][0]}' stands twice, {RECORDS[1][0]}: bad\n")
-        file.write(f"P12345 failed: {sequence} [{sequence[:15].lower() * 2}] Q8X, MKVLAW.\n")
-        file.write(f">{RECORDS[1][0]} some description\n{RECORDS[1][1]}\n")
-        file.write("OutOfMemoryError: 3 of 12 batches\n")
-    (tmp_path / "my.yaml").write_text("inputs: in.fa\noptions: {}\n")
-    (tmp_path / "secret.yaml").write_text("token: hunter2\n")
-    return Doctor(node, tmp_path)
-
-
-def test_a_bundle_has_what_a_report_needs_and_no_id_no_sequence_no_name(finished_run):
-    finished_run("--bundle", "bug.zip")
-    with zipfile.ZipFile(finished_run.folder / "bug.zip") as file:
-        members = {name: file.read(name).decode() for name in file.namelist()}
-    kinds = {name.partition("/")[0] for name in members}
-    assert kinds == {"README.txt", "doctor.json", "plans", "configs", "receipts", "logs"}
-    jsonschema.validate(json.loads(members["doctor.json"]), SCHEMA)
-    everything = "\n".join([*members, *members.values()])
-    pieces = ("P12345", "HIDDEN_HUMAN", "patient-4711", "Q8X", "some description", "hunter2")
-    sequences = [sequence for _, sequence in RECORDS]
-    for secret in (*pieces, *sequences, *(s.lower() for s in sequences), str(Path.home()) + "/"):
-        assert secret not in everything, secret
-    log = members["logs/test/extract.log"]
-    assert "OutOfMemoryError: 3 of 12 batches" in log
-    assert "configs/my.yaml" in members
-
-
-def test_texts_that_cannot_be_checked_stay_out_of_a_bundle(finished_run):
-    manifest = finished_run.folder / "results" / "test" / "manifest.parquet"
-    manifest.write_bytes(b"torn")
-    finished_run("--bundle", "bug.zip")
-    with zipfile.ZipFile(finished_run.folder / "bug.zip") as file:
-        assert file.namelist() == ["README.txt", "doctor.json"]
-        assert "could not be checked for ids" in file.read("README.txt").decode()
-
-
-def test_words_that_say_nothing_about_a_record_stay(tmp_path):
-    named = {"P12345"}
-    text = "shard 1a2b: 12 records, P12345. 'quoted' CUDA_VISIBLE_DEVICES=GPU-1 NVIDIA"
-    expected = "shard 1a2b: 12 records, [id]. '…' CUDA_VISIBLE_DEVICES=GPU-1 NVIDIA"
-    assert scrub.without_records(text, named) == expected
-    value = {"P12345": ["sp|P12345|X", 3]}
-    assert scrub.values_without_records(value, named) == {"P12345": ["sp|[id]|X", 3]}

@@ -1,5 +1,5 @@
 """doctor --slurm: how Slurm's answers are read (recorded from Slurm 22.05), what it says of them,
-and, on a real cluster, that its advice works.
+and that of a real cluster.
 """
 
 import argparse
@@ -9,12 +9,10 @@ import sys
 from importlib import metadata
 
 import pytest
-import yaml
 from conftest import ROOT
 
 from featuremill.base.errors import UserError
-from featuremill.doctor import command, slurm_facts
-from featuremill.doctor.slurm_advice import quoted
+from featuremill.doctor import command, slurm
 
 CONFIG = """\
 Configuration data as of 2026-11-21T22:36:10
@@ -31,32 +29,25 @@ Cgroup Support Configuration:
 ConstrainDevices        = yes
 """
 NODES = """\
-gpu*|up|infinite|10:00|1|drained|gpu:4|64000
-gpu*|up|infinite|10:00|1|idle|gpu:a100:2,gpu:l4:2|64000
-gpu*|up|infinite|10:00|1|idle|gpu:a100:2|64000
-short|up|30:00|n/a|1|idle|gpu:a100:2,gpu:l4:2|64000
-cheap|up|infinite|n/a|1|drained|gpu:4|64000
+gpu*|up|infinite|1|drained|gpu:4|64000
+gpu*|up|infinite|1|idle|gpu:a100:2,gpu:l4:2|64000
+gpu*|up|infinite|1|idle|gpu:a100:2|64000
+short|up|30:00|1|idle|gpu:a100:2,gpu:l4:2|64000
+cheap|up|infinite|1|drained|gpu:4|64000
 """
-ASSOCIATIONS = "root|\nmill|40\n"
 PARSER = argparse.ArgumentParser()
 command.add_arguments(PARSER)
 CODES = set(re.findall(r"`(slurm-[a-z-]+)`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
-KEYS = {"version", "ready", "cluster", "accounting", "min_job_age_seconds", "partitions"}
-KEYS |= {"status", "issues", "profile", "versions"}
+KEYS = {"version", "ready", "cluster", "partitions", "issues", "versions"}
 PARTITION_KEYS = {"name", "limit_minutes", "gpus", "unusable_gpus", "memory_mb"}
 
 
 def test_time_limits_and_gpus_as_sinfo_writes_them():
     limits = {"30:00": 30, "2-00:00:00": 2880, "1-12:30:00": 2190, "infinite": None, "n/a": None}
-    assert {text: slurm_facts.minutes(text) for text in limits} == limits
-    assert slurm_facts.parse_gpus("gpu:a100:4(S:0-1),gpu:l4:2,shard:8") == {"a100": 4, "l4": 2}
-    assert slurm_facts.parse_gpus("gpu:4") == {"": 4}
-    assert slurm_facts.parse_gpus("(null)") == {}
-
-
-def test_names_stay_text_in_yaml():
-    for name in ("gpu", "no", "1234", "a: b", "it's", "-x"):
-        assert yaml.safe_load(f"key: {quoted(name)}") == {"key": name}
+    assert {text: slurm.minutes(text) for text in limits} == limits
+    assert slurm.parse_gpus("gpu:a100:4(S:0-1),gpu:l4:2,shard:8") == {"a100": 4, "l4": 2}
+    assert slurm.parse_gpus("gpu:4") == {"": 4}
+    assert slurm.parse_gpus("(null)") == {}
 
 
 class Answers:
@@ -69,8 +60,6 @@ class Answers:
         self.says("squeue", "")
         self.says("scontrol", CONFIG)
         self.says("sinfo", NODES)
-        self.says("sacct", "")
-        self.says("sacctmgr", ASSOCIATIONS)
 
     def says(self, command, text):
         path = self.folder / command
@@ -93,7 +82,6 @@ def checked(output, is_json):
     answer = json.loads(output)
     assert set(answer) == KEYS
     assert all(set(one) == PARTITION_KEYS for one in answer["partitions"])
-    assert set(answer["status"]) == {"command", "without_ours", "why"}
     assert all(re.fullmatch(r".*\.", f"{i['what']}{i['remedy']}") for i in answer["issues"])
     assert {issue["code"] for issue in answer["issues"]} <= CODES
     return answer
@@ -105,7 +93,7 @@ def cluster(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     version = metadata.version  # the fast tests' environment lacks the plugin
     monkeypatch.setattr(
-        metadata, "version", lambda name: {slurm_facts.PLUGIN: "2.8.0"}.get(name) or version(name)
+        metadata, "version", lambda name: {slurm.PLUGIN: "2.8.0"}.get(name) or version(name)
     )
     return Answers(tmp_path, capsys)
 
@@ -116,43 +104,25 @@ def codes(answer):
 
 def test_a_cluster_in_full(cluster):
     answer = cluster.ask("--json")
-    assert (answer["ready"], answer["accounting"]) == (True, "yes")
-    assert (answer["status"]["command"], answer["status"]["without_ours"]) == ("sacct", "squeue")
+    assert answer["ready"]
     assert [one["name"] for one in answer["partitions"]] == ["gpu", "short", "cheap"]
     assert answer["partitions"][0]["gpus"] == {"a100": 4, "l4": 2}
-    noted = {"slurm-nodes-away", "slurm-short-limit", "slurm-preempts", "slurm-accounts"}
-    assert codes(answer) == noted
-    profile = yaml.safe_load("\n".join(answer["profile"]))
-    assert profile["jobs"] == 40  # MaxSubmitJobs
-    assert profile["default-resources"]["slurm_account"] == "mill"
-    assert profile["set-resources"]["extract"] == {"slurm_partition": "gpu"}
+    assert codes(answer) == {"slurm-nodes-away", "slurm-short-limit"}
     page = cluster.ask()
     assert page.startswith("Ready: the cluster testbed has up to 6 GPUs in a partition.\n")
     assert "Partition short: GPUs: 2 a100, 2 l4; at most 30 minutes.\n" in page
-    assert "    # gpu_model: a100 # or l4; without it, any of them\n" in page
 
 
-def test_no_accounting_a_short_memory_and_open_devices_are_told(cluster):
-    text = CONFIG.replace("slurmdbd", "none").replace("300 sec", "2 sec").partition("\nCgroup")[0]
-    cluster.says("scontrol", text.replace("= 100", "= UNLIMITED"))
-    cluster.says("sinfo", "cpu*|up|infinite|n/a|2|idle|(null)|64000\n" + NODES.replace("gpu*", "g"))
-    answer = cluster.ask("--json")
-    expected = {"slurm-no-accounting", "slurm-forgets-early", "slurm-devices-open"}
-    assert expected | {"slurm-memory-whole"} <= codes(answer)
-    assert answer["status"]["without_ours"] is None
-    profile = yaml.safe_load("\n".join(answer["profile"]))
-    assert profile["default-resources"]["slurm_partition"] == "cpu"
-    assert profile["set-resources"]["extract"]["slurm_partition"] == "g"
-
-
-def test_a_database_or_controller_that_is_away(cluster):
-    cluster.fails("sacct", "sacct: error: Sending PersistInit msg: Connection refused")
-    answer = cluster.ask("--json")
-    assert "slurm-database-away" in codes(answer)
+def test_a_controller_that_is_away(cluster):
     cluster.fails("scontrol", "Unable to contact slurm controller (connect failure)")
     answer = cluster.ask("--json", status=1)
     assert codes(answer) == {"slurm-silent"}
-    assert answer["profile"] == []
+
+
+def test_nodes_that_are_all_away_stop_a_run(cluster):
+    cluster.says("sinfo", NODES.replace("idle", "down"))
+    answer = cluster.ask("--json", status=1)
+    assert {i["code"] for i in answer["issues"] if i["severity"] == "error"} == {"slurm-nodes-away"}
 
 
 def test_names_from_the_cluster_do_not_act_on_the_terminal(cluster):
@@ -172,39 +142,13 @@ def test_what_is_about_this_machine_is_refused_beside_it(cluster):
         cluster.ask("--model", "mill_t6_8M")
 
 
-SNAKEFILE = """\
-rule all:
-    input: "done"
-rule extract:
-    output: "done"
-    resources: gpu=1
-    shell: "echo $CUDA_VISIBLE_DEVICES >{output}"
-"""
-
-
 @pytest.mark.slow
-def test_its_advice_works_on_a_real_cluster(slurm_cluster, tmp_path):
+def test_a_real_cluster_is_looked_at(slurm_cluster, tmp_path):
     types = {"gpu1": ["a100", "l4"], "gpu2": ["a100", "a100"]}
-    cluster = slurm_cluster(nodes=2, gpus=2, dbd=True, gpu_types=types)
-    mill = ["-i", "add", "account", "mill"], ["-i", "add", "user", "root", "account=mill"]
-    for words in mill:
-        cluster.run("sacctmgr", *words)
-    folder = tmp_path / "run"
-    profile = folder / "profile"
-    profile.mkdir(parents=True)
+    cluster = slurm_cluster(nodes=2, gpus=2, gpu_types=types)
     ask = [sys.executable, "-m", "featuremill", "doctor", "--slurm", "--json"]
-    answer = checked(cluster.run(*ask, cwd=folder), True)
-    assert answer["accounting"] == "yes"
+    answer = checked(cluster.run(*ask, cwd=tmp_path), True)
     assert answer["partitions"][0]["gpus"] == {"a100": 3, "l4": 1}
-    more = ["executor: slurm", "slurm-init-seconds-before-status-checks: 2"]
-    (profile / "config.yaml").write_text("\n".join([*more, *answer["profile"]]))
-    (folder / "Snakefile").write_text(SNAKEFILE)
-    snakemake = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile"]
-    cluster.run(*snakemake, "--latency-wait", "10", cwd=folder, timeout=90)
-    assert (folder / "done").read_text() == "0\n"
-    cluster.stop("slurmdbd")
-    answer = checked(cluster.run(*ask, cwd=folder), True)
-    assert "slurm-database-away" in codes(answer)
     cluster.stop("slurmctld")
-    answer = checked(cluster.run(*ask, cwd=folder, status=1), True)
+    answer = checked(cluster.run(*ask, cwd=tmp_path, status=1), True)
     assert "slurm-silent" in codes(answer)

@@ -33,12 +33,11 @@ def converted(folder, num_bytes, name="model"):
     return path
 
 
-@pytest.mark.parametrize("name", sources.PUBLISHED_GIGABYTES)
+@pytest.mark.parametrize("name", sources.PUBLISHED)
 def test_memory_on_a_cpu_covers_what_doctor_reckons(tmp_path, name):
     run = RunningRun(tmp_path, 1)
-    model = memory.model_of(name)
-    numbers = model.num_matrix_numbers + model.num_other_numbers
-    weights = converted(tmp_path, numbers * memory.NUMBER_BYTES[model.file_dtype], name)
+    model = memory.model_of(memory.weights_ahead(name))
+    weights = converted(tmp_path, model.file_bytes, name)
     resources = asked(run.folder.root, "cpu", [weights])
     for dtype in ("fp32", "bf16"):
         need = memory.estimate_mb(model, "cpu", dtype, esm2.CPU_BATCH_TOKENS)

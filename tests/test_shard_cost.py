@@ -108,7 +108,7 @@ from featuremill.workload import find_workload
 esm2 = find_workload("esm2")
 for name in {models}:
     options = esm2.Options(model=name)
-    model = model_of("esm2", esm2, options)
+    model = model_of(esm2, options)
     device = planning_device("auto")
     settings = settings_of("esm2", esm2, options, device, model.weights)
     path = Path(name + ".json")

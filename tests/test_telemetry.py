@@ -15,8 +15,8 @@ from nvml_node import Gpu, Slice
 from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
-from featuremill.base import this_process
 from featuremill.base.errors import UserError
+from featuremill.extract.telemetry.process import allocated_peak_mb
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.extract.telemetry.sampler import Sampler
 from featuremill.lease.devices import Device
@@ -528,10 +528,10 @@ def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
     torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_allocated=lambda place: peaks[place]))
     monkeypatch.setitem(sys.modules, "torch", torch)
     gpu, other = (Device("cuda", uuid, "", True) for uuid in ("a", "b"))
-    assert this_process.allocated_peak_mb([gpu, other]) == 5
-    assert this_process.allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
+    assert allocated_peak_mb([gpu, other]) == 5
+    assert allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
     monkeypatch.delitem(sys.modules, "torch")
-    assert this_process.allocated_peak_mb([gpu]) is None
+    assert allocated_peak_mb([gpu]) is None
 
 
 @pytest.mark.gpu

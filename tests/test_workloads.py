@@ -16,7 +16,14 @@ from featuremill.base.errors import UserError
 from featuremill.extract.batches import make_batches
 from featuremill.extract.compute import check, not_finite, values_of
 from featuremill.lease.devices import cpu
-from featuremill.workload import BUILT_IN, Workload, find_workload
+from featuremill.workload import (
+    BUILT_IN,
+    Device,
+    TellsMemory,
+    TellsWays,
+    Workload,
+    find_workload,
+)
 from featuremill.workload import weights as weights_verb
 
 CPU = cpu()
@@ -119,6 +126,25 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 def test_unknown_workload_names_the_known_ones():
     with pytest.raises(UserError, match="composition, esm2"):
         find_workload("esm3")
+
+
+def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
+    """ESM-2 tells what it takes by the metadata of weights alone, which need not be there yet."""
+    told = [
+        (isinstance(w, TellsMemory), isinstance(w, TellsWays)) for w in map(find_workload, BUILT_IN)
+    ]
+    assert dict(zip(BUILT_IN, told, strict=True)) == {
+        "composition": (False, False),
+        "esm2": (True, True),
+    }
+    esm2 = find_workload("esm2")
+    asked = esm2.Options(model="esm2_t33_650M_UR50D")
+    weights = esm2.weights_ahead(asked)
+    assert (weights.name, weights.sha256) == (asked.model, "")
+    gpu = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
+    options = esm2.resolve(asked, gpu, weights)
+    small, large = (esm2.memory_mb(options, gpu, weights, cost) for cost in (1024, 16_896))
+    assert esm2.weights_mb(weights) / 2 < small < large < esm2.weights_mb(weights)
 
 
 def test_composition_counts_letters():

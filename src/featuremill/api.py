@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill import config
-from featuremill.base import reasons, this_process
+from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.extract.at_hand import Refuse, values_in_batches
 from featuremill.inputs import residues
-from featuremill.lease.devices import Device, devices_for
+from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.outputs import vectors
 from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
@@ -113,7 +113,7 @@ def embed(
             "truncated; long='full' or 'chunk' computes them whole.",
             stacklevel=2,
         )
-    (chosen,) = this_process.with_processors(devices_for(device)[:1])
+    (chosen,) = with_processors(devices_for(device)[:1])
     loaded, resolved = _ready(esm2.Options.model_validate(checked.options), chosen)
 
     # In the order of a shard, so that the batches are those of a run with a single shard.

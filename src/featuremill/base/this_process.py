@@ -8,17 +8,13 @@ import platform
 import resource
 import signal
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill import __version__
-from featuremill.base import environment
-from featuremill.lease.devices import Device
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 
@@ -72,53 +68,6 @@ def num_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, which CUDA's driver tells.
-
-    It is asked without torch, which not every workload needs: the visible devices are numbered in
-    the order of the lease. Where there is no answer the number stays 0, and a workload takes what
-    is usual.
-    """
-    # As NVML numbers them; without it CUDA puts what it takes for the fastest first.
-    environment.CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return list(devices)
-    return [
-        device._replace(num_multiprocessors=_num_multiprocessors(driver, place))
-        if device.kind == "cuda"
-        else device
-        for place, device in enumerate(devices)
-    ]
-
-
-def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
-    number, count = ctypes.c_int(), ctypes.c_int()
-    if (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(number), place)
-        or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
-    ):
-        return 0
-    return count.value
-
-
-def peak_memory_mb(devices: Sequence[Device]) -> int:
-    """Return the peak of the memory that counts: the devices' own, or the process's on a CPU.
-
-    Of several devices, that of the fullest: it says what a device must have. A workload that
-    computes without torch has no number for a GPU's memory: then it is 0.
-    """
-    if devices[0].kind == "cuda":
-        torch = sys.modules.get("torch")
-        if torch is None:
-            return 0
-        peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
-        return int(max(peaks) // 2**20)
-    return peak_of_process_mb()
-
-
 def peak_of_process_mb() -> int:
     """Return the most memory that this process has had."""
     # Linux's ru_maxrss is at least what the process had that started this one (getrusage(2)).
@@ -128,15 +77,6 @@ def peak_of_process_mb() -> int:
             return int(line.split()[1]) // 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
-
-
-def allocated_peak_mb(devices: Sequence[Device]) -> int | None:
-    """Return the most that torch had in use on one of the devices; None where it has none."""
-    torch = sys.modules.get("torch")
-    if torch is None or devices[0].kind != "cuda":
-        return None
-    peaks = [torch.cuda.max_memory_allocated(place) for place in range(len(devices))]
-    return int(max(peaks) // 2**20)
 
 
 def versions() -> dict[str, str]:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.environment import DEVICES
-from featuremill.doctor.facts import Gpu
 from featuremill.doctor.findings import Findings, gigabytes
-from featuremill.lease.devices import BF16_CAPABILITY
+from featuremill.doctor.gpus import Gpu
 
 SLOTS_PER_GPU = 1
 """More is not measured yet, so it is not recommended."""
@@ -45,14 +44,9 @@ class Advice(NamedTuple):
             return command
         command += f" --resources {self.resources}"
         if self.is_narrowed or any(left.is_takeable for left in self.not_counted):
-            tokens = [str(gpu.id) if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
+            tokens = [gpu.number if gpu.mig is None else str(gpu.uuid) for gpu in self.counted]
             command = f"{DEVICES}={','.join(tokens)} {command}"
         return command
-
-
-def has_bf16(gpu: Gpu) -> bool:
-    """Tell whether the GPU has bfloat16 matrix units."""
-    return gpu.capability is not None and gpu.capability >= BF16_CAPABILITY
 
 
 def advise(findings: Findings) -> Advice:
@@ -92,7 +86,7 @@ def _unfit(findings: Findings, gpu: Gpu) -> str:
     is_short = gpu.free_mb is not None and gpu.free_mb < findings.need_mb(gpu.uuid)
     if is_short and not findings.leased_by(gpu):
         return f"too little free: {gigabytes(gpu.free_mb or 0)} of " + _needed(findings, gpu)
-    if not has_bf16(gpu) and any(has_bf16(other) for other in findings.accessible):
+    if not gpu.has_bf16 and any(other.has_bf16 for other in findings.accessible):
         return "too old: it has no bf16, which dtype: auto takes for the others"
     return ""
 

@@ -20,32 +20,25 @@ class ChildError(Exception):
     """A child that did not answer; the text says how it ended."""
 
 
-def ask(
-    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what `python -m featuremill.doctor.<module>` answers.
-
-    Raises:
-        ChildError: when it gives no answer.
-    """
-    answers, end = ask_for_several(module, *arguments, timeout=timeout, environment=environment)
-    if not answers:
-        raise ChildError(end)
-    return answers[-1]
-
-
-def ask_for_several(
-    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the answers that the child gave, a line each, and how it ended."""
-    child = subprocess.Popen(
+def start(
+    module: str, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start `python -m featuremill.doctor.<module>` with pipes."""
+    return subprocess.Popen(
         [sys.executable, "-m", f"featuremill.doctor.{module}", *arguments],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=of_child(environment or {}),
     )
+
+
+def ask(
+    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """Return what the child answered, an object a line, and how it ended."""
+    child = start(module, *arguments, environment=environment)
     try:
         output, errors = child.communicate(timeout=timeout)
         manner = manner_of_death(child.returncode, errors)

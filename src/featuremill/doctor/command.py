@@ -1,13 +1,18 @@
 """doctor: is this machine ready for a run, what is in the way, and how should it be run?
 
 Asks NVML and torch in child processes, so a driver that hangs or crashes becomes an issue in the
-answer. Reads nothing of the input and writes nothing but a `--bundle`.
+answer. Reads nothing of the input and writes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
+from typing import Any
+
+NOT_READY = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slurm", action="store_true", help="look at the Slurm cluster, not at this machine"
     )
     parser.add_argument(
-        "--bundle", type=Path, metavar="FILE.zip", help="pack a bug report, no data"
-    )
-    parser.add_argument(
         "--results", type=Path, default=Path("results"), help="where results go (default: results)"
     )
     parser.add_argument(
@@ -35,12 +37,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill doctor`; return 0 when a run with device: auto can start, else 1."""
-    # The children import this package, and not all of it.
+    """Carry out `featuremill doctor`; return 0 when a run can start, else 1."""
+    from featuremill.doctor import report, slurm
+
     if arguments.slurm:
-        from featuremill.doctor import slurm_view
+        answer = slurm.answer(arguments)
+        lines = slurm.lines(answer)
+    else:
+        answer = _of_machine(arguments)
+        lines = report.lines(answer)
+    page = json.dumps(answer, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines)
+    sys.stdout.write(page + "\n")
+    return 0 if answer["ready"] else NOT_READY
 
-        return slurm_view.run(arguments)
-    from featuremill.doctor import visit
 
-    return visit.run(arguments)
+def _of_machine(arguments: argparse.Namespace) -> dict[str, Any]:
+    from featuremill.doctor import advice, checks, findings, report, scaling
+
+    found = findings.examine(arguments)
+    issues = checks.issues_of(found)
+    timed: dict[str, Any] | None = None
+    if arguments.is_timed:
+        timed, more = scaling.timed(found, arguments.timeout)
+        issues = checks.by_severity([*issues, *more])
+    return report.as_json(found, issues, advice.advise(found), timed)

@@ -9,14 +9,12 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base import environment
-from featuremill.doctor.host import nearest_folder
+from featuremill.base import environment, triton_cache
+from featuremill.doctor.host import installed, nearest_folder
 from featuremill.lease.folder import file_system
-from featuremill.workloads.esm2 import compiled
 
 SOURCE = "#include <Python.h>\nint featuremill_probe(void) { return 8; }\n"
 LOAD = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).featuremill_probe() != 8)"
@@ -40,22 +38,23 @@ class Compiling(NamedTuple):
 
 def look() -> Compiling:
     """Compile and load a function in the folder that a run would use, and leave nothing there."""
-    folder = compiled.folder().absolute()
+    folder = triton_cache.folder().absolute()
     place = nearest_folder(folder)
     include, compiler = _include(), find_compiler()
     compiler_trouble, folder_trouble = _try(place, compiler, include)
     return Compiling(
-        triton=_version("triton"),
+        triton=installed(["triton"]).get("triton"),
         compiler=compiler,
         compiler_trouble=compiler_trouble,
         has_headers=(include / "Python.h").is_file(),
         folder=str(folder),
-        file_system=_file_system(place),
+        file_system=file_system_of(place),
         folder_trouble=folder_trouble,
     )
 
 
-def _file_system(place: Path) -> str:
+def file_system_of(place: Path) -> str:
+    """Return the type of the file system that `place` is on."""
     return file_system(place, MOUNTS.read_text("utf-8", "replace") if MOUNTS.exists() else "")
 
 
@@ -104,10 +103,3 @@ def _trouble_of(*command: str | Path) -> str:
     lines = done.stderr.strip().splitlines()
     told = next((line for line in lines if "rror: " in line), lines[-1] if lines else "")
     return " ".join(told.split())[:200] or f"status {done.returncode}"
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

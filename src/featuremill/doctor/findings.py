@@ -1,23 +1,32 @@
-"""Everything the doctor found, before anything is made of it."""
+"""Looks at the machine: everything the doctor found, before anything is made of it."""
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from featuremill.base.environment import DEVICES
+from featuremill.base.errors import UserError
+from featuremill.config import Run
+from featuremill.doctor import compiling, host
 from featuremill.doctor.compiling import Compiling
-from featuremill.doctor.facts import Gpu, Node, Process
+from featuremill.doctor.gpus import Gpu, Node, Process, read_node
 from featuremill.doctor.host import Host
-from featuremill.doctor.trial import Trial
-from featuremill.lease.condition import Condition, used_by_display, used_by_others
-from featuremill.lease.devices import Device
-from featuremill.lease.slots import Holder
-from featuremill.workloads.esm2.memory import Need
+from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
+from featuremill.lease import devices, folder
+from featuremill.lease.condition import Condition, Failures, used_by_display, used_by_others
+from featuremill.lease.slots import Holder, holders
+from featuremill.workload import Device, TellsMemory, Weights, find_workload
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
 MAX_NAMED = 3
 """Processes that are named before it says: and so many more."""
+
+WORKLOAD = str(Run.model_fields["workload"].default)
+"""For which a machine is looked at: what a config computes that names none."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -32,6 +41,14 @@ class Issue(NamedTuple):
     remedy: str
     gpu: str | None = None
     """The UUID, where it is about one GPU and the GPU tells it."""
+
+
+class Need(NamedTuple):
+    """What a job takes of one device, by estimate or as it was given."""
+
+    memory_mb: int
+    dtype: str
+    batch_tokens: int
 
 
 @dataclass(frozen=True)
@@ -153,3 +170,100 @@ def gigabytes(memory_mb: float) -> str:
     """Return GiB as people read them."""
     value = memory_mb / 1024
     return f"{value:.0f} GB" if value >= 9.95 else f"{value:.1f} GB"
+
+
+def examine(arguments: argparse.Namespace) -> Findings:
+    """Look at the machine; raise UserError for what cannot be asked."""
+    if arguments.memory_mb is not None and arguments.memory_mb < 1:
+        raise UserError(f"--memory-mb {arguments.memory_mb}: give a positive number of MB.")
+    weights = _weights(arguments.model) if arguments.model else None
+    asked = Asked(WORKLOAD, weights, arguments.timeout)
+    node = read_node(arguments.timeout)
+    wanted = arguments.devices or DEVICES.value()
+    gpus = choose(node, wanted) if wanted else node.gpus
+    trials = try_gpus(gpus, asked)
+    cpu, cpu_trial = devices.cpu(), None
+    candidates = {gpu.uuid: _device(gpu, trials.get(gpu.uuid)) for gpu in gpus if gpu.uuid}
+    if not any(gpu.is_visible for gpu in gpus):
+        cpu_trial, candidates = try_cpu(asked), {"cpu": cpu}
+    needs: dict[str, Need] = {}
+    if weights:
+        needs = {uuid: _need(weights, device) for uuid, device in candidates.items()}
+    elif arguments.memory_mb:
+        needs = dict.fromkeys(candidates, Need(arguments.memory_mb, "", 0))
+    leases, cooling = _leased_and_cooling(gpus)
+    return Findings(
+        node=node,
+        gpus=gpus,
+        is_chosen=bool(wanted),
+        trials=trials,
+        cpu=cpu,
+        cpu_trial=cpu_trial,
+        host=host.look(arguments.results),
+        compiling=compiling.look(),
+        model=weights.name if weights else "",
+        needs=needs,
+        leases=leases,
+        cooling=cooling,
+    )
+
+
+def _weights(model: str) -> Weights:
+    """Return what is known of the weights of a model, a name or a path."""
+    workload = find_workload(WORKLOAD)
+    if not isinstance(workload, TellsMemory):
+        raise UserError(f"--model: {WORKLOAD} does not tell what it takes; say --memory-mb.")
+    return workload.weights_ahead(workload.Options.model_validate({"model": model}))
+
+
+def _need(weights: Weights, device: Device) -> Need:
+    """Return what the model takes on `device` with `dtype: auto` and its usual batches."""
+    workload = find_workload(WORKLOAD)
+    assert isinstance(workload, TellsMemory)
+    options = workload.resolve(workload.Options(), device, weights)
+    batch_cost = workload.batch_cost(options, device)
+    memory_mb = workload.memory_mb(options, device, weights, batch_cost)
+    return Need(memory_mb, getattr(options, "dtype", ""), batch_cost)
+
+
+def _device(gpu: Gpu, trial: Trial | None) -> Device:
+    count = (trial.multiprocessors if trial else None) or 0
+    assert gpu.uuid
+    return Device("cuda", gpu.uuid, gpu.name, gpu.has_bf16, gpu.id, gpu.memory_mb or 0, count)
+
+
+def _leased_and_cooling(gpus: Sequence[Gpu]) -> tuple[dict[str, list[Holder]], dict[str, str]]:
+    """Return by UUID who has leased which GPU, and why leases let one rest."""
+    try:
+        where = folder.find()
+        leases: dict[str, list[Holder]] = {}
+        for holder in holders(where):
+            leases.setdefault(holder.device.partition("@")[0], []).append(holder)
+        cooling = {gpu.uuid: Failures(where, gpu.uuid).cooling() for gpu in gpus if gpu.uuid}
+    except (UserError, OSError):  # host.py says what is wrong with the folder
+        return {}, {}
+    return leases, cooling
+
+
+def choose(node: Node, choice: str) -> tuple[Gpu, ...]:
+    """Return the GPUs that --devices names; raise UserError for one that does not exist."""
+    chosen: list[Gpu] = []
+    for token in (part.strip() for part in choice.split(",")):
+        matches = [
+            gpu
+            for gpu in node.gpus
+            if token == str(gpu.id) or (token and (gpu.uuid or "").startswith(token))
+        ]
+        is_number = token.isdecimal()
+        if not matches or (not is_number and len(matches) > 1):
+            problem = "stands for several" if matches else "does not exist"
+            raise UserError(f"GPU {token} {problem}; this machine has {_numbers(node.gpus)}.")
+        chosen += [gpu for gpu in matches if gpu not in chosen]
+    return tuple(chosen)
+
+
+def _numbers(gpus: Sequence[Gpu]) -> str:
+    last = max((gpu.id for gpu in gpus), default=None)
+    if last is None:
+        return "no GPU that a driver tells of"
+    return f"0–{last}" if last else "GPU 0 only"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
 import resource
 import shutil
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -95,11 +97,9 @@ def num_nvidia_cards(pci: Path) -> int:
 
 def memory_free_mb() -> int:
     """Return the memory that new work may take, caches counted as free."""
-    meminfo = Path("/proc/meminfo")
-    for line in meminfo.read_text().splitlines() if meminfo.exists() else ():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) // 1024
-    return int(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20)
+    import psutil  # here, as the benchmark needs the rest of this where there is none
+
+    return int(psutil.virtual_memory().available // 2**20)
 
 
 def tried_torch() -> str:
@@ -113,7 +113,10 @@ def tried_torch() -> str:
 
 
 def is_within(version: str, bounds: str) -> bool:
-    """Tell whether a release is within bounds, each a `>=` or a `<` of numbers with dots."""
+    """Tell whether a release is within bounds, each a `>=` or a `<` of numbers with dots.
+
+    By these alone: what NVIDIA's containers call 2.11.0a0 is built from 2.11.
+    """
     release = _numbers(version)
     for bound in filter(None, bounds.split(",")):
         operator, least = bound.rstrip("0123456789."), _numbers(bound.lstrip("<>="))
@@ -135,9 +138,13 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }
-    for package in NAMED_PACKAGES:
-        try:
+    return found | installed(NAMED_PACKAGES)
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return found

@@ -1,33 +1,34 @@
-"""The doctor's answer as JSON: docs/doctor.md describes each key."""
+"""The doctor's answer: as JSON, of which docs/doctor.md describes each key, and from that for
+people, calm and within 80 columns."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
+import re
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, get_args
 
-from featuremill.doctor import gpu_checks, node_checks
-from featuremill.doctor.advice import SLOTS_PER_GPU, Advice, has_bf16
-from featuremill.doctor.facts import Gpu
-from featuremill.doctor.findings import Findings, Issue
-from featuremill.doctor.trial import Ways
+from featuremill.base import text
+from featuremill.doctor.advice import SLOTS_PER_GPU, Advice
+from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity
+from featuremill.doctor.gpus import Gpu
+from featuremill.workload import TellsWays, find_workload
 
 VERSION = 1
-SEVERITIES = ("error", "warning", "note")
-
-
-def issues_of(findings: Findings) -> list[Issue]:
-    """Return all issues, what stands in the way first."""
-    found = list(node_checks.check(findings))
-    for gpu in findings.gpus:
-        found += gpu_checks.check(findings, gpu)
-    return sorted(found, key=lambda issue: SEVERITIES.index(issue.severity))
+WIDTH = 80
+NAME_WIDTH = 25
+HEADINGS = {"error": "In the way", "warning": "Worth a look", "note": "Good to know"}
+MARKS = dict(zip(get_args(Severity), "✗!·", strict=True))
+Report = dict[str, Any]
+wrapped = partial(text.wrapped, width=WIDTH)
+"""Lines of the page's width."""
 
 
 def as_json(
-    findings: Findings, issues: list[Issue], advice: Advice, scaling: dict[str, Any] | None
-) -> dict[str, Any]:
+    findings: Findings, issues: list[Issue], advice: Advice, scaling: Report | None
+) -> Report:
     """Return the readiness of this machine."""
-    torch = findings.torch_trial
+    torch, host = findings.torch_trial, findings.host
     return {
         "version": VERSION,
         "ready": not any(issue.severity == "error" for issue in issues),
@@ -40,7 +41,7 @@ def as_json(
             "slots_per_gpu": SLOTS_PER_GPU if advice.counted else None,
             "command": advice.command,
             "not_counted": [
-                {"id": one.gpu.id, "mig": one.gpu.mig, "uuid": one.gpu.uuid, "why": one.why}
+                one.gpu.model_dump(include={"id", "mig", "uuid"}) | {"why": one.why}
                 for one in advice.not_counted
             ],
         },
@@ -52,50 +53,40 @@ def as_json(
             "version": torch.torch if torch else None,
             "cuda": torch.cuda if torch else None,
             "architectures": torch.arch_list if torch else [],
-            "tried": findings.host.tried_torch or None,
+            "tried": host.tried_torch or None,
         },
         "compiling": findings.compiling._asdict(),
         "cpu": {
             "name": findings.cpu.name,
-            "processors": findings.host.num_processors,
-            "free_gb": round(findings.host.memory_free_mb / 1024, 1),
+            "processors": host.num_processors,
+            "free_gb": round(host.memory_free_mb / 1024, 1),
             "bf16": findings.cpu.has_bf16,
         },
-        "versions": findings.host.versions,
+        "versions": host.versions,
     }
 
 
-def _ways(findings: Findings) -> list[dict[str, Any]]:
-    """Return how ESM-2 would be computed on each device that was tried."""
+def _ways(findings: Findings) -> list[Report]:
+    """Return by what each device that was tried would compute."""
     trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
-    nothing = dict.fromkeys(Ways.__annotations__) | {"why": []}
+    workload = find_workload(WORKLOAD)
+    nothing = dict.fromkeys(workload.WAYS) if isinstance(workload, TellsWays) else {}
     return [
-        {
-            "device": device,
-            **(asdict(trial.ways) if trial.ways else nothing),
-            "error": trial.error or None,
-        }
+        {"device": device, **nothing, **trial.ways, "why": trial.why, "error": trial.error or None}
         for device, trial in trials.items()
     ]
 
 
-def _gpu(findings: Findings, gpu: Gpu) -> dict[str, Any]:
+def _gpu(findings: Findings, gpu: Gpu) -> Report:
     return {
-        "id": gpu.id,
-        "mig": gpu.mig,
-        "uuid": gpu.uuid,
-        "name": gpu.name,
+        **gpu.model_dump(include={"id", "mig", "uuid", "name", "utilisation"}),
         "memory_gb": _gigabytes(gpu.memory_mb),
         "free_gb": _gigabytes(gpu.free_mb),
-        "utilisation": gpu.utilisation,
         "temperature": gpu.temperature_c,
         "power": gpu.power_w,
-        "processes": [
-            {"pid": p.pid, "user": p.user, "command": p.command, "memory_mb": p.memory_mb}
-            for p in gpu.processes
-        ],
+        "processes": [process.model_dump() for process in gpu.processes],
         "capability": ".".join(map(str, gpu.capability)) if gpu.capability else None,
-        "bf16": has_bf16(gpu),
+        "bf16": gpu.has_bf16,
         "visible": gpu.is_visible,
         "accessible": findings.is_accessible(gpu),
         "busy_by": findings.busy_by(gpu),
@@ -106,15 +97,154 @@ def _gigabytes(memory_mb: int | None) -> float | None:
     return None if memory_mb is None else round(memory_mb / 1024, 1)
 
 
-def _memory(findings: Findings, advice: Advice) -> dict[str, Any]:
+def _memory(findings: Findings, advice: Advice) -> Report:
     """Return what was asked for, what it takes on each device, and where it fits."""
+    fits_cpu = (
+        "cpu" in findings.needs and findings.host.memory_free_mb >= findings.need_mb("cpu")
+    )  # fmt: skip
     return {
         "model": findings.model or None,
         "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
-        "fits": [gpu.uuid for gpu in advice.fitting] + ["cpu"] * _fits_cpu(findings),
+        "fits": [gpu.uuid for gpu in advice.fitting] + ["cpu"] * fits_cpu,
     }
 
 
-def _fits_cpu(findings: Findings) -> bool:
-    free_mb = findings.host.memory_free_mb
-    return "cpu" in findings.needs and free_mb >= findings.need_mb("cpu")
+def lines(report: Report) -> Iterator[str]:
+    """Yield the lines of the page."""
+    labels = {gpu["uuid"]: f"GPU {_number(gpu)}" for gpu in report["gpus"]}
+    yield from wrapped(_verdict(report))
+    yield ""
+    for paragraph in (
+        _table_lines(report),
+        _ways_lines(report, labels),
+        issue_lines(report),
+        _memory_lines(report, labels),
+        _scaling_lines(report),
+        _recommended_lines(report) if report["ready"] else (),
+    ):
+        shown = list(paragraph)
+        yield from [*shown, ""] if shown else ()
+    versions = [f"{name} {version}" for name, version in report["versions"].items()]
+    if report["driver"]["version"]:
+        versions.append(f"driver {report['driver']['version']}")
+    yield from wrapped(" · ".join(versions))
+
+
+def not_ready(report: Report) -> str:
+    """Say how much is in the way; empty where nothing is."""
+    count = sum(issue["severity"] == "error" for issue in report["issues"])
+    things = f"{count} thing{'s are' if count > 1 else ' is'}"
+    return f"Not ready: {things} in the way of a run." if count else ""
+
+
+def issue_lines(report: Report) -> Iterator[str]:
+    """Yield what is in the way, worth a look and good to know."""
+    is_first = True
+    for severity, heading in HEADINGS.items():
+        found = [issue for issue in report["issues"] if issue["severity"] == severity]
+        if found:
+            yield from [heading] if is_first else ["", heading]
+            is_first = False
+        for issue in found:
+            yield from wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
+            yield from wrapped(issue["remedy"], "    → ", "      ")
+
+
+def _verdict(report: Report) -> str:
+    if why_not := not_ready(report):
+        return why_not
+    if not any(gpu["visible"] for gpu in report["gpus"]):
+        cpu = report["cpu"]
+        why = "this machine has no NVIDIA GPU"
+        if report["gpus"]:
+            why = "its GPUs are hidden"
+        elif any("driver" in issue["code"] for issue in report["issues"]):
+            why = "no driver tells of a GPU"
+        return f"Ready, on the CPU ({cpu['processors']} processors, {cpu['free_gb']:g} GB): {why}."
+    resources = report["recommended"]["resources"]
+    if not resources:
+        return "Ready, but no GPU is free for it now: a run would wait for one."
+    number, count = resources.removeprefix("gpu="), report["gpu_count"]
+    return f"Ready: a run should use {number} of {count} GPU{'s' if count > 1 else ''}."
+
+
+def _table_lines(report: Report) -> Iterator[str]:
+    if report["gpus"]:
+        yield f"GPU  {'model':{NAME_WIDTH}}  memory    free   use  temp  power  state"
+    for gpu in report["gpus"]:
+        cells = [
+            f"{_number(gpu):>3}",
+            f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}",
+            f"{_told(gpu['memory_gb'], 'GB'):>6}",
+            f"{_told(gpu['free_gb'], 'GB'):>6}",
+            f"{_told(gpu['utilisation'], '%'):>4}",
+            f"{_told(gpu['temperature'], '°'):>4}",
+            f"{_told(gpu['power'], 'W'):>5}",
+            _state(gpu),
+        ]
+        yield "  ".join(cells)
+
+
+def _told(value: float | None, unit: str) -> str:
+    return "–" if value is None else f"{value:.0f} {unit}"
+
+
+def _state(gpu: Report) -> str:
+    if not gpu["visible"]:
+        return "hidden"
+    if not gpu["accessible"]:
+        return "no use"
+    return "in use" if gpu["busy_by"] else "free"
+
+
+def _ways_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
+    """Yield a line a device: by what it would compute."""
+    known = [ways for ways in report["ways"] if not ways["error"]]
+    if known:
+        yield f"{WORKLOAD} would be computed so"
+    for ways in known:
+        operations = {key: way for key, way in ways.items() if isinstance(way, str)}
+        device, dtype = operations.pop("device"), operations.pop("dtype", "")
+        what = "; ".join(f"{operation} {way}" for operation, way in operations.items())
+        yield from wrapped(f"{labels.get(device, 'CPU')}  {dtype}: {what}", "  ", "    ")
+
+
+def _memory_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
+    if not (memory := report["memory"]):
+        return
+    sizes = sorted({need["memory_mb"] for need in memory["needs"]})
+    size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+    batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"] if n["dtype"]})
+    manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
+    what = f"{memory['model']} takes about {size} GB ({manner})" if manner else f"{size} GB"
+    fits = ", ".join(labels.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
+    yield from wrapped(f"{what}; fits: {fits}.")
+
+
+def _scaling_lines(report: Report) -> Iterator[str]:
+    if not (scaling := report["scaling"]):
+        return
+    yield from wrapped(scaling["summary"])
+    for row in scaling["devices"]:
+        alone, together = row["alone_seconds"], row["together_seconds"]
+        line = f"{row['name']}: {alone:.2f} s alone, {together:.2f} s with the others"
+        yield from wrapped(line, "  ", "    ")
+
+
+def _recommended_lines(report: Report) -> Iterator[str]:
+    recommended = report["recommended"]
+    yield "To run"
+    command = f"  {recommended['command']}"
+    if len(command) > WIDTH:
+        command = re.sub(" (snakemake|featuremill) ", r" \\\n    \1 ", command)
+    yield from command.split("\n")
+    if recommended["resources"]:
+        yield "  One job a GPU; more slots per GPU are not measured yet."
+    hidden = {(gpu["id"], gpu["mig"]) for gpu in report["gpus"] if not gpu["visible"]}
+    for one in recommended["not_counted"]:
+        if (one["id"], one["mig"]) not in hidden:
+            yield from wrapped(f"Not counted: GPU {_number(one)}: {one['why']}.", "  ", "    ")
+
+
+def _number(gpu: Report) -> str:
+    return str(gpu["id"]) if gpu["mig"] is None else f"{gpu['id']}:{gpu['mig']}"

@@ -1,25 +1,35 @@
-"""A fixed piece of work on each device alone and on all at once: do they slow each other down?"""
+"""A fixed piece of work on each device alone and on all at once: do they slow each other down?
+
+`python -m featuremill.doctor.scaling cuda|cpu THREADS` is the child that does the work: a line
+{"ready": …} once it is warm; then for each line on standard input, one {"seconds": …}.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from featuremill.base.environment import of_child
-from featuremill.doctor.children import ChildError, end, manner_of_death
-from featuremill.doctor.facts import Gpu
-from featuremill.doctor.findings import Issue
+from featuremill.base.errors import DeviceError, UserError
+from featuremill.doctor.children import ChildError, end, manner_of_death, start
+from featuremill.doctor.findings import Findings, Issue
+from featuremill.doctor.gpus import Gpu
 from featuremill.doctor.trial import environment_of
+from featuremill.lease import Request, lease
 
+LEASE_SECONDS = 10.0
+"""How long to wait for the GPUs to be timed; the trials' memory may be in use for a moment."""
 GOOD_SHARE = 0.9
 """Of N devices at once, this much of N counts as scaling."""
+PRODUCTS = {"cuda": (2000, 4096), "cpu": (40, 1024)}
+"""Number and width of the matrix products: some seconds on a GPU, and on one CPU thread."""
+BF16_MAJOR = 8
 
 
 class _Child:
@@ -28,14 +38,8 @@ class _Child:
     def __init__(self, kind: str, uuid: str | None, threads: int, timeout: float) -> None:
         self._timeout = timeout
         self._pool = ThreadPoolExecutor(1)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "featuremill.doctor.work", kind, str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=of_child(environment_of(uuid)),
-        )
+        environment = environment_of(uuid)
+        self.process = start("scaling", kind, str(threads), environment=environment)
 
     def start(self) -> None:
         assert self.process.stdin
@@ -66,6 +70,27 @@ class _Child:
             if pipe:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+
+def timed(found: Findings, timeout: float) -> tuple[dict[str, Any] | None, list[Issue]]:
+    """Time work on the devices that a run could have now; return what came of it, and issues."""
+    free = [gpu for gpu in found.accessible if not found.busy_by(gpu)]
+    try:
+        if found.cpu_trial:
+            told = time_cpu(found.host.num_processors, timeout)
+        elif free:
+            uuids = ",".join(gpu.uuid for gpu in free if gpu.uuid)
+            wanted = Request(num_gpus=len(free), devices=uuids, wait_seconds=LEASE_SECONDS)
+            with lease("cuda", wanted):
+                told = time_gpus(free, timeout)
+        else:
+            return None, [
+                Issue("note", "not-timed", "No GPU is free to be timed.", "Run it again later.")
+            ]
+    except (ChildError, DeviceError, UserError) as error:
+        what = f"The timed work came to nothing: {str(error).rstrip('.')}."
+        return None, [Issue("warning", "not-timed", what, "See the other issues; run it again.")]
+    return told, list(issues(told))
 
 
 def time_gpus(gpus: Sequence[Gpu], timeout: float) -> dict[str, Any]:
@@ -147,3 +172,34 @@ def _rows(names: list[str], alone: list[float], together: list[float]) -> list[d
         {"name": name, "alone_seconds": round(one, 3), "together_seconds": round(all_, 3)}
         for name, one, all_ in zip(names, alone, together, strict=True)
     ]
+
+
+def main(kind: str, threads: int) -> None:
+    """Work whenever a line comes."""
+    import torch
+
+    torch.set_num_threads(threads)
+    count, width = PRODUCTS[kind]
+    dtype = torch.float32
+    if kind == "cuda":
+        is_new = torch.cuda.get_device_capability(0)[0] >= BF16_MAJOR
+        dtype = torch.bfloat16 if is_new else torch.float16
+    factor = torch.full((width, width), 1 / width, device=kind, dtype=dtype)
+    _work(torch, factor, max(1, count // 20))
+    print(json.dumps({"ready": True}), flush=True)
+    for _ in sys.stdin:
+        began = time.monotonic()
+        _work(torch, factor, count)
+        print(json.dumps({"seconds": time.monotonic() - began}), flush=True)
+
+
+def _work(torch: Any, factor: Any, count: int) -> None:
+    product = factor
+    for _ in range(count):
+        product = product @ factor
+    if factor.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

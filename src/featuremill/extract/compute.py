@@ -1,10 +1,8 @@
-"""Around one batch: what kind of failure an error is, and rows of a part from a workload's
-values."""
+"""Around one batch: what to do about an error, and rows of a part from a workload's values."""
 
 from __future__ import annotations
 
 import gc
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base import reasons
-from featuremill.base.text import plain
+from featuremill.base.faults import fault_of_installation as fault_of_installation
+from featuremill.base.faults import is_device_error as is_device_error
+from featuremill.base.faults import is_out_of_memory as is_out_of_memory
+from featuremill.base.faults import one_line as one_line
 from featuremill.extract.batches import Batch, Queue
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
-OUT_OF_MEMORY = re.compile(
-    r"can't allocate memory|CUDA (driver )?error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
-    r"|Triton Error \[CUDA\]: out of memory"
-    # torch 2.11 to 2.13 on a slice of a GPU, as NVML there tells nothing (pytorch#112377).
-    r"|NVML_SUCCESS == r INTERNAL ASSERT FAILED"
-    # cuBLAS makes its handle, and that memory is what it lacks most often.
-    r"|CUBLAS_STATUS_NOT_INITIALIZED"
-    # oneDNN found the primitive (else the descriptor is what fails) and no memory for its code.
-    r"|could not create a primitive$"
-)
 PIECE_BYTES = 2**18
 """Values are looked at in pieces of this size, which a core's cache holds."""
 EXPONENTS: dict[int, tuple[Any, Any]] = {
@@ -37,15 +28,6 @@ EXPONENTS: dict[int, tuple[Any, Any]] = {
     8: (np.uint64(0x7FF0000000000000), np.uint64),
 }
 """The bits of a float's exponent and an integer of its width, by its bytes (IEEE 754)."""
-STICKY_CUDA_ERRORS = (
-    "CUDA error",
-    "CUDA driver error",
-    "Triton Error [CUDA]",
-    "cuBLAS",
-    "CUBLAS_STATUS",
-    "cuDNN error",
-    "device-side assert",
-)
 
 
 def values_of(
@@ -54,46 +36,6 @@ def values_of(
     """Return a workload's values for one batch, from its payloads to its rows."""
     batch = workload.prepare(model, payloads, batch_cost)
     return workload.collect(model, workload.run(model, batch))
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory ran out, on a device (torch's own error) or on the host."""
-    is_told = isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
-    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_told
-
-
-def is_device_error(error: Exception) -> bool:
-    """Tell whether the CUDA context is dead: every later call would fail as well."""
-    if is_out_of_memory(error) or fault_of_installation(error):
-        return False
-    is_told = any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
-    return isinstance(error, RuntimeError) and is_told
-
-
-def fault_of_installation(error: Exception) -> str:
-    """Return what to do where torch as it is installed, or used, is in the way, whatever the record
-    and the device; else nothing."""
-    if not isinstance(error, (AssertionError, RuntimeError)):  # torch's own are of these types
-        return ""
-    text = str(error)
-    if "Torch not compiled with CUDA enabled" in text:
-        return (
-            "this torch is a build for CPUs and the job has a GPU; install a build for CUDA, or "
-            "set device: cpu"
-        )
-    if "no kernel image is available" in text:
-        return (
-            "this torch is not built for a GPU of this architecture; install a build that is "
-            "(featuremill doctor names it)"
-        )
-    if "NVIDIA driver on your system is too old" in text:
-        return "update the NVIDIA driver, or install a torch for an older CUDA"
-    if "Cannot re-initialize CUDA in forked subprocess" in text:
-        return (
-            "the workload started a process by fork when CUDA was in use already; let it start "
-            "its processes with multiprocessing.get_context('spawn')"
-        )
-    return ""
 
 
 def free_device_memory() -> None:
@@ -118,11 +60,6 @@ def reason_of(error: Exception) -> str:
         return error.kind.reason(one_line(error))
     kind = reasons.OUT_OF_MEMORY if is_out_of_memory(error) else reasons.ERROR
     return kind.reason(f"{type(error).__name__}: {one_line(error)}")
-
-
-def one_line(error: Exception) -> str:
-    """Return the error's text as one line of bearable length that every file can hold."""
-    return plain(" ".join(str(error).split()))[:300]
 
 
 def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

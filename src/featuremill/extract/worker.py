@@ -29,7 +29,8 @@ from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.extract.supervisor import Job
-from featuremill.lease.devices import Device
+from featuremill.extract.telemetry.process import allocated_peak_mb, peak_memory_mb
+from featuremill.lease.devices import Device, with_processors
 from featuremill.store import journal
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
@@ -111,7 +112,7 @@ class Worker:
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
-        self.devices = this_process.with_processors([Device(**device) for device in job.devices])
+        self.devices = with_processors([Device(**device) for device in job.devices])
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings["workload"])
         refuse_other_versions(folder, job.settings, self.workload)
@@ -267,7 +268,7 @@ class Worker:
                 "run": round(self.watch.busy_seconds, 3),
                 "write": round(self.shard.write_seconds, 3),
             },
-            "torch_peak_mb": this_process.allocated_peak_mb(self.devices),
+            "torch_peak_mb": allocated_peak_mb(self.devices),
         }
         known = {key: value for key, value in state.items() if value is not None}
         _say(self.events, event, state=known, **facts)
@@ -293,7 +294,7 @@ class Worker:
             "warnings": self.warnings,
             **versions(self.workload),
             "threads": self.job.threads,
-            "peak_memory_mb": this_process.peak_memory_mb(self.devices),
+            "peak_memory_mb": peak_memory_mb(self.devices),
             "versions": this_process.versions(),
         }
 

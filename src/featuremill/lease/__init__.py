@@ -14,11 +14,24 @@ context manager. docs/lease.md tells what is promised; the parts, in the order o
     execute.py    the command's run
     listing.py    who has what
 
-Only the standard library and pynvml are imported.
+Only the standard library and pynvml are imported, and what is named here when it is asked for: who
+needs the type of a device does not need the locks.
 """
 
-from featuremill.lease.acquire import Lease, count_slots, lease
-from featuremill.lease.command import add_arguments, run
-from featuremill.lease.request import Request
+from __future__ import annotations
 
-__all__ = ["Lease", "Request", "add_arguments", "count_slots", "lease", "run"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featuremill.lease.acquire import Lease, count_slots, lease
+    from featuremill.lease.request import Request
+
+__all__ = ["Lease", "Request", "count_slots", "lease"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = "request" if name == "Request" else "acquire"
+    return getattr(import_module(f"{__name__}.{home}"), name)

@@ -19,6 +19,7 @@ from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
 from featuremill.lease.devices import MASK, Device
+from featuremill.lease.nvml import nvml
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request
 from featuremill.lease.slots import Slot
@@ -98,7 +99,7 @@ def acquire(
     request.check()
     if choice == "cpu":
         return _on_cpu("as asked")
-    with devices.nvml():
+    with nvml():
         offered = offer(request, avoid)
         if not offered.devices and not offered.excluded:
             if choice == "cuda":
@@ -116,7 +117,7 @@ def acquire(
 def count_slots(request: Request) -> int:
     """Return how many leases of one GPU there can be at once on the devices of `request`."""
     request.check()
-    with devices.nvml():
+    with nvml():
         conditions = [condition.look(device) for device in offer(request).devices]
     working = [one for one in conditions if not one.problem]
     return sum(1 if one.is_exclusive else request.slots_per_gpu for one in working)

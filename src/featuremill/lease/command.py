@@ -14,12 +14,11 @@ import signal
 import sys
 from typing import get_args
 
-from featuremill.base import this_process
 from featuremill.base.environment import Policy
 from featuremill.base.errors import UserError
 from featuremill.lease import listing
 from featuremill.lease.acquire import Choice, acquire
-from featuremill.lease.execute import become, restore_signals, run_beside
+from featuremill.lease.execute import become, die_with_parent, restore_signals, run_beside
 from featuremill.lease.request import VARIABLES, Request
 
 log = logging.getLogger("featuremill.lease")
@@ -64,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
             "nothing to run: write the command after --, as in: featuremill lease --gpus 1 -- ls"
         )
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        this_process.die_with_parent(os.getppid(), signal.SIGTERM)
+        die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()
     given = {
         "slots_per_gpu": arguments.slots_per_gpu,

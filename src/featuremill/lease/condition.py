@@ -6,21 +6,25 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pynvml
 
 from featuremill.base.errors import UserError
-from featuremill.base.text import plain
 from featuremill.lease.devices import Device
-from featuremill.lease.folder import open_lock, read_note
-from featuremill.lease.gauges import tell
+from featuremill.lease.folder import open_lock, plain, read_note
+from featuremill.lease.nvml import (
+    COMPUTE_MODE_PROHIBITED,
+    COMPUTE_MODES_EXCLUSIVE,
+    IDLE_MB,
+    NO_DISPLAY,
+    Display,
+    display_of,
+    memory_of,
+)
 
-IDLE_MB = 1024
-"""What may be in use on an idle device: a driver that counts its own. A program that draws may
-compute so much: toolkits draw through Vulkan, and NVML then lists it as computing too."""
 DISPLAY_MB = 4096
 """What a display may hold beside the programs listed as drawing: below WSL2 Windows lists none."""
 QUICK_SECONDS = 60.0
@@ -28,22 +32,6 @@ QUICK_SECONDS = 60.0
 MAX_QUICK_FAILURES = 3
 COOL_SECONDS = 300.0
 """How long a device rests after that many quick failures, and how long one is remembered."""
-COMPUTE_MODE_PROHIBITED = 2
-COMPUTE_MODES_EXCLUSIVE = (1, 3)
-"""Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
-
-
-class Display(NamedTuple):
-    """What a display and the programs on it have of a device."""
-
-    is_active: bool = False
-    memory_mb: int = 0
-    """Of the programs, as far as NVML tells."""
-    pids: tuple[int, ...] = ()
-    """The programs: processes that draw, and compute little or nothing."""
-
-
-NO_DISPLAY = Display()
 
 
 class Condition(NamedTuple):
@@ -63,7 +51,8 @@ def look(device: Device) -> Condition:
     """Ask NVML. What it does not know (processes in a container, modes of a slice) is left out."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-        free_mb, used_mb = _memory(handle)
+        memory = memory_of(handle) or pynvml.nvmlDeviceGetMemoryInfo(handle)  # to say why not
+        free_mb, used_mb = memory.free // 2**20, memory.used // 2**20
         processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
         mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
         is_in_use = processes or used_mb > IDLE_MB
@@ -80,20 +69,6 @@ def look(device: Device) -> Condition:
     )
 
 
-def display_of(handle: Any) -> Display:
-    """Ask NVML what a display has of the device with this handle; where it errs, that is none."""
-    drawing = _memory_of(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
-    computing = _memory_of(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
-    pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
-    is_active = tell(pynvml.nvmlDeviceGetDisplayActive, handle) == 1
-    return Display(is_active, sum(drawing[pid] for pid in pids), tuple(pids))
-
-
-def _memory_of(processes: Iterable[Any] | None) -> dict[int, int]:
-    """Return MB by pid; 0 where NVML does not tell."""
-    return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
-
-
 NOT_KNOWN = (
     pynvml.NVMLError_NotSupported,
     pynvml.NVMLError_FunctionNotFound,
@@ -107,15 +82,6 @@ def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
         return question(handle)
     except NOT_KNOWN:
         return otherwise
-
-
-def _memory(handle: Any) -> tuple[int, int]:
-    """Return free and used MB; used without what the driver keeps for itself, where NVML tells."""
-    try:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle, pynvml.nvmlMemory_v2)
-    except NOT_KNOWN:
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return memory.free // 2**20, memory.used // 2**20
 
 
 def used_by_others(condition: Condition, holders: Collection[int]) -> str:

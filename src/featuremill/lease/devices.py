@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import pynvml
 
-from featuremill.base.environment import CUDA_VISIBLE_DEVICES
+from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES
 from featuremill.base.errors import UserError
+from featuremill.lease.nvml import nvml, slices_of
 
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
 MASK = CUDA_VISIBLE_DEVICES.name
+CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 
 
 class Device(NamedTuple):
@@ -49,20 +51,6 @@ def cpu() -> Device:
     return Device("cpu", "cpu", name, bool(flags & BF16_CPU_FLAGS))
 
 
-@contextlib.contextmanager
-def nvml() -> Iterator[bool]:
-    """Keep NVML initialised for the block; yield whether it is there at all. Blocks may nest."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield False
-        return
-    try:
-        yield True
-    finally:
-        pynvml.nvmlShutdown()
-
-
 def survey() -> list[Device]:
     """Return all NVIDIA GPUs of this machine in PCI bus order, broken ones with their problem.
 
@@ -87,10 +75,10 @@ def _describe(index: int) -> list[Device]:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         name = pynvml.nvmlDeviceGetName(handle)
         capability = tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle))
-        slices = _slices(handle)
+        slices = slices_of(handle)
         if slices is not None and not slices:
             return [Device("cuda", "", name, False, index, problem="MIG mode without slices")]
-        return [_device(part, name, capability, index) for part in slices or [handle]]
+        return [_device(part, name, capability, index) for part in (slices or {0: handle}).values()]
     except pynvml.NVMLError as error:
         return [Device("cuda", "", f"GPU {index}", False, index, problem=str(error))]
 
@@ -99,21 +87,6 @@ def _device(handle: Any, name: str, capability: tuple[int, ...], index: int) -> 
     memory_mb = pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20
     uuid = pynvml.nvmlDeviceGetUUID(handle)
     return Device("cuda", uuid, name, capability >= BF16_CAPABILITY, index, memory_mb)
-
-
-def _slices(handle: Any) -> list[Any] | None:
-    """Return the handles of a GPU's MIG slices, or None when it is not in MIG mode."""
-    try:
-        is_on, _ = pynvml.nvmlDeviceGetMigMode(handle)
-    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
-        return None
-    if not is_on:
-        return None
-    found = []
-    for place in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        with contextlib.suppress(pynvml.NVMLError_NotFound):
-            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place))
-    return found
 
 
 def matching(devices: Sequence[Device], token: str) -> list[Device]:
@@ -148,3 +121,35 @@ def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
             "`featuremill doctor` tells why, or set device: cpu."
         )
     return gpus or [cpu()]
+
+
+def with_processors(devices: Sequence[Device]) -> list[Device]:
+    """Return `devices` with their numbers of multiprocessors, which CUDA's driver tells.
+
+    It is asked without torch, which not every workload needs: the visible devices are numbered in
+    the order of the lease. Where there is no answer the number stays 0, and a workload takes what
+    is usual.
+    """
+    # As NVML numbers them; without it CUDA puts what it takes for the fastest first.
+    CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return list(devices)
+    return [
+        device._replace(num_multiprocessors=_num_multiprocessors(driver, place))
+        if device.kind == "cuda"
+        else device
+        for place, device in enumerate(devices)
+    ]
+
+
+def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
+    number, count = ctypes.c_int(), ctypes.c_int()
+    if (
+        driver.cuInit(0)
+        or driver.cuDeviceGet(ctypes.byref(number), place)
+        or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
+    ):
+        return 0
+    return count.value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
+import sys
 from typing import NoReturn
 
-from featuremill.base import this_process
 from featuremill.base.environment import of_child
 from featuremill.lease.acquire import Lease
 
@@ -20,6 +21,7 @@ STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 """A command that ended by these was stopped by someone."""
 CANNOT_BE_RUN, NOT_FOUND = 126, 127
 """Exit statuses, as a shell's."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BLAMELESS = {CANNOT_BE_RUN, NOT_FOUND, *(128 + number for number in STOPPED)}
 """Exit statuses that say nothing about the device."""
 log = logging.getLogger("featuremill.lease")
@@ -31,6 +33,14 @@ def restore_signals() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in PYTHON_IGNORES:
         signal.signal(number, signal.SIG_DFL)
+
+
+def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
+    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
+    if os.getppid() != parent_pid:
+        sys.exit(128 + signal_number)
 
 
 def become(command: list[str], held: Lease) -> int:
@@ -85,7 +95,7 @@ def run_beside(command: list[str], held: Lease) -> int:
 def _be_the_child(
     command: list[str], held: Lease, parent: int, mask: set[signal.Signals | int]
 ) -> NoReturn:
-    this_process.die_with_parent(parent, signal.SIGKILL)
+    die_with_parent(parent, signal.SIGKILL)
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -149,6 +149,11 @@ def _unusable(path: Path, problem: str) -> UserError:
     )
 
 
+def plain(text: str) -> str:
+    """Return what somebody noted with its control characters written out: it is shown."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
 def read_note(path: Path) -> Any:
     """Return the JSON that somebody noted in the file `path`; None for anything else.
 

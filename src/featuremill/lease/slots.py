@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.environment import LEASED
-from featuremill.base.text import plain
-from featuremill.lease.folder import open_lock, read_note, try_lock
+from featuremill.lease.folder import open_lock, plain, read_note, try_lock
 
 SUFFIX = ".slot"
 NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)

@@ -12,11 +12,10 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
-from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
-from featuremill.lease.devices import Device, devices_for
+from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
@@ -93,9 +92,7 @@ class Recipe:
 
     def _devices(self, plan: dict[str, Any], choice: DeviceChoice | None) -> list[Device]:
         gpus = plan.get("gpus", 1)
-        devices = this_process.with_processors(
-            devices_for(choice or plan.get("device", "auto"))[:gpus]
-        )
+        devices = with_processors(devices_for(choice or plan.get("device", "auto"))[:gpus])
         if devices[0].kind == "cuda" and len(devices) < gpus:
             raise UserError(
                 f"{self._root}: this run spreads its model over {gpus} GPUs, and {len(devices)} is "

@@ -14,17 +14,26 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    cast,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, ConfigDict
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
+from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
+from featuremill.lease.devices import Device as Device
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from featuremill.lease.devices import Device
 
 BUILT_IN = ("composition", "esm2")
 
@@ -142,6 +151,46 @@ class Workload(Protocol):
         """Wait for a result of `run`; return one row a payload, in order, as `schema` says.
 
         Runs on a thread of its own, in the order of the batches, while the next one is computed.
+        """
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """What a workload may offer besides: `isinstance(workload, TellsMemory)` asks whether it does.
+
+    doctor, audit and estimate say nothing about the memory of one that does not. Imports no torch,
+    but where a checkpoint has to be looked into.
+    """
+
+    def weights_ahead(self, options: Any) -> Weights:
+        """Return what is known of the model before its weights are here: their name and metadata,
+        with an empty path and digest; raise UserError where nothing is."""
+
+    def weights_mb(self, weights: Weights) -> float:
+        """Return the size of the weights in MiB, by their metadata alone."""
+
+    def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
+        """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
+
+        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
+        a batch may cost.
+        """
+
+
+@runtime_checkable
+class TellsWays(Protocol):
+    """What a workload may offer besides, for doctor: by what it would compute on a device."""
+
+    WAYS: Sequence[str]
+    """What `ways` tells of: "dtype", then the operations."""
+
+    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
+        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
+        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
+        Called in a process of its own, which sees that device only.
+
+        Raises:
+            WorkloadError: no way to compute an operation is right.
         """
 
 

@@ -166,7 +166,7 @@ def _convert(source: Source, path: Path) -> dict[str, Any]:
     if source.kind == "published":
         metadata["license"] = sources.PUBLISHED_LICENSE
     name = source.name
-    if source.kind == "local" and name not in sources.PUBLISHED_GIGABYTES:
+    if source.kind == "local" and name not in sources.PUBLISHED:
         # The recipe must not depend on where a file lies or on what somebody called it.
         name = f"esm2_t{found.num_layers}_w{found.width}-{sha256[:8]}"
     return {

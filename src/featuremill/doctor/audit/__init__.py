@@ -60,6 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
-    from featuremill.doctor.audit import visit
+    from featuremill.doctor.audit import task
 
-    return visit.run(arguments)
+    return task.run(arguments)

@@ -19,7 +19,7 @@ BLOCK_ROWS = 256
 
 
 @dataclass
-class ResidueFigures:
+class LayerFigures:
     """Cosines of single residues, and relative L2 of proteins; those not finite stand apart."""
 
     num_residues: int = 0
@@ -30,9 +30,16 @@ class ResidueFigures:
     worst_protein: tuple[float, int] | None = None
     """The largest relative L2 and its row."""
     not_finite: int = 0
+    """Values per residue."""
+    bad_rows: set[int] = field(default_factory=set)
+    """Proteins with a value that is not finite, pooled ones too."""
 
     def add(self, row: int, found_RD: Matrix, expected_RD: Matrix) -> None:
-        """Take in a protein whose values are all finite."""
+        """Take in a protein."""
+        if count := int(found_RD.size - np.isfinite(found_RD).sum()):
+            self.not_finite += count
+            self.bad_rows.add(row)
+            return
         cosines = cosines_of_rows(found_RD, expected_RD)
         lowest = int(cosines.argmin())
         self.num_residues += len(cosines)
@@ -106,10 +113,7 @@ def agreement(found_ND: Matrix, expected_ND: Matrix) -> Agreement | None:
     same, shared, given_up = 0, 0, 0.0
     for start in range(0, num_proteins, BLOCK_ROWS):
         rows = np.arange(start, min(start + BLOCK_ROWS, num_proteins))
-        found, expected = (
-            _similarities(found_ND64, rows),
-            _similarities(expected_ND64, rows),
-        )
+        found, expected = (_similarities(unit_ND, rows) for unit_ND in (found_ND64, expected_ND64))
         mine, theirs = found.argmax(1), expected.argmax(1)
         same += int((mine == theirs).sum())
         each = np.arange(len(rows))

@@ -11,23 +11,22 @@ import contextlib
 import itertools
 import logging
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import IO, Any, NamedTuple
+from dataclasses import dataclass
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base import faults
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
-from featuremill.doctor.audit.figures import Float16Figures, Matrix, ResidueFigures
+from featuremill.doctor.audit.figures import Float16Figures, LayerFigures, Matrix
 from featuremill.doctor.audit.sample import Protein
-from featuremill.doctor.audit.task import REFERENCE, Task, memory_mb
+from featuremill.doctor.audit.task import REFERENCE, Task
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
-from featuremill.workloads import esm2
 
 Pooled = dict[tuple[int, str], Matrix]
 """For each layer and pool the vectors of the sample, shape (proteins, width)."""
@@ -36,55 +35,31 @@ log = logging.getLogger("featuremill.audit")
 
 @dataclass
 class Found:
-    """What one dtype came to."""
+    """What one dtype came to, or the reference."""
 
     dtype: str
     backend: str
     pooled: Pooled
-    residues: dict[int, ResidueFigures]
-    not_finite: dict[int, set[int]]
-    """For each layer the rows of proteins with a value that is not finite."""
-
-
-@dataclass
-class Measured:
-    """What the whole audit came to."""
-
-    backend: str
-    """Attention of the reference."""
-    matmul_precision: str
-    """torch's own word for how fp32 products are computed; "highest" is fp32."""
-    pooled: Pooled
-    """Of the reference."""
+    layers: dict[int, LayerFigures]
+    """Against the reference; of itself there are none."""
     float16: dict[int, Float16Figures]
-    found: list[Found] = field(default_factory=list)
+    """Of the reference only."""
 
 
-class _Batch(NamedTuple):
-    rows: list[int]
-    values: pa.RecordBatch
-
-
-def measure(task: Task, proteins: Sequence[Protein]) -> Measured:
-    """Return all figures of `task` on `proteins`."""
+def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
+    """Return all figures of `task` on `proteins`: of the reference, then of each dtype."""
     with tempfile.TemporaryFile() as spool:
-        measured = _reference(task, proteins, spool)
+        found = [_reference(task, proteins, spool)]
         for dtype in task.dtypes:
             spool.seek(0)
-            measured.found.append(_compared(task, proteins, dtype, spool))
-    return measured
+            found.append(_compared(task, proteins, dtype, spool))
+    return found
 
 
-def _reference(task: Task, proteins: Sequence[Protein], spool: IO[bytes]) -> Measured:
+def _reference(task: Task, proteins: Sequence[Protein], spool: IO[bytes]) -> Found:
     """Compute in fp32 and write the batches to `spool`."""
     engine = _Engine(task, REFERENCE)
-    layers = task.options.layers
-    measured = Measured(
-        engine.backend,
-        engine.matmul_precision,
-        _room_for_pooled(task, len(proteins)),
-        {layer: Float16Figures() for layer in layers},
-    )
+    found = engine.nothing_yet(len(proteins))
     is_stored_narrow = task.options.per_residue and task.options.output_dtype == "float16"
     with contextlib.ExitStack() as stack:
         writer = None
@@ -95,54 +70,31 @@ def _reference(task: Task, proteins: Sequence[Protein], spool: IO[bytes]) -> Mea
                     f"{protein.place}: {protein.id} has values that are not finite in fp32, so "
                     f"there is nothing to compare with; check the weights of {task.weights.name}."
                 )
-            if writer is None:
-                writer = stack.enter_context(pa.ipc.new_stream(spool, values.schema))
+            writer = writer or stack.enter_context(pa.ipc.new_stream(spool, values.schema))
             writer.write_batch(values)
-            _keep_pooled(measured.pooled, rows, values)
-            if is_stored_narrow:
-                for layer in layers:
-                    for row, residues_RD in zip(rows, _residues(values, layer), strict=True):
-                        measured.float16[layer].add(row, residues_RD)
-    return measured
+            _keep_pooled(found.pooled, rows, values)
+            for layer, figures in found.float16.items() if is_stored_narrow else ():
+                for row, residues_RD in zip(rows, _residues(values, layer), strict=True):
+                    figures.add(row, residues_RD)
+    return found
 
 
 def _compared(task: Task, proteins: Sequence[Protein], dtype: str, spool: IO[bytes]) -> Found:
     """Compute in `dtype` and compare with the batches in `spool`."""
     engine = _Engine(task, dtype)
-    layers = task.options.layers
-    found = Found(
-        dtype,
-        engine.backend,
-        _room_for_pooled(task, len(proteins)),
-        {layer: ResidueFigures() for layer in layers},
-        {layer: set() for layer in layers},
-    )
+    found = engine.nothing_yet(len(proteins))
     reference = iter(pa.ipc.open_stream(spool))
     for rows, values in engine.batches(proteins):
         expected = next(reference)
         _keep_pooled(found.pooled, rows, values)
-        for layer in layers:
-            pairs = zip(_residues(values, layer), _residues(expected, layer), strict=True)
-            for row, (found_RD, expected_RD) in zip(rows, pairs, strict=True):
-                count = int(np.size(found_RD) - np.isfinite(found_RD).sum())
-                if count:
-                    found.residues[layer].not_finite += count
-                    found.not_finite[layer].add(row)
-                else:
-                    found.residues[layer].add(row, found_RD, expected_RD)
+        for layer, figures in found.layers.items():
+            each = zip(rows, _residues(values, layer), _residues(expected, layer), strict=True)
+            for row, found_RD, expected_RD in each:
+                figures.add(row, found_RD, expected_RD)
     for (layer, _), vectors_ND in found.pooled.items():
-        found.not_finite[layer].update(np.flatnonzero(~np.isfinite(vectors_ND).all(1)).tolist())
+        bad = np.flatnonzero(~np.isfinite(vectors_ND).all(1)).tolist()
+        found.layers[layer].bad_rows.update(bad)
     return found
-
-
-def _room_for_pooled(task: Task, num_proteins: int) -> Pooled:
-    options = task.options
-    shape = (num_proteins, task.width)
-    return {
-        (layer, pool): np.empty(shape, np.float32)
-        for layer in options.layers
-        for pool in options.pools
-    }
 
 
 def _keep_pooled(pooled: Pooled, rows: Sequence[int], values: pa.RecordBatch) -> None:
@@ -168,39 +120,47 @@ class _Engine:
         self._dtype = dtype
         self._options = task.options_in(dtype)
         try:
-            self._model: Any = esm2.load(self._options, [task.device], task.weights)
+            self._model: Any = task.workload.load(self._options, [task.device], task.weights)
         except Exception as error:
-            if compute.is_out_of_memory(error):
+            if faults.is_out_of_memory(error):
                 raise self._no_room() from None
             raise
-        import torch
 
-        self.backend = str(getattr(self._model, "backend", ""))
-        self.matmul_precision = torch.get_float32_matmul_precision()
+    def nothing_yet(self, num_proteins: int) -> Found:
+        """Return room for what the sample comes to."""
+        options, shape = self._options, (num_proteins, self._task.width)
+        pooled = {
+            (layer, pool): np.empty(shape, np.float32)
+            for layer in options.layers
+            for pool in options.pools
+        }
+        return Found(
+            self._dtype,
+            str(getattr(self._model, "backend", "")),
+            pooled,
+            {layer: LayerFigures() for layer in options.layers},
+            {layer: Float16Figures() for layer in options.layers},
+        )
 
-    def batches(self, proteins: Sequence[Protein]) -> Iterator[_Batch]:
+    def batches(self, proteins: Sequence[Protein]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
         """Yield the values of all proteins, the same rows together in every dtype."""
-        costs = [esm2.cost(protein.payload, self._options) for protein in proteins]
-        shown = Progress(log, self._dtype, esm2.COST_UNIT)
-        started, num_done, cost_done = time.monotonic(), 0, 0
+        costs = [self._task.cost(protein.payload) for protein in proteins]
+        shown, done = Progress(log, self._dtype, self._task.workload.COST_UNIT), 0
         for rows in make_batches(costs, self._task.budget):
-            yield _Batch(rows, self._values([proteins[row] for row in rows], self._task.budget))
-            num_done += len(rows)
-            cost_done += sum(costs[row] for row in rows)
-            event: dict[str, Any] = {"rows": num_done, "of": len(proteins), "cost_run": cost_done}
-            event |= {"seconds": time.monotonic() - started, "cost_left": sum(costs) - cost_done}
-            shown.show(event)
+            yield rows, self._values([proteins[row] for row in rows], self._task.budget)
+            done += sum(costs[row] for row in rows)
+            shown.at(done, sum(costs))
         self._model = None
         compute.free_device_memory()
 
     def _values(self, proteins: Sequence[Protein], budget: int) -> pa.RecordBatch:
         """Compute a batch, or its halves where the device has no memory for the whole."""
         payloads = [protein.payload for protein in proteins]
-        cost = sum(esm2.cost(payload, self._options) for payload in payloads)
+        cost = sum(map(self._task.cost, payloads))
         try:
-            return compute.values_of(esm2, self._model, payloads, max(cost, budget))
+            return compute.values_of(self._task.workload, self._model, payloads, max(cost, budget))
         except Exception as error:
-            if not compute.is_out_of_memory(error):
+            if not faults.is_out_of_memory(error):
                 raise
         compute.free_device_memory()  # out of the except block, whose error holds on to tensors
         if len(proteins) == 1 and budget <= cost:
@@ -218,7 +178,7 @@ class _Engine:
                 f"({length:,} residues) with {name} in {self._dtype}; set long: truncate, "
                 "or take a device with more memory."
             )
-        needed_mb = memory_mb(self._task, self._dtype, 0)
+        needed_mb = self._task.memory_mb(self._dtype, 0)
         return UserError(
             f"audit: {name} in {self._dtype} takes about {needed_mb:,} MB, and {device.name} has "
             "not so much free; audit where it fits (such as --device cpu), or a smaller model."

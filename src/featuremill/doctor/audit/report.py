@@ -1,17 +1,17 @@
-"""The whole audit as one JSON object; everything that people read comes from it."""
+"""The whole audit as one JSON object, from which people's page comes too: the figures, what counts
+as near enough to fp32, what is beyond it, and what to do then."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from featuremill.base import this_process
-from featuremill.doctor.audit import bounds
 from featuremill.doctor.audit.figures import Float16Figures, agreement, cosines_of_rows
-from featuremill.doctor.audit.measure import Found, Measured, Pooled
+from featuremill.doctor.audit.measure import Found, Pooled
 from featuremill.doctor.audit.sample import Protein, Sample
 from featuremill.doctor.audit.task import REFERENCE, Asked, Task, num_residues
 
@@ -19,17 +19,93 @@ VERSION = 1
 Report = dict[str, Any]
 
 
-def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Report:
-    """Return everything that was asked and found."""
-    dtypes = [_dtype(found, measured.pooled, sample.proteins) for found in measured.found]
-    within = {found["dtype"]: not found["beyond"] for found in dtypes}
-    for found in dtypes:
-        is_well = within[found["dtype"]]
-        found["within"] = is_well
-        found["remedy"] = (
-            None if is_well else bounds.remedy(found["dtype"], within, task.device.kind)
+class Bounds(NamedTuple):
+    """Each layer of a dtype has to keep them; values that are not finite are never within."""
+
+    residue_cosine_mean: float
+    residue_cosine_min: float
+    relative_l2_mean: float
+    mean_cosine_min: float
+    """Of vectors pooled by mean; an average has less error than what goes into it."""
+    bos_cosine_min: float
+    """Of vectors of BOS: that is one token, so its bound is a residue's."""
+
+    def pooled_cosine_min(self, pool: str) -> float:
+        """Return the bound of a pool's vectors."""
+        return self.bos_cosine_min if pool == "bos" else self.mean_cosine_min
+
+
+BOUNDS = {
+    "bf16": Bounds(0.9995, 0.99, 2e-2, 0.9999, 0.99),
+    "fp16": Bounds(0.9995, 0.99, 5e-3, 0.9999, 0.99),
+}
+"""featuremill's own tests hold the encoder against fair-esm's within the same bounds."""
+
+
+def beyond(dtype: str, layers: Sequence[Report]) -> list[str]:
+    """Return a phrase for each bound that the figures of `dtype` exceed; none when all is well."""
+    return [phrase for layer in layers for phrase in _beyond(BOUNDS[dtype], layer)]
+
+
+def _beyond(bounds: Bounds, layer: Report) -> Iterator[str]:
+    where = f"layer {layer['layer']}:"
+    if layer["not_finite"]:
+        count, records = layer["not_finite"], layer["proteins_not_finite"]
+        yield (
+            f"{where} {count:,} values of {records:,} {'protein' if records == 1 else 'proteins'} "
+            "are not finite, so a run would fail them"
         )
-    stored = _stored(task, measured.float16, sample.proteins)
+    cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
+    if cosine and cosine["mean"] < bounds.residue_cosine_mean:
+        yield (
+            f"{where} the residue cosine is {_digits(cosine['mean'])} on average, "
+            f"below {bounds.residue_cosine_mean}"
+        )
+    if cosine and cosine["min"] < bounds.residue_cosine_min:
+        worst = cosine["worst"]
+        yield (
+            f"{where} the residue cosine falls to {_digits(cosine['min'])} "
+            f"({worst['id']}, residue {worst['residue']:,}), below {bounds.residue_cosine_min}"
+        )
+    if l2 and l2["mean"] > bounds.relative_l2_mean:
+        yield (
+            f"{where} the relative L2 is {l2['mean']:.1e} on average, "
+            f"above {bounds.relative_l2_mean:.0e}"
+        )
+    for pooled in layer["pooled"]:
+        cosine, bound = pooled["cosine"], bounds.pooled_cosine_min(pooled["pool"])
+        if cosine and cosine["min"] < bound:
+            yield (
+                f"{where} the cosine of {pooled['pool']} vectors falls to "
+                f"{_digits(cosine['min'])} ({cosine['worst']['id']}), "
+                f"below {bound}"
+            )
+
+
+def _digits(cosine: float) -> str:
+    """Return a cosine with as many digits as tell it from a bound just beside it."""
+    return f"{cosine:.4f}" if cosine < 0.999 else f"{cosine:.6f}"
+
+
+def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str:
+    """Return what to take in place of `dtype`; `within` tells of every dtype that was audited."""
+    other = "fp16" if dtype == "bf16" else "bf16"
+    # On most CPUs fp16 is slower than fp32, so there is nothing to win with it.
+    if within.get(other) and not (kind == "cpu" and other == "fp16"):
+        return f"set dtype: {other}, which is within the bounds here"
+    return "set dtype: fp32"
+
+
+def as_json(
+    wanted: Asked, task: Task, sample: Sample, reference: Found, others: Sequence[Found]
+) -> Report:
+    """Return everything that was asked and found."""
+    dtypes = [_dtype(found, reference.pooled, sample.proteins) for found in others]
+    within = {found["dtype"]: not found["beyond"] for found in dtypes}
+    for name, found in zip(within, dtypes, strict=True):
+        found["within"] = within[name]
+        found["remedy"] = None if within[name] else remedy(name, within, task.device.kind)
+    stored = _stored(task, reference.float16, sample.proteins)
     return {
         "version": VERSION,
         "within": all(within.values()) and not (stored and stored["overflows"]),
@@ -42,13 +118,20 @@ def as_json(wanted: Asked, task: Task, sample: Sample, measured: Measured) -> Re
         "versions": this_process.versions(),
         "reference": {
             "dtype": REFERENCE,
-            "backend": measured.backend,
-            "matmul_precision": measured.matmul_precision,
+            "backend": reference.backend,
+            "matmul_precision": matmul_precision(),
         },
-        "bounds": {dtype: bounds.BOUNDS[dtype]._asdict() for dtype in task.dtypes},
+        "bounds": {dtype: BOUNDS[dtype]._asdict() for dtype in task.dtypes},
         "dtypes": dtypes,
         "output_float16": stored,
     }
+
+
+def matmul_precision() -> str:
+    """Return torch's own word for how fp32 products are computed; "highest" is fp32."""
+    import torch
+
+    return torch.get_float32_matmul_precision()
 
 
 def _input(wanted: Asked, sample: Sample) -> Report:
@@ -80,18 +163,18 @@ def _sample(task: Task, sample: Sample) -> Report:
 
 
 def _dtype(found: Found, expected: Pooled, proteins: Sequence[Protein]) -> Report:
-    layers = [_layer(found, expected, layer, proteins) for layer in found.residues]
+    layers = [_layer(found, expected, layer, proteins) for layer in found.layers]
     return {
         "dtype": found.dtype,
         "backend": found.backend,
         "layers": layers,
-        "beyond": bounds.beyond(found.dtype, layers),
+        "beyond": beyond(found.dtype, layers),
     }
 
 
 def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
-    figures = found.residues[layer]
-    bad = found.not_finite[layer]
+    figures = found.layers[layer]
+    bad = figures.bad_rows
     # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
     finite = [row for row in range(len(proteins)) if row not in bad]
     cosine = relative_l2 = None

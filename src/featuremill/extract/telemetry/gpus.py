@@ -10,9 +10,7 @@ from typing import Any
 
 import pynvml
 
-from featuremill.lease import gauges
-from featuremill.lease.devices import nvml
-from featuremill.lease.gauges import Gauges, tell
+from featuremill.lease.nvml import Gauges, gauges_of, nvml, tell
 from featuremill.store.telemetry import EVERY_SECONDS
 
 STALE_SECONDS = 5.0
@@ -80,7 +78,7 @@ class Poller:
 
     def _look_at(self, uuid: str) -> dict[str, Any]:
         handle = tell(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        now, found = time.monotonic(), gauges.read(handle) if handle else Gauges()
+        now, found = time.monotonic(), gauges_of(handle) if handle else Gauges()
         taken = _energy_j(self._last.get(uuid), (now, found))
         self._last[uuid] = now, found
         if taken is not None:

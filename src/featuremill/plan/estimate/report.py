@@ -14,7 +14,7 @@ from featuremill.flow.job_resources import host_mb
 from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import makespan, overheads
-from featuremill.plan.estimate.model import Model, device_memory_mb, weights_mb
+from featuremill.plan.estimate.model import Model
 from featuremill.plan.estimate.overheads import Around
 from featuremill.plan.estimate.place import Place, asked
 from featuremill.plan.estimate.work import Work, in_shards
@@ -40,6 +40,9 @@ class Facts(NamedTuple):
     model: Model
     values: pa.Schema
     batch_cost: int
+    device_mb: int | None
+    """What a job takes of its device; None where the workload does not tell."""
+    weights_mb: float
 
 
 def answer(facts: Facts, by_slots: Sequence[tuple[int, Speed]]) -> dict[str, Any]:
@@ -174,18 +177,16 @@ def _memory(facts: Facts) -> dict[str, Any]:
     seen = speeds.earlier.look(
         facts.folder.root.parent, asked(place, place.slots[0], facts.settings)
     )
-    dtype = str(facts.settings["options"].get("dtype"))
-    estimate = device_memory_mb(facts.model, place.device.kind, dtype, facts.batch_cost)
     base, a_shard = overheads.SNAKEMAKE_MB
     plan, on_cpu = facts.work.plan, place.device.kind == "cpu"
     shard_mb = max((shard["bytes"] for shard in plan["shards"]), default=0) / 2**20
     return {
-        "device_mb": estimate,
+        "device_mb": facts.device_mb,
         "device_measured_mb": seen.peak_memory_mb if seen else None,
         "device_has_mb": place.device.memory_mb or None,
         "devices_a_job": place.gpus_a_job,
         "host_measured_mb": (seen.process_memory_mb or None) if seen else None,
-        "host_mb": round(host_mb(shard_mb, weights_mb(facts.model), on_cpu=on_cpu)),
+        "host_mb": round(host_mb(shard_mb, facts.weights_mb, on_cpu=on_cpu)),
         "snakemake_mb": round(base + a_shard * len(plan["shards"])),
     }
 

@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     place = places.choose(arguments, config)
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    model = model_of(config.workload, workload, options)
+    model = model_of(workload, options)
     settings = settings_of(config.workload, workload, options, place.device, model.weights)
     folder = Results(RESULTS / config.run)
     found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
@@ -42,7 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     batch_cost = workload.batch_cost(resolved, place.device)
     by_slots = list(_speeds(arguments, place, settings, found, model))
     answer = report.answer(
-        report.Facts(config, folder, settings, found, place, model, values, batch_cost), by_slots
+        report.Facts(
+            config,
+            folder,
+            settings,
+            found,
+            place,
+            model,
+            values,
+            batch_cost,
+            model.memory_mb(workload, resolved, place.device, batch_cost),
+            model.weights_mb(workload),
+        ),
+        by_slots,
     )
     if arguments.json:
         sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record
-from featuremill.workloads.esm2 import tokens
+from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2.options import Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from featuremill.lease.devices import Device
-    from featuremill.workload import Weights
+    from featuremill.workload import Device, Weights
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
@@ -27,21 +26,27 @@ if TYPE_CHECKING:
 __all__ = [
     "COST_UNIT",
     "VERSION",
+    "WAYS",
     "Options",
     "batch_cost",
     "collect",
     "cost",
     "load",
+    "memory_mb",
     "prepare",
     "records",
     "resolve",
     "run",
     "schema",
+    "ways",
     "weights",
+    "weights_ahead",
+    "weights_mb",
 ]
 
 VERSION = "1"
 COST_UNIT = "tokens"
+WAYS = ("dtype", "attention", "products", "kernels")
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
 """Whole waves of the matrix products: 16,896 tokens on an H200."""
@@ -142,6 +147,28 @@ def batch_cost(options: Options, device: Device) -> int:
     if device.kind == "cpu":
         return CPU_BATCH_TOKENS
     return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what is known of the model before it is converted."""
+    return memory.weights_ahead(options.model)
+
+
+def weights_mb(weights: Weights) -> float:
+    """Return the size of the converted weights in MiB."""
+    return memory.model_of(weights).file_bytes / 2**20
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
+
+
+def ways(device: Device, weights: Weights | None) -> dict[str, str]:
+    """Return what would compute attention, products and the rest on `device`, in which dtype."""
+    from featuremill.workloads.esm2 import probe
+
+    return probe.ways(device, weights)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.lease.devices import BF16_CAPABILITY
+from featuremill.workload import BF16_CAPABILITY
 from featuremill.workloads.esm2.packing import Packed
 
 LONGEST_WITH_SCORES = 256

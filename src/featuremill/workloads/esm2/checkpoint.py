@@ -16,26 +16,17 @@ from torch import Tensor
 from featuremill.base.progress import Progress
 from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
+from featuremill.workloads.esm2.sources import PUBLISHED
 from featuremill.workloads.esm2.tokens import NUM_TOKENS
 
 log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number types that a checkpoint may have, and what the safetensors format calls them."""
-HEADS_OF_SHAPE = {
-    (6, 320): 20,
-    (12, 480): 20,
-    (30, 640): 20,
-    (33, 1280): 20,
-    (36, 2560): 40,
-    (48, 5120): 40,
-}
-"""Attention heads of the published models by (layers, width)."""
+HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}
 ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
 """Keys of ESM-1b and ESM-1v, whose other tensors look like those of an ESM-2."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys that Hugging Face stores with an ESM-2 and does not use."""
-
-
 ROTARY_BASE = 10000.0
 REQUIRED = {
     "position_embedding_type": "rotary",

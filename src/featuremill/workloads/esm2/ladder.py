@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featuremill.base import faults
 from featuremill.base.errors import WorkloadError
-from featuremill.extract import compute
 from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
 from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import twins
@@ -154,9 +154,9 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
 
 
 def _fault(operation: str, error: Exception) -> Fault:
-    if compute.is_out_of_memory(error) or compute.is_device_error(error):
+    if faults.is_out_of_memory(error) or faults.is_device_error(error):
         raise error
-    return Fault(operation, f"{type(error).__name__}: {compute.one_line(error)}")
+    return Fault(operation, f"{type(error).__name__}: {faults.one_line(error)}")
 
 
 class _Trial:

@@ -6,19 +6,13 @@ it against measured peaks on a CPU.
 
 from __future__ import annotations
 
-import re
+from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import Device
-from featuremill.workloads import esm2
+from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources, tokens
 
-WIDTH_OF_LAYERS = {6: 320, 12: 480, 30: 640, 33: 1280, 36: 2560, 48: 5120}
-"""Of Meta's ESM-2 models, whose names tell their layers; kept here so that torch is not needed."""
-HEAD_WIDTH_OF = {320: 16, 480: 24, 640: 32, 1280: 64, 2560: 64, 5120: 128}
-"""Of the same models, by their width."""
-USUAL_HEAD_WIDTH = 64
 FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
@@ -38,7 +32,6 @@ class Model(NamedTuple):
     width: int
     file_dtype: str
     """Of the numbers in its converted file: fp32, fp16 or bf16."""
-    head_width: int = USUAL_HEAD_WIDTH
 
     @property
     def num_matrix_numbers(self) -> int:
@@ -50,27 +43,28 @@ class Model(NamedTuple):
         """What stays in fp32: two norms a layer, the final one, and the embedding."""
         return self.width * (4 * self.num_layers + 2 + tokens.NUM_TOKENS)
 
-
-class Need(NamedTuple):
-    """An estimate for one device."""
-
-    memory_mb: int
-    dtype: str
-    batch_tokens: int
+    @property
+    def file_bytes(self) -> int:
+        """What the numbers take in its converted file."""
+        return (self.num_matrix_numbers + self.num_other_numbers) * NUMBER_BYTES[self.file_dtype]
 
 
-def model_of(name: str) -> Model:
-    """Return the architecture of a model's name or path; raise UserError if there is none."""
+def weights_ahead(name: str) -> Weights:
+    """Return what is known of a model's name or path before it is converted, with no digest.
+
+    Raises:
+        UserError: there is no such model, or nothing here can look into it.
+    """
     known = sources.name_of(name)
-    if known in sources.PUBLISHED_GIGABYTES and not sources.is_path(name):
-        found = re.match(r"esm2_t(\d+)_", known)
-        assert found, known
-        num_layers = int(found[1])
-        width = WIDTH_OF_LAYERS[num_layers]
-        model = Model(known, num_layers, width, "", HEAD_WIDTH_OF[width])
-        num_numbers = model.num_matrix_numbers + model.num_other_numbers
-        is_wide = sources.PUBLISHED_GIGABYTES[known] * 1e9 / num_numbers > 3
-        return model._replace(file_dtype="fp32" if is_wide else "fp16")
+    if known in sources.PUBLISHED and not sources.is_path(name):
+        model = sources.PUBLISHED[known]
+        metadata = {
+            "num_layers": str(model.num_layers),
+            "embed_dim": str(model.width),
+            "attention_heads": str(model.num_heads),
+            "dtype": model.dtype,
+        }
+        return Weights(known, Path(), "", metadata)
     try:
         from featuremill.workloads.esm2 import checkpoint
     except ImportError as error:
@@ -78,20 +72,14 @@ def model_of(name: str) -> Model:
             f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
             "or say --memory-mb instead."
         ) from None
-    found_there = checkpoint.read(sources.locate(name).path)
-    dtype = FILE_DTYPES[found_there.metadata()["dtype"]]
-    head_width = found_there.width // found_there.num_heads
-    return Model(known, found_there.num_layers, found_there.width, dtype, head_width)
+    return Weights(known, Path(), "", checkpoint.read(sources.locate(name).path).metadata())
 
 
-def need(model: Model, device: Device) -> Need:
-    """Return what `model` takes on `device` with `dtype: auto` and its usual batches."""
-    batch_tokens = esm2.batch_cost(esm2.Options(), device)
-    if device.kind == "cuda":
-        dtype = "bf16" if device.has_bf16 else "fp16"
-    else:
-        dtype = "bf16" if device.has_bf16 else "fp32"
-    return Need(estimate_mb(model, device.kind, dtype, batch_tokens), dtype, batch_tokens)
+def model_of(weights: Weights) -> Model:
+    """Return the architecture that the metadata of weights tell."""
+    facts = weights.metadata
+    dtype = FILE_DTYPES[facts["dtype"]]
+    return Model(weights.name, int(facts["num_layers"]), int(facts["embed_dim"]), dtype)
 
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
@@ -108,11 +96,10 @@ def weights_bytes(model: Model, kind: str, dtype: str) -> int:
     matrices, others = model.num_matrix_numbers, model.num_other_numbers
     if kind == "cuda":
         return matrices * number_bytes + others * FLOAT_BYTES
-    mapped = (matrices + others) * NUMBER_BYTES[model.file_dtype]
     if dtype != model.file_dtype:
-        return mapped + matrices * number_bytes + others * FLOAT_BYTES
+        return model.file_bytes + matrices * number_bytes + others * FLOAT_BYTES
     # Norms are used as they lie in the file; oneDNN lays every matrix out anew.
-    return mapped + matrices * number_bytes
+    return model.file_bytes + matrices * number_bytes
 
 
 def activation_bytes_a_token(width: int, number_bytes: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.sizes import human_bytes
-from featuremill.lease.devices import Device
+from featuremill.workload import Device, Weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources
 
@@ -46,30 +46,32 @@ HEADINGS = (
 
 def rows() -> Iterator[list[str]]:
     """Yield the cells of each model's row."""
-    for name in sources.PUBLISHED_GIGABYTES:
-        model = memory.model_of(name)
+    for name, published in sources.PUBLISHED.items():
+        weights = memory.weights_ahead(name)
+        model = memory.model_of(weights)
         numbers = model.num_matrix_numbers + model.num_other_numbers
-        on_cards = [
-            memory.need(model, Device("cuda", "", card.name, card.has_bf16, 0, 0, card[1]))
-            for card in CARDS
-        ]
+        on_cards = [_memory_mb(card, weights) for card in CARDS]
         on_cpu = [
             memory.estimate_mb(model, "cpu", dtype, esm2.CPU_BATCH_TOKENS)
             for dtype in ("fp32", "bf16")
         ]
-        converted = numbers * memory.NUMBER_BYTES[model.file_dtype]
-        files = f"{sources.PUBLISHED_GIGABYTES[name]:g} + {converted / 1e9:.2g} GB"
+        files = f"{published.gigabytes:g} + {model.file_bytes / 1e9:.2g} GB"
         mean = PROTEINS * model.width * memory.FLOAT_BYTES
         residues = PROTEINS * RESIDUES * model.width * memory.NUMBER_BYTES["fp16"]
         yield [
             f"`{name}`",
             f"{numbers / 1e6:,.0f} M",
-            *(_gib(need.memory_mb) for need in on_cards),
-            *map(_gib, on_cpu),
+            *map(_gib, (*on_cards, *on_cpu)),
             files,
             human_bytes(mean),
             human_bytes(residues),
         ]
+
+
+def _memory_mb(card: Card, weights: Weights) -> int:
+    device = Device("cuda", "", card.name, card.has_bf16, 0, 0, card.num_multiprocessors)
+    options = esm2.resolve(esm2.Options(), device, weights)
+    return esm2.memory_mb(options, device, weights, esm2.batch_cost(options, device))
 
 
 def _gib(memory_mb: int) -> str:

@@ -23,15 +23,28 @@ _log = logging.getLogger("featuremill.weights")
 BUNDLED = Path(__file__).parent / "bundled"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
 """Where fair-esm's own `esm.pretrained` looks."""
-PUBLISHED_GIGABYTES = {
-    "esm2_t6_8M_UR50D": 0.03,
-    "esm2_t12_35M_UR50D": 0.14,
-    "esm2_t30_150M_UR50D": 0.6,
-    "esm2_t33_650M_UR50D": 2.6,
-    "esm2_t36_3B_UR50D": 5.7,
-    "esm2_t48_15B_UR50D": 30.3,
+
+
+class Published(NamedTuple):
+    """A model on Meta's server."""
+
+    num_layers: int
+    width: int
+    num_heads: int
+    dtype: str
+    """Of the numbers in its checkpoint."""
+    gigabytes: float
+    """Roughly what its checkpoint weighs; what the server sends is what counts."""
+
+
+PUBLISHED = {
+    "esm2_t6_8M_UR50D": Published(6, 320, 20, "float32", 0.03),
+    "esm2_t12_35M_UR50D": Published(12, 480, 20, "float32", 0.14),
+    "esm2_t30_150M_UR50D": Published(30, 640, 20, "float32", 0.6),
+    "esm2_t33_650M_UR50D": Published(33, 1280, 20, "float32", 2.6),
+    "esm2_t36_3B_UR50D": Published(36, 2560, 40, "float16", 5.7),
+    "esm2_t48_15B_UR50D": Published(48, 5120, 40, "float16", 30.3),
 }
-"""Meta's models and roughly what their checkpoints weigh; what the server sends is what counts."""
 PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
@@ -65,7 +78,7 @@ def name_of(model: str) -> str:
         path = Path(model)
         stem = path.parent.name if path.stem in GENERIC_STEMS and path.parent.name else path.stem
         return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
-    names = [*bundled_names(), *PUBLISHED_GIGABYTES]
+    names = [*bundled_names(), *PUBLISHED]
     if model not in names:
         near = _nearest(model, names)
         hint = f"did you mean {near!r}? There" if near else "there"
@@ -94,7 +107,7 @@ def refuse_missing(model: str) -> None:
     try:
         check(path)
     except UserError as error:
-        if path.name not in PUBLISHED_GIGABYTES:
+        if path.name not in PUBLISHED:
             raise
         raise UserError(
             f"{model}: there is no such file; as the name of a model, write {path.name}."
@@ -108,7 +121,7 @@ def locate(model: str) -> Source:
         refuse_missing(model)
         path = Path(model).expanduser()
         return Source("local", name, str(path.resolve()), path)
-    if name not in PUBLISHED_GIGABYTES:
+    if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
         return Source("bundled", name, f"featuremill/{path.name}", path)
     return Source("published", name, URL.format(name=name), _hub_folder() / f"{name}.pt")
@@ -126,7 +139,7 @@ def download(source: Source) -> None:
     """Fetch a published checkpoint as fair-esm does, to where fair-esm would find it."""
     import torch
 
-    gigabytes = PUBLISHED_GIGABYTES[source.name]
+    gigabytes = PUBLISHED[source.name].gigabytes
     _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
     try:
         source.path.parent.mkdir(parents=True, exist_ok=True)

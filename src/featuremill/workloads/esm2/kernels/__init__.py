@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base import environment
-from featuremill.workloads.esm2 import compiled
+from featuremill.base import environment, triton_cache
 from featuremill.workloads.esm2.kernels import twins
 
 log = logging.getLogger("featuremill.workloads.esm2")
@@ -52,7 +51,7 @@ def ways(device: torch.device) -> list[Kernels]:
 
 def keep_compiled() -> None:
     """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
-    if folder := compiled.beside_weights():
+    if folder := triton_cache.beside_weights():
         environment.TRITON_CACHE_DIR.set_default(folder)
 
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
 
 from featuremill.base.sizes import counted
 from featuremill.base.text import wrapped
-from featuremill.doctor.audit import table
 from featuremill.doctor.audit.figures import MIN_PROTEINS_FOR_TEN
+from featuremill.doctor.audit.report import BOUNDS, Report
 
 WIDTH = 100
 SHOWN_NAMES = 60
-Report = dict[str, Any]
+NONE = "–"
+GAP = "  "
+HEADINGS = (
+    *("dtype", "layer", "pool", "mean", "min", "mean", "max"),
+    *("mean", "min", "top 1", "top 10", "finite"),
+)
+NUM_NAMES = 3
+"""Columns at the left that hold names, not numbers."""
+GROUPS = {
+    (3, 4): "residue cosine",
+    (5, 6): "relative L2",
+    (7, 8): "pooled cosine",
+    (9, 10): "neighbours",
+    (11, 11): "not",
+}
+"""What stands above the headings, from one column to another; never wider than they are."""
+Cells = Sequence[str]
 
 MEANINGS = {
     "residue cosine": "of a residue's vector with the same one in fp32; 1 is the same direction",
@@ -22,7 +38,7 @@ MEANINGS = {
     "neighbours": "how many proteins have the same nearest one in the sample as in fp32, by cosine "
     "of pooled vectors, and how many of their ten nearest are the same (no bound)",
     "not finite": "values that are NaN or infinite; a run would fail their proteins",
-    table.NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
+    NONE: "nothing to compare: a nearest protein takes two in the sample, ten of them take "
     f"{MIN_PROTEINS_FOR_TEN}, a pooled vector takes a pool, and all of them take finite values",
 }
 _wrapped = partial(wrapped, width=WIDTH)
@@ -36,11 +52,11 @@ def lines(report: Report) -> Iterator[str]:
     for label, text in _facts(report):
         yield from _wrapped(text, f"  {label:10}", " " * 12)
     yield ""
-    shown = list(table.lines(report))
+    shown = list(_table(report))
     yield from shown
     yield ""
     for label, text in MEANINGS.items():
-        if label != table.NONE or any(table.NONE in line.split() for line in shown):
+        if label != NONE or any(NONE in line.split() for line in shown):
             yield from _wrapped(text, f"  {label:16}", " " * 18)
     yield ""
     yield from _worst(report)
@@ -164,3 +180,72 @@ def _stored(stored: Report | None) -> Iterator[str]:
 
 def _place(named: Report) -> str:
     return f"{named['id']:.{SHOWN_NAMES}} ({named['source']}:{named['line']})"
+
+
+def _table(report: Report) -> Iterator[str]:
+    """Yield the table: a row for each dtype, layer and pool, and one for the bounds."""
+    pools = report["options"]["pool"]
+    rows: list[Cells] = [HEADINGS]
+    for found in report["dtypes"]:
+        rows += [*_figures(found), *_bounds(found["dtype"], pools)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    names = [" " * width for width in widths[:NUM_NAMES]]
+    groups = [
+        f"{text:>{sum(widths[first : last + 1]) + len(GAP) * (last - first)}}"
+        for (first, last), text in GROUPS.items()
+    ]
+    yield GAP.join([*names, *groups])
+    for row in rows:
+        sides = "<" * NUM_NAMES + ">" * (len(row) - NUM_NAMES)
+        cells = zip(row, sides, widths, strict=True)
+        yield GAP.join(f"{text:{side}{width}}" for text, side, width in cells).rstrip()
+
+
+def _figures(found: Report) -> Iterator[Cells]:
+    """Yield a row for each layer and pool; what is of residues stands in the first of a layer."""
+    for layer in found["layers"]:
+        cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
+        residues = [
+            _cosine(cosine, "mean"),
+            _cosine(cosine, "min"),
+            _l2(l2, "mean"),
+            _l2(l2, "max"),
+        ]
+        names, not_finite = [found["dtype"], str(layer["layer"])], f"{layer['not_finite']:,}"
+        for pooled in layer["pooled"] or [{"pool": "none", "cosine": None, "neighbours": None}]:
+            cosine, neighbours = pooled["cosine"], pooled["neighbours"]
+            yield [
+                *names,
+                pooled["pool"],
+                *residues,
+                _cosine(cosine, "mean"),
+                _cosine(cosine, "min"),
+                _share(neighbours, "nearest_same"),
+                _share(neighbours, "ten_overlap"),
+                not_finite,
+            ]
+            names, residues, not_finite = ["", ""], [""] * 4, ""
+
+
+def _bounds(dtype: str, pools: Sequence[str]) -> Iterator[Cells]:
+    bounds = BOUNDS[dtype]
+    name, not_finite = "bound", "0"
+    residues = [f"≥{bounds.residue_cosine_mean}", f"≥{bounds.residue_cosine_min}"]
+    residues += [f"≤{bounds.relative_l2_mean:g}", ""]
+    for pool in pools:
+        pooled = "" if pool == "none" else f"≥{bounds.pooled_cosine_min(pool)}"
+        yield ["", name, pool, *residues, "", pooled, "", "", not_finite]
+        name, residues, not_finite = "", [""] * 4, ""
+
+
+def _cosine(figures: Report | None, name: str) -> str:
+    """Return a cosine rounded down: only the same direction is printed as 1."""
+    return f"{math.floor(figures[name] * 1e6) / 1e6:.6f}" if figures else NONE
+
+
+def _l2(figures: Report | None, name: str) -> str:
+    return f"{figures[name]:.1e}" if figures else NONE
+
+
+def _share(figures: Report | None, name: str) -> str:
+    return f"{figures[name]:.1%}" if figures and figures[name] is not None else NONE

@@ -1,0 +1,355 @@
+"""What is wrong with the machine and with each GPU, and what to do: docs/doctor.md lists it all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+from featuremill.base.environment import LEASE_FOLDER, Variable
+from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity, gigabytes
+from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
+from featuremill.doctor.host import is_within
+from featuremill.doctor.trial import Trial
+from featuremill.lease.nvml import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
+
+LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, VERSION_MISMATCH = 12, 9, 18
+FIRST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""The first driver branch that runs any minor version of a CUDA major version."""
+MIN_OPEN_FILES = 320
+"""plan keeps 256 spool files open at once."""
+MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
+TWINS = "PyTorch's operations stand in for the kernels on GPUs, at about 0.7 of the speed"
+TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
+PASSING = ("exclusive", "full")
+"""Failures that end when whoever uses the GPU is done: a run can start, and waits."""
+ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
+REMEDIES = {
+    "driver-mismatch": "Reboot, or unload and load the nvidia kernel modules: the driver was "
+    "updated.",
+    "driver-silent": "See whether nvidia-smi hangs as well; then look for Xid in dmesg, and "
+    "reboot.",
+    "no-driver": "Install NVIDIA's driver; in a container, start it with --gpus all (Docker) or "
+    "--nv (Apptainer).",
+    "driver-not-loaded": "Nothing to do where there is no GPU, as on a login node; else: modprobe "
+    "nvidia.",
+    "torch-missing": "pip install 'featuremill[esm2]' into the environment that runs this.",
+    "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
+    "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
+    f"({TORCH_WITH_CUDA}).",
+    "torch-untried": "Where a run fails or warns: pip install 'torch{tried}', in the build for "
+    "your CUDA.",
+    "triton-missing": "pip install triton (torch's builds for CUDA bring it).",
+    "compiler-missing": "apt install gcc python3-dev, or name one in CC.",
+    "kernel-folder": "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
+    "FEATUREMILL_CACHE for the weights as well.",
+    "steps-down": "Runs go on so, and their values are right; what is said of the compiler may "
+    "help.",
+    "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
+    "is.",
+    "cpu-failed": "Install torch anew; if a library is named, install that.",
+    "open-files": "ulimit -n 4096 before the run.",
+    "lock-folder": f"Mend that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
+    "results-not-writable": "Change its permissions, or start the run in another folder.",
+    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "write.",
+    "too-large": "Take a smaller model, or lower options: batch_tokens if the batch is what is "
+    "large.",
+    "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
+    "nvidia-smi -i {id} -mig 0.",
+    "lost": "Look for Xid in dmesg; nvidia-smi --gpu-reset -i {id}, or reboot.",
+    "nvml-error": "nvidia-smi -q -i {id} tells more; reset it or leave it out with --devices.",
+    "prohibited": "sudo nvidia-smi -i {id} -c DEFAULT.",
+    "no-kernels": "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one "
+    "built for an older CUDA), or leave it out with --devices.",
+    "exclusive": "Wait for it, or: sudo nvidia-smi -i {id} -c DEFAULT.",
+    "full": "Wait for it, or ask its user.",
+    "no-memory": "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave "
+    "it out with --devices.",
+    "fails-check": "See whether this torch fits the driver; look for Xid in dmesg; reset it or "
+    "leave it out with --devices.",
+    "no-answer": "Look for Xid in dmesg; reset it or leave it out with --devices.",
+    "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
+    "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
+    "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
+    "leased": "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
+    "display": "Nothing to do: jobs take it all the same, and the screen may lag while they "
+    "compute.",
+    "too-small": "Leave it out with --devices, or take a smaller model or batch_tokens.",
+    "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
+    "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
+    "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
+    "replaced.",
+    "throttled": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {id}; see to its cooling.",
+}
+"""What to do, by code. {id} is the GPU's number; the other words are given where the issue is."""
+ONE_SLOT = "Fine with one slot a GPU; for more: sudo nvidia-smi -i {id} -c DEFAULT."
+
+
+def _issue(severity: Severity, code: str, what: str, **words: object) -> Issue:
+    return Issue(severity, code, what, REMEDIES[code].format(**words))
+
+
+def _of(gpu: Gpu, severity: Severity, code: str, what: str, remedy: str = "") -> Issue:
+    """Return an issue of one GPU; `what` goes on after its name."""
+    told = (remedy or REMEDIES[code]).format(id=gpu.id)
+    return Issue(severity, code, f"{gpu.label} ({gpu.name}){what}", told, gpu.uuid)
+
+
+def issues_of(findings: Findings) -> list[Issue]:
+    """Return all issues, what stands in the way first."""
+    of_gpus = (issue for gpu in findings.gpus for issue in of_gpu(findings, gpu))
+    return by_severity([*of_node(findings), *of_gpus])
+
+
+def by_severity(issues: Iterable[Issue]) -> list[Issue]:
+    """Return what stands in the way, then what costs, then what is good to know."""
+    return sorted(issues, key=lambda issue: get_args(Severity).index(issue.severity))
+
+
+def of_node(findings: Findings) -> Iterator[Issue]:
+    """Yield the issues that are not about one GPU."""
+    yield from _driver(findings)
+    yield from _torch(findings)
+    yield from _kernels(findings)
+    yield from _steps_down(findings)
+    yield from _hidden(findings)
+    cpu = findings.cpu_trial
+    if cpu and cpu.error and not cpu.is_missing:
+        yield _issue("error", "cpu-failed", f"torch could not compute on the CPU: {cpu.error}.")
+    yield from _host(findings)
+    yield from _wish(findings)
+
+
+def _driver(findings: Findings) -> Iterator[Issue]:
+    error, said = findings.node.error, findings.node.error_text
+    num_cards = findings.host.num_nvidia_cards
+    if error is None:
+        return
+    if error == VERSION_MISMATCH:
+        what = "NVIDIA's library and the loaded driver have different versions"
+        yield _issue("warning", "driver-mismatch", f"{what}, so runs go to the CPU.")
+    elif error == NOT_ANSWERING:
+        yield _issue("error", "driver-silent", f"The NVIDIA driver gives no answer ({said}).")
+    elif num_cards or error not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
+        cards = f"This machine has {num_cards} NVIDIA card(s), but no" if num_cards else "No"
+        what = f"{cards} driver answers ({said}), so runs go to the CPU."
+        yield _issue("warning", "no-driver", what)
+    elif error == DRIVER_NOT_LOADED:
+        what = "NVIDIA's library is installed, but its driver is not loaded."
+        yield _issue("note", "driver-not-loaded", what)
+
+
+def _torch(findings: Findings) -> Iterator[Issue]:
+    trial, node, tried = findings.torch_trial, findings.node, findings.host.tried_torch
+    if trial is None:
+        return
+    if trial.is_missing:
+        yield _issue("error", "torch-missing", "torch is not installed here.")
+        return
+    name = f"torch {trial.torch}"
+    if findings.lacks_cuda:
+        what = f"{name} is built without CUDA, so it cannot use the GPUs."
+        yield _issue("error", "torch-without-cuda", what)
+    elif findings.is_driver_too_old:
+        assert trial.cuda and node.cuda
+        needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
+        known = f"{major}.{node.cuda % 1000 // 10}"
+        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        first = FIRST_DRIVERS.get(needed, "of that CUDA")
+        yield _issue("error", "driver-too-old", what, first=first, major=major)
+    if trial.torch and not is_within(trial.torch, tried):
+        what = f"{name} is none of the releases that were tried (torch{tried})."
+        yield _issue("warning", "torch-untried", what, tried=tried)
+
+
+def _kernels(findings: Findings) -> Iterator[Issue]:
+    """Say what keeps Triton from compiling kernels."""
+    if not findings.needs_kernels:
+        return
+    found = findings.compiling
+    if found.triton is None:
+        yield _issue("warning", "triton-missing", f"Triton is not installed, so {TWINS}.")
+    elif found.compiler is None:
+        what = "There is no C compiler for Triton (CC is not set, and neither gcc nor clang is on "
+        yield _issue("warning", "compiler-missing", f"{what}PATH), so {TWINS}.")
+    elif found.compiler_trouble:
+        why = f"cannot compile for this Python ({found.compiler_trouble})"
+        remedy = "Another compiler in CC" if found.has_headers else "apt install python3-dev"
+        what = f"{found.compiler} {why}, so {TWINS}."
+        yield Issue("warning", "compiler-fails", what, f"{remedy}.")
+    if found.folder_trouble:
+        where = f"{found.folder} ({found.file_system})"
+        what = f"Compiled kernels cannot be kept in {where}: {found.folder_trouble}; so {TWINS}."
+        yield _issue("warning", "kernel-folder", what)
+
+
+def _steps_down(findings: Findings) -> Iterator[Issue]:
+    """Say which operations would not be computed in the first way there is, and why."""
+    said: dict[str, list[Gpu]] = {}
+    for gpu in findings.gpus:
+        for why in getattr(findings.trial(gpu), "why", ()):
+            said.setdefault(why, []).append(gpu)
+    for why, gpus in said.items():
+        numbers = ", ".join(gpu.number for gpu in gpus)
+        uuid = gpus[0].uuid if len(gpus) == 1 else None
+        yield _issue("warning", "steps-down", f"GPU {numbers}: {why}")._replace(gpu=uuid)
+    for why in getattr(findings.cpu_trial, "why", ()):
+        yield _issue("warning", "steps-down", why)
+
+
+def _hidden(findings: Findings) -> Iterator[Issue]:
+    hidden = [gpu for gpu in findings.gpus if not gpu.is_visible]
+    if not hidden:
+        return
+    variable = findings.node.given_by
+    value = Variable(variable).text() or ""
+    what = f"{variable}={value or repr(value)} hides GPU {', '.join(gpu.number for gpu in hidden)}"
+    severity: Severity = "note"
+    if len(hidden) == len(findings.gpus):
+        what += ", so runs go to the CPU"
+        severity = "error" if findings.is_chosen else "warning"
+    yield _issue(severity, "hidden", f"{what}.", variable=variable)
+
+
+def _host(findings: Findings) -> Iterator[Issue]:
+    host = findings.host
+    if host.open_files < MIN_OPEN_FILES:
+        what = f"A process may have only {host.open_files} files open, and plan needs 256 at once."
+        yield _issue("error", "open-files", what)
+    if host.lock_trouble:
+        what = f"Leases of GPUs cannot be kept in {host.lock_folder}: {host.lock_trouble}."
+        yield _issue("error" if findings.accessible else "note", "lock-folder", what)
+    if not host.results_writable:
+        what = f"{host.results} cannot be written to, and results go there."
+        yield _issue("error", "results-not-writable", what)
+    elif host.results_free_gb < LITTLE_DISK_GB:
+        severity: Severity = "error" if host.results_free_gb < MIN_DISK_GB else "warning"
+        what = f"Only {host.results_free_gb:.1f} GB are free in {host.results}."
+        yield _issue(severity, "disk-space", what)
+
+
+def _wish(findings: Findings) -> Iterator[Issue]:
+    """Say so when what was asked for fits nowhere."""
+    if not findings.needs:
+        return
+    sizes = [(gpu.memory_mb or 0, gpu.uuid) for gpu in findings.accessible]
+    if findings.cpu_trial and not findings.cpu_trial.error:
+        sizes = [(findings.host.memory_free_mb, "cpu")]
+    if sizes and not any(size >= findings.need_mb(uuid) for size, uuid in sizes):
+        largest, uuid = max(sizes)
+        where = "are free for the CPU" if uuid == "cpu" else "is what the largest GPU has"
+        what = f"{findings.needed(uuid)}; {gigabytes(largest)} {where}."
+        yield _issue("error", "too-large", what)
+
+
+def of_gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    """Yield what is wrong with `gpu` and what is good to know of it."""
+    trial = findings.trial(gpu)
+    if gpu.trouble or gpu.is_divided:
+        yield _failure(findings, gpu, *_unreachable(gpu))
+        return
+    if trial is None:  # hidden: said once for all
+        return
+    if trial.error and (findings.lacks_cuda or findings.is_driver_too_old):  # said once for all
+        return
+    if trial.error and not trial.is_missing:
+        yield _failure(findings, gpu, *_failed(findings, gpu, trial))
+    yield from _used(findings, gpu)
+    yield from _small(findings, gpu)
+    yield from _sick(findings, gpu)
+
+
+def _failure(findings: Findings, gpu: Gpu, code: str, what: str) -> Issue:
+    """Return a failure: an error when it is why no GPU is left, for then nothing can start."""
+    is_not_tried = gpu.uuid not in findings.trials
+    others_fail = is_not_tried and bool(findings.trials)  # for reasons that are said themselves
+    is_passing = code in PASSING or others_fail or bool(findings.accessible)
+    return _of(gpu, "warning" if is_passing else "error", code, f": {what}")
+
+
+def _unreachable(gpu: Gpu) -> tuple[str, str]:
+    """Return the code of what is wrong, and that in words."""
+    if gpu.is_divided:
+        return "mig-without-slices", "MIG is on, but there are no slices, so nothing can run on it."
+    if gpu.is_lost:
+        return "lost", "the driver has lost it."
+    return "nvml-error", f"it answers with an error ({gpu.trouble})."
+
+
+def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str]:
+    """Return the code of why the trial failed, and that in words."""
+    error = trial.error.rstrip(".")
+    if gpu.compute_mode == COMPUTE_MODE_PROHIBITED:
+        return "prohibited", "its compute mode is Prohibited."
+    if gpu.capability and trial.arch_list and not has_kernels(gpu.capability, trial.arch_list):
+        architecture = f"sm_{''.join(map(str, gpu.capability))}"
+        return "no-kernels", f"torch {trial.torch} has no kernels for it ({architecture})."
+    by = findings.busy_by(gpu)
+    if by and gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
+        return "exclusive", f"its compute mode lets one process in, and that is {by}."
+    if by and trial.lacks_memory:
+        return "full", f"there is not memory enough on it to begin; it is in use by {by}."
+    if trial.lacks_memory:
+        free = "" if gpu.free_mb is None else f" ({gigabytes(gpu.free_mb)} free)"
+        what = f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: {error}."
+        return "no-memory", what
+    if trial.is_of_workload:
+        what = f"torch works on it, and {WORKLOAD} would not be computed: {error}."
+        return "fails-check", what
+    if trial.is_silent:
+        return "no-answer", f"a small product on it came to nothing: {trial.error}."
+    return "allocation-failed", f"64 MB and a small product on it failed: {error}."
+
+
+def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
+    """Tell whether code for these architectures runs on a GPU of that capability.
+
+    Binary code runs within its major version, from its minor version on; with the suffix `a` on
+    that one alone; PTX is compiled for anything later.
+    """
+    for found in map(ARCHITECTURE.fullmatch, arch_list):
+        if not found:
+            continue
+        kind, major, minor, suffix = found[1], int(found[2]), int(found[3]), found[4]
+        if suffix == "a":
+            fits = (major, minor) == capability
+        elif kind == "compute":
+            fits = (major, minor) <= capability
+        else:
+            fits = major == capability[0] and minor <= capability[1]
+        if fits:
+            return True
+    return False
+
+
+def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    if by := findings.used_by_others(gpu):
+        yield _of(gpu, "warning", "busy", f" is in use by {by}.")
+    elif by := findings.leased_by(gpu):
+        yield _of(gpu, "note", "leased", f" is in use by {by}.")
+    elif findings.used_by_display(gpu):
+        held = gigabytes(gpu.used_mb or 0)
+        yield _of(gpu, "note", "display", f" drives a display, which holds {held}.")
+    if gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
+        what = " lets one process in at a time (exclusive compute mode)."
+        yield _of(gpu, "note", "exclusive", what, ONE_SLOT)
+
+
+def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    need_mb, needed = findings.need_mb(gpu.uuid), findings.needed(gpu.uuid)
+    if gpu.memory_mb is not None and gpu.memory_mb < need_mb:
+        yield _of(gpu, "note", "too-small", f" has {gigabytes(gpu.memory_mb)}, and {needed}.")
+    elif gpu.free_mb is not None and gpu.free_mb < need_mb and not findings.leased_by(gpu):
+        what = f" has {gigabytes(gpu.free_mb)} free, and {needed}."
+        yield _of(gpu, "warning", "little-memory", what)
+
+
+def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    if cooling := findings.cooling.get(gpu.uuid or ""):
+        yield _of(gpu, "warning", "cooling", f" gets no jobs: {cooling}.")
+    if gpu.ecc_errors:
+        what = f" had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded."
+        yield _of(gpu, "warning", "ecc", what)
+    if gpu.throttle:
+        yield _of(gpu, "warning", "throttled", f" is slowed down now: {', '.join(gpu.throttle)}.")

@@ -1,0 +1,231 @@
+"""What NVML tells of this machine's GPUs, asked in a child process: a driver may hang or crash.
+
+`python -m featuremill.doctor.gpus` is that child: one JSON line on standard output, and no torch.
+"""
+
+from __future__ import annotations
+
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pynvml
+from pydantic import BaseModel, ConfigDict
+
+from featuremill.doctor.children import ask
+from featuremill.lease import nvml
+from featuremill.lease.devices import BF16_CAPABILITY
+from featuremill.lease.nvml import NO_DISPLAY, Display, tell
+from featuremill.lease.offer import Offer, offer
+from featuremill.lease.request import Request
+
+NVML_SECONDS = 30.0
+NOT_ANSWERING = -1
+TROUBLE = (
+    "hardware_slowdown",
+    "software_thermal_limit",
+    "hardware_thermal_limit",
+    "hardware_power_brake",
+)
+"""Reasons for lower clocks that mean trouble; caps do not."""
+
+
+class Process(BaseModel):
+    """A process that computes on a GPU."""
+
+    pid: int
+    user: str
+    command: str
+    memory_mb: int | None
+
+
+class Gpu(BaseModel):
+    """One GPU, or one MIG slice of a GPU; None where NVML does not tell."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: int
+    """The number that nvidia-smi shows."""
+    mig: int | None = None
+    """The slice's index on its GPU."""
+    uuid: str | None = None
+    name: str = "unknown"
+    capability: tuple[int, int] | None = None
+    memory_mb: int | None = None
+    used_mb: int | None = None
+    """What processes hold, without the driver's own reserve where NVML tells them apart."""
+    free_mb: int | None = None
+    utilisation: int | None = None
+    temperature_c: int | None = None
+    power_w: float | None = None
+    processes: tuple[Process, ...] = ()
+    compute_mode: int | None = None
+    display: Display = NO_DISPLAY
+    ecc_errors: int = 0
+    throttle: tuple[str, ...] = ()
+    trouble: str = ""
+    """Why NVML gives no answer about it."""
+    is_lost: bool = False
+    is_divided: bool = False
+    """MIG is on, and there are no slices."""
+    is_visible: bool = True
+
+    @property
+    def drives_display(self) -> bool:
+        return self.display.is_active or bool(self.display.pids)
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether it has bfloat16 matrix units."""
+        return self.capability is not None and self.capability >= BF16_CAPABILITY
+
+    @property
+    def number(self) -> str:
+        """How --devices and people number it."""
+        return str(self.id) if self.mig is None else f"{self.id}:{self.mig}"
+
+    @property
+    def label(self) -> str:
+        return f"GPU {self.number}"
+
+
+class Node(BaseModel):
+    """The GPUs of this machine, or why there are none."""
+
+    model_config = ConfigDict(frozen=True)
+
+    driver: str | None = None
+    cuda: int | None = None
+    """The newest CUDA that the driver knows, as NVML writes it: 12040 is 12.4."""
+    error: int | None = None
+    """NVML's error code when it could not be started."""
+    error_text: str = ""
+    given_by: str = ""
+    """The variable by which a scheduler, a container or a person gave some GPUs and not others."""
+    gpus: tuple[Gpu, ...] = ()
+
+
+def read_node(timeout: float) -> Node:
+    """Return what NVML tells; never raises, whatever NVML does."""
+    answers, end = ask("gpus", timeout=min(timeout, NVML_SECONDS))
+    if not answers:
+        return Node(error=NOT_ANSWERING, error_text=f"NVML: {end}")
+    return Node.model_validate(answers[-1])
+
+
+def _node() -> Node:
+    with nvml.nvml() as is_there:
+        if not is_there:
+            error = nvml.trouble()
+            return Node(error=getattr(error, "value", NOT_ANSWERING), error_text=str(error))
+        count = tell(pynvml.nvmlDeviceGetCount) or 0
+        gpus = [gpu for number in range(count) for gpu in _gpus(number)]
+        offered = _offer()
+        return Node(
+            driver=tell(pynvml.nvmlSystemGetDriverVersion),
+            cuda=tell(pynvml.nvmlSystemGetCudaDriverVersion_v2),
+            gpus=tuple(_with_visibility(gpus, offered) if offered else gpus),
+            given_by=offered.given_by if offered else "",
+        )
+
+
+def _gpus(number: int) -> Iterator[Gpu]:
+    """Yield the GPU, or its slices when it is divided."""
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByIndex(number)
+        uuid = pynvml.nvmlDeviceGetUUID(handle)
+        slices = tell(nvml.slices_of, handle)
+    except pynvml.NVMLError as error:
+        is_lost = error.value == pynvml.NVML_ERROR_GPU_IS_LOST
+        yield Gpu(id=number, trouble=str(error), is_lost=is_lost)
+        return
+    whole = _describe(handle, Gpu(id=number, uuid=uuid))
+    if slices is None:
+        yield whole
+    elif not slices:
+        yield whole.model_copy(update={"is_divided": True})
+    for index, one in (slices or {}).items():
+        # What a slice does not tell, its GPU does.
+        known = {"mig": index, "uuid": tell(pynvml.nvmlDeviceGetUUID, one)}
+        known |= {"capability": whole.capability, "compute_mode": whole.compute_mode}
+        if known["uuid"]:
+            yield _describe(one, Gpu(id=number, **known))
+
+
+def _describe(handle: Any, known: Gpu) -> Gpu:
+    power_mw = tell(pynvml.nvmlDeviceGetPowerUsage, handle)
+    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    memory = nvml.memory_of(handle)
+    uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+    slowed = [reason for reason in nvml.throttles(handle) or () if reason in TROUBLE]
+    found = {
+        "name": tell(pynvml.nvmlDeviceGetName, handle),
+        "capability": tell(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
+        "memory_mb": memory and memory.total // 2**20,
+        "used_mb": memory and memory.used // 2**20,
+        "free_mb": memory and memory.free // 2**20,
+        "trouble": None if memory else "NVML does not tell its memory",
+        "utilisation": utilisation and utilisation.gpu,
+        "temperature_c": tell(
+            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
+        ),
+        "power_w": None if power_mw is None else power_mw / 1000,
+        "processes": _processes(handle),
+        "compute_mode": tell(pynvml.nvmlDeviceGetComputeMode, handle),
+        "display": nvml.display_of(handle),
+        "ecc_errors": tell(
+            pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot
+        ),
+        "throttle": [reason.replace("_", " ") for reason in slowed],
+    }  # fmt: skip
+    told = {name: value for name, value in found.items() if value is not None}
+    return Gpu.model_validate(known.model_dump() | told)
+
+
+def _processes(handle: Any) -> list[Process]:
+    found = tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or []
+    return [
+        Process(
+            pid=process.pid,
+            user=_user(process.pid),
+            command=_command(process.pid),
+            memory_mb=None if process.usedGpuMemory is None else process.usedGpuMemory // 2**20,
+        )
+        for process in found
+    ]
+
+
+def _user(pid: int) -> str:
+    try:
+        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
+    except (OSError, KeyError):
+        return "unknown"
+
+
+def _command(pid: int) -> str:
+    """Return the program's name only: arguments may hold what nobody should read."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "unknown"
+
+
+def _with_visibility(gpus: list[Gpu], offered: Offer) -> list[Gpu]:
+    """Mark what the outside hides, by the same rule as every lease."""
+    given = {device.uuid for device in offered.devices}
+    return [
+        gpu.model_copy(update={"is_visible": not gpu.uuid or gpu.is_divided or gpu.uuid in given})
+        for gpu in gpus
+    ]
+
+
+def _offer() -> Offer | None:
+    try:
+        return offer(Request())
+    except pynvml.NVMLError:
+        return None
+
+
+if __name__ == "__main__":
+    print(_node().model_dump_json())
