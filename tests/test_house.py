@@ -324,31 +324,14 @@ ESM2 = "the tables of ESM-2's memory and ways are no part of the contract yet"
 FIELDS = "the contract names a device"
 MOVED = "what it takes from there belongs to a room that both may import"
 EXCEPTIONS = {
-    ("base.this_process", "lease.devices"): MOVED,
     ("config.init", "flow.file_times"): MOVED,
     ("config.init", "flow.support"): MOVED,
     ("config.init.ids", "plan.repeats"): "finds ids that repeat as a plan does",
     ("config.init.ids", "plan.spool"): "finds ids that repeat as a plan does",
-    ("doctor.audit.measure", "workloads.esm2"): AUDIT,
-    ("doctor.audit.task", "workloads.esm2"): AUDIT,
-    ("doctor.audit.task", "workloads.esm2.memory"): AUDIT,
-    ("doctor.audit.task", "workloads.esm2.options"): AUDIT,
-    ("doctor.audit.visit", "workloads.esm2"): AUDIT,
-    ("doctor.compiling", "workloads.esm2.compiled"): ESM2,
-    ("doctor.findings", "workloads.esm2.memory"): ESM2,
-    ("doctor.visit", "workloads.esm2.memory"): ESM2,
-    ("doctor.ways", "workloads.esm2"): ESM2,
-    ("doctor.ways", "workloads.esm2.layout"): ESM2,
-    ("doctor.ways", "workloads.esm2.tokens"): ESM2,
     ("extract.telemetry.sampler", "status.rows"): MOVED,
-    ("lease.command", "base.this_process"): MOVED,
-    ("lease.condition", "base.text"): MOVED,
-    ("lease.execute", "base.this_process"): MOVED,
-    ("lease.slots", "base.text"): MOVED,
     ("merge.gather", "extract.compute"): MOVED,
     ("plan.announce", "merge.outputs.fair_esm_pt"): "tells what outputs take, which merge knows",
     ("plan.command", "merge.outputs"): "tells what outputs take, which merge knows",
-    ("plan.estimate.model", "workloads.esm2.memory"): ESM2,
     ("plan.estimate.report", "flow.job_resources"): MOVED,
     ("plan.needs", "merge.outputs"): "tells what outputs take, which merge knows",
     ("plan.speeds", "report.roofs"): MOVED,
@@ -356,11 +339,6 @@ EXCEPTIONS = {
     ("workload.weights", "workloads.esm2.checkpoint"): "the verb converts ESM-2's checkpoints only",
     ("workload.weights", "workloads.esm2.options"): "the verb converts ESM-2's checkpoints only",
     ("workload.weights", "workloads.esm2.sources"): "the verb converts ESM-2's checkpoints only",
-    ("workloads.esm2", "lease.devices"): FIELDS,
-    ("workloads.esm2.attention", "lease.devices"): FIELDS,
-    ("workloads.esm2.ladder", "extract.compute"): MOVED,
-    ("workloads.esm2.memory", "lease.devices"): FIELDS,
-    ("workloads.esm2.model_table", "lease.devices"): FIELDS,
 }
 """(module, what it imports against the order) and why. It may only shrink."""
 
