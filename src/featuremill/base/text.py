@@ -7,6 +7,8 @@ import textwrap
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line ends, tabs, escape sequences: what moves a cursor or begins a new row."""
+MAX_TEXT = 120
+"""Characters of a stranger's text that a table or a page shows."""
 
 
 def plain(text: str) -> str:
@@ -33,6 +35,12 @@ def _written_out(letter: str) -> str:
 def one_line(text: str) -> str:
     """Return `text` with its control characters written out: it fits a cell of a table."""
     return CONTROL.sub(lambda found: _written_out(found.group()), text)
+
+
+def clipped(text: str, most: int = MAX_TEXT) -> str:
+    """Return `text` in one line, short enough to show, and "…" where something was cut."""
+    text = one_line(text[: 2 * most])
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[str]:

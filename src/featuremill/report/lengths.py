@@ -21,9 +21,8 @@ def figure(facts: Facts) -> Figure:
     total, longest = int(found.counts.sum()), int(found.values[-1])
     median, most = found.quantile(0.5), found.quantile(0.95)
     sentence = (
-        f"{words.records(total)} with {words.count(found.total)} residues. Half are no longer than "
-        f"{words.count(median)}, 95 % no longer than {words.count(most)}; the longest has "
-        f"{words.count(longest)}."
+        f"{words.records(total)} with {found.total:,} residues. Half are no longer than "
+        f"{median:,}, 95 % no longer than {most:,}; the longest has {longest:,}."
     )
     edges, counts = _bins(found)
     low, high = int(edges[0]), int(edges[-1])

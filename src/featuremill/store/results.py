@@ -11,6 +11,7 @@ results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,10 @@ class Results(NamedTuple):
     @property
     def manifest(self) -> Path:
         return self.root / "manifest.parquet"
+
+    def delivery(self, is_partial: bool = False) -> Path:
+        """Return the file that says what was delivered."""
+        return self.root / ("manifest.partial.json" if is_partial else "manifest.json")
 
     @property
     def store(self) -> Path:
@@ -95,9 +100,24 @@ class Results(NamedTuple):
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
         """Return what manifest.json (or manifest.partial.json) says; None where there is none that
         can be read."""
-        return Delivery.find(
-            self.root / ("manifest.partial.json" if is_partial else "manifest.json")
-        )
+        return Delivery.find(self.delivery(is_partial))
+
+    def read_delivery(self, is_partial: bool = False) -> Delivery:
+        """Return what manifest.json (or manifest.partial.json) says.
+
+        Raises:
+            UserError: when there is none, or a newer featuremill wrote it.
+            IntegrityError: when it is not what was written.
+        """
+        path = self.delivery(is_partial)
+        try:
+            return Delivery.read(path)
+        except FileNotFoundError:
+            merge = f"featuremill merge {shlex.quote(str(self.root))} --partial"
+            first = merge if is_partial else command_line.again(self.root)
+            raise UserError(
+                f"{path}: there are no merged results here; make them first ({first})."
+            ) from None
 
 
 def _if_of(receipt: Receipt | None, recipe: str, shard: str) -> Receipt | None:
