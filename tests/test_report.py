@@ -16,7 +16,7 @@ from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_o
 from featuremill import __main__, config
 from featuremill.base import reasons, words
 from featuremill.base.errors import UserError
-from featuremill.report import command, projection, timeline
+from featuremill.report import command, embedding, timeline
 from featuremill.report import page as report_page
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
 from featuremill.store.receipt import Receipt
@@ -217,12 +217,12 @@ def test_principal_plane_agrees_with_the_exact_one() -> None:
     random = np.random.default_rng(0)
     values = random.normal(0, 1, (600, 200)) * np.geomspace(9, 1, 200)
     values = values.astype(np.float32)
-    xy, explained = projection.principal_plane(values)
+    xy, explained = embedding.principal_plane(values)
     exact = np.linalg.svd(values - values.mean(0), full_matrices=False)
     assert explained == pytest.approx(exact.S[:2] ** 2 / (exact.S**2).sum(), rel=1e-3)
     for axis in range(2):
         assert abs(np.corrcoef(xy[:, axis], exact.U[:, axis])[0, 1]) > 0.999
-    same, none = projection.principal_plane(np.ones((5, 3), np.float32))
+    same, none = embedding.principal_plane(np.ones((5, 3), np.float32))
     assert np.abs(same).max() == 0 and none == (0, 0)
 
 

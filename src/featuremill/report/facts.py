@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
 from featuremill.merge.outputs import FILES, file_name, files_of
-from featuremill.report import energy, labels, projection, usage
+from featuremill.report import embedding, energy, labels, lengths, usage
+from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
+from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.status import failed_counts
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.results import Results
-
-
-class Lengths(NamedTuple):
-    """How long the planned records are: each length that occurs, and how often."""
-
-    values: np.ndarray
-    counts: np.ndarray
-
-    @property
-    def total(self) -> int:
-        return int((self.values * self.counts).sum())
-
-    def quantile(self, share: float) -> int:
-        """Return the length that `share` of the records do not exceed."""
-        reached = np.searchsorted(self.counts.cumsum(), share * self.counts.sum())
-        return int(self.values[min(int(reached), len(self.values) - 1)])
 
 
 class Facts(NamedTuple):
@@ -51,7 +33,7 @@ class Facts(NamedTuple):
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
     problems: failed_counts.Problems
-    embedding: projection.Projection | str
+    embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict manifest.json; empty in every good run."""
@@ -101,9 +83,8 @@ def read(
         IntegrityError: where a file is not what was written.
     """
     results = Results(root)
-    delivery = results.read_delivery(is_partial)
+    delivery, path = results.read_delivery(is_partial), results.delivery(is_partial)
     if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
-        path = results.delivery(is_partial)
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
         facts = _read(results, delivery)
@@ -111,7 +92,7 @@ def read(
         # A damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise IntegrityError(
-            f"{results.delivery(is_partial)}: a file that it names is damaged or gone ({problem}); "
+            f"{path}: it, or a file that it names, is damaged or gone ({problem}); "
             "delete manifest.json and run the same command again."
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
@@ -121,9 +102,9 @@ def read(
 
 def _read(results: Results, delivery: Delivery) -> Facts:
     problems = failed_counts.read(results.root / file_name("failed.tsv", delivery.partial))
-    num_rows, lengths = _lengths(results.manifest)
+    num_rows, known_lengths = lengths.read(results.manifest)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
-    embedding: projection.Projection | str = (
+    the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
     found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
@@ -133,12 +114,12 @@ def _read(results: Results, delivery: Delivery) -> Facts:
             paths = files_of(path)
             total = sum(pq.read_metadata(path).num_rows for path in paths)
             found["embeddings.parquet"] = total
-            embedding = projection.read(paths, total)
+            the_map = embedding.read(paths, total)
     used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []
     doubts = _doubts(delivery.counts, found)
-    return Facts(delivery, lengths, shards, pieces, problems, embedding, doubts, used)
+    return Facts(delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
@@ -153,18 +134,3 @@ def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
         for name, number in num_rows.items()
         if number != claimed[name]
     ]
-
-
-def _lengths(path: Path) -> tuple[int, Lengths]:
-    """Return the number of input records, and the planned ones' lengths, by batches."""
-    lengths = Counter[int]()
-    with pq.ParquetFile(path, buffer_size=2**20) as file:
-        for batch in file.iter_batches(columns=["status", "length"]):
-            status = batch.column("status").cast(pa.string())
-            planned = batch.column("length").filter(pc.equal(status, "planned"))
-            for pair in planned.value_counts().to_pylist():
-                lengths[pair["values"]] += pair["counts"]
-        num_rows = file.metadata.num_rows
-    ordered = sorted(lengths)
-    counts = np.array([lengths[value] for value in ordered], np.int64)
-    return num_rows, Lengths(np.array(ordered, np.int64), counts)

@@ -51,8 +51,8 @@ def draw(facts: Facts) -> dict[str, Figure]:
     """Return the figures by name, in the order of the page: the records first, then the devices."""
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
-        embedding.figure(facts),
-        lengths.figure(facts),
+        embedding.figure(facts.embedding, facts.labels),
+        lengths.figure(facts.lengths),
         timeline.figure(facts, clock),
         curves.figure(facts, clock),
         throughput.figure(facts, clock),

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from featuremill.base.sizes import counted
 from featuremill.base.text import wrapped
+from featuremill.base.words import counted
 from featuremill.doctor.audit import table
 from featuremill.doctor.audit.figures import MIN_PROTEINS_FOR_TEN
 
