@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featuremill.store.files import read_sealed, write_sealed
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
@@ -175,9 +175,7 @@ def lies(place: Place, **told: object) -> Harm:
     """Return what lets a receipt say something else under a good seal."""
 
     def harm(run: Results) -> None:
-        found = read_sealed(place(run))
-        assert found
-        write_sealed(place(run), found | told)
+        Receipt.read(place(run)).model_copy(update=told).write(place(run))
 
     return harm
 
@@ -186,9 +184,8 @@ def moved(place: Place) -> Harm:
     """Return what lets a receipt count one good record as failed, under a good seal."""
 
     def harm(run: Results) -> None:
-        found = read_sealed(place(run))
-        assert found
-        lies(place, ok=found["ok"] - 1, failed=found["failed"] + 1)(run)
+        found = Receipt.read(place(run))
+        lies(place, ok=found.ok - 1, failed=found.failed + 1)(run)
 
     return harm
 

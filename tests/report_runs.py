@@ -104,7 +104,7 @@ class FakeRun:
             gpu_seconds=sum(r.seconds["total"] for r in receipts if r.is_on_gpu),
             **energy_of(receipts),
             warnings=list(self.warnings),
-        ).write(Results(root).delivery())
+        ).write(root / "manifest.json")
         return root
 
     def _rows(self) -> list[dict[str, object]]:

@@ -7,8 +7,6 @@ import textwrap
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line ends, tabs, escape sequences: what moves a cursor or begins a new row."""
-MAX_TEXT = 120
-"""Characters of a stranger's text that a table or a page shows."""
 
 
 def plain(text: str) -> str:
@@ -37,8 +35,9 @@ def one_line(text: str) -> str:
     return CONTROL.sub(lambda found: _written_out(found.group()), text)
 
 
-def clipped(text: str, most: int = MAX_TEXT) -> str:
-    """Return `text` in one line, short enough to show, and "…" where something was cut."""
+def clipped(text: str, most: int = 120) -> str:
+    """Return a stranger's `text` (an id, a path) short enough for a table, and "…" where something
+    was cut."""
     text = one_line(text[: 2 * most])
     return text if len(text) <= most else text[: most - 1] + "…"
 

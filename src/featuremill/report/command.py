@@ -13,7 +13,6 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.merge.outputs import file_name
-from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
 
@@ -48,9 +47,10 @@ def run(arguments: argparse.Namespace) -> None:
     # Here and not above: the command line offers this verb without paying seconds for altair.
     from featuremill.report import facts, page
 
-    results = Results(arguments.run_folder)
-    is_whole = results.delivery().exists() and not results.delivery(is_partial=True).exists()
-    if arguments.partial and is_whole:
+    whole, partial = (
+        arguments.run_folder / file_name("manifest.json", is_it) for is_it in (False, True)
+    )
+    if arguments.partial and whole.exists() and not partial.exists():
         log.info("nothing is partial here: the results are whole, and report.html is about them.")
         return
     if (arguments.label_file is None) != (arguments.label is None):

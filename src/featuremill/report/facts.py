@@ -83,7 +83,10 @@ def read(
         IntegrityError: where a file is not what was written.
     """
     results = Results(root)
-    delivery, path = results.read_delivery(is_partial), results.delivery(is_partial)
+    delivery, path = (
+        results.read_delivery(is_partial),
+        root / file_name("manifest.json", is_partial),
+    )
     if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:

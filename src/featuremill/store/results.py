@@ -35,10 +35,6 @@ class Results(NamedTuple):
     def manifest(self) -> Path:
         return self.root / "manifest.parquet"
 
-    def delivery(self, is_partial: bool = False) -> Path:
-        """Return the file that says what was delivered."""
-        return self.root / ("manifest.partial.json" if is_partial else "manifest.json")
-
     @property
     def store(self) -> Path:
         return self.root / "store"
@@ -100,7 +96,9 @@ class Results(NamedTuple):
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
         """Return what manifest.json (or manifest.partial.json) says; None where there is none that
         can be read."""
-        return Delivery.find(self.delivery(is_partial))
+        return Delivery.find(
+            self.root / ("manifest.partial.json" if is_partial else "manifest.json")
+        )
 
     def read_delivery(self, is_partial: bool = False) -> Delivery:
         """Return what manifest.json (or manifest.partial.json) says.
@@ -109,7 +107,7 @@ class Results(NamedTuple):
             UserError: when there is none, or a newer featuremill wrote it.
             IntegrityError: when it is not what was written.
         """
-        path = self.delivery(is_partial)
+        path = self.root / ("manifest.partial.json" if is_partial else "manifest.json")
         try:
             return Delivery.read(path)
         except FileNotFoundError:
