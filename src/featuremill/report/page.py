@@ -44,7 +44,8 @@ PLACED = frozenset(
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million_residues", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
-Any other, of today or tomorrow, stands with the recipe."""
+Any other key, also one of tomorrow, stands with the recipe; one of the config also in the config that
+does it again."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
@@ -74,7 +75,7 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         figures=figures,
         delivery=delivery,
         settings=_flat(delivery.settings.as_json()),
-        about=_about(delivery),
+        about=_flat(_besides(delivery)),
         devices=_devices(facts),
         versions=_versions(facts),
         reproduce=_reproduce(facts),
@@ -230,9 +231,9 @@ def _versions(facts: Facts) -> dict[str, str]:
     return {name: words.listed(sorted(versions)) for name, versions in found.items()}
 
 
-def _about(delivery: Delivery) -> list[tuple[str, str]]:
-    """Return what manifest.json tells besides what has a place of its own, by its keys."""
-    return _flat({key: value for key, value in delivery.as_json().items() if key not in PLACED})
+def _besides(delivery: Delivery) -> dict[str, Any]:
+    """Return what manifest.json tells besides what has a place of its own."""
+    return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
 def _flat(told: dict[str, Any]) -> list[tuple[str, str]]:
@@ -296,7 +297,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     }
     if facts.labels:
         config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
-    told = delivery.settings.as_json() | delivery.as_json()
+    told = delivery.settings.as_json() | _besides(delivery)
     config |= {key: told[key] for key in Run.model_fields if key in told and key not in config}
     gpus = len({device.uuid for r in receipts if r.is_on_gpu for device in r.devices})
     limit = f" --resources gpu={gpus}" if gpus else ""
