@@ -44,8 +44,8 @@ PLACED = frozenset(
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million_residues", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
-Any other key, also one of tomorrow, stands with the recipe; one of the config also in the config that
-does it again."""
+Any other key stands with the recipe, and one of the config also in the config that does it again.
+"""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
