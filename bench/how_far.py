@@ -17,8 +17,7 @@ from typing import Any
 import yaml
 
 from bench.record import ROOT
-from featuremill.base.progress import clock
-from featuremill.base.sizes import human_bytes
+from featuremill.base.words import clock, human_bytes
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 MODEL = "esm2_t33_650M_UR50D"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from featuremill.store.files import read_sealed, write_sealed
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
@@ -175,9 +175,7 @@ def lies(place: Place, **told: object) -> Harm:
     """Return what lets a receipt say something else under a good seal."""
 
     def harm(run: Results) -> None:
-        found = read_sealed(place(run))
-        assert found
-        write_sealed(place(run), found | told)
+        Receipt.read(place(run)).model_copy(update=told).write(place(run))
 
     return harm
 
@@ -186,9 +184,8 @@ def moved(place: Place) -> Harm:
     """Return what lets a receipt count one good record as failed, under a good seal."""
 
     def harm(run: Results) -> None:
-        found = read_sealed(place(run))
-        assert found
-        lies(place, ok=found["ok"] - 1, failed=found["failed"] + 1)(run)
+        found = Receipt.read(place(run))
+        lies(place, ok=found.ok - 1, failed=found.failed + 1)(run)
 
     return harm
 
@@ -327,15 +324,15 @@ DAMAGES: list[Damage] = [
         gone(results_of),
         report=(2, "make them first (featuremill run YOUR.yaml)"),
     ),
-    Damage("empty results", written(results_of, b""), report=(4, RESULTS), seen="manifest_damaged"),
-    Damage("results cut", cut(results_of), report=(4, RESULTS), seen="manifest_damaged"),
+    Damage("empty results", written(results_of, b""), report=(4, PLAN), seen="manifest_damaged"),
+    Damage("results cut", cut(results_of), report=(4, PLAN), seen="manifest_damaged"),
     Damage(
         "results are a list",
         written(results_of, b"[]"),
-        report=(4, RESULTS),
+        report=(4, PLAN),
         seen="manifest_damaged",
     ),
-    Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), report=(4, RESULTS)),
+    Damage("results' key", replaced(results_of, '"receipts"', '"receiptz"'), report=(4, PLAN)),
     Damage("vectors cut", cut(vectors_of), report=(4, RESULTS), seen="output_damaged"),
     Damage("vectors empty", written(vectors_of, b""), report=(4, RESULTS), seen="output_damaged"),
     Damage("no vectors", gone(vectors_of), report=(4, RESULTS), seen="output_missing"),

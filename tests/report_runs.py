@@ -8,6 +8,7 @@ import datetime
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import __main__
-from featuremill.merge import provenance
+from featuremill.store.delivery import Accounts, Delivery, Written
+from featuremill.store.plan import Counts, Input, Lengths, Settings
+from featuremill.store.receipt import Receipt, Usage, UsedDevice
+from featuremill.store.results import Results
 
 FIGURES = {"accounting", "timeline", "usage", "throughput", "stages", "lengths", "embeddings"}
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
 STARTED = datetime.datetime(2026, 11, 20, 10, tzinfo=datetime.UTC)
+RECIPE = "0123456789abcdef" * 2
 H200 = {"kind": "cuda", "uuid": "GPU-1f0c2a3b-0000-4444-8888-000000000001", "name": "NVIDIA H200"}
 CPU = {"kind": "cpu", "uuid": "cpu", "name": "AMD EPYC 9654 96-Core Processor"}
 
@@ -60,47 +65,46 @@ class FakeRun:
         rows = self._rows()
         self._write_manifest(root, rows)
         self._write_failed(root, rows)
-        outputs = {"per-protein.h5": {"bytes": 123_456, "sha256": "b" * 64}}
+        outputs = {"per-protein.h5": Written(bytes=123_456, sha256="b" * 64)}
         if self.parquet:
             self._write_embeddings(root, rows)
-            outputs["embeddings.parquet"] = {"bytes": 5_432_100, "sha256": "a" * 64}
+            outputs["embeddings.parquet"] = Written(bytes=5_432_100, sha256="a" * 64)
         receipts = self._receipts(rows)
         if self.telemetry:
-            for number, receipt in enumerate(receipts):
-                self._measure(root, receipt, number)
-        manifest = {
-            "run": root.name,
-            "finished": "2026-11-20T10:30:00.000+00:00",
-            "recipe": "0123456789abcdef" * 2,
-            "settings": {
-                "workload": self.workload,
-                "version": "1",
-                "options": self.options,
-                "weights_sha256": "c" * 64,
-            },
-            "cost_unit": {"composition": "residues"}.get(self.workload, "tokens"),
-            "plan": {"input": len(rows), "unique": self.ok + self.failed},
-            "counts": {
-                "input": len(rows),
-                "ok": self.ok,
-                "failed": self.failed,
-                "refused": self.refused,
-                "duplicate": self.duplicate,
-            },
-            "parts": {receipt["shard"]: receipt["part"] for receipt in receipts},
-            "receipts": receipts,
-            "outputs": outputs,
-            "inputs": [
-                {"path": "data/demo.fa", "bytes": 512_000, "records": len(rows), "sha256": "d" * 64}
-            ],
-            "notes": {"J read as X": 142} if self.ok > 500 else {},
-            "gpu_seconds": sum(
-                r["seconds"]["total"] for r in receipts if r["devices"][0]["kind"] == "cuda"
+            receipts = [self._measured(root, *numbered) for numbered in enumerate(receipts)]
+        lengths = [row["length"] for row in rows if row["status"] in ("ok", "failed")]
+        Delivery(
+            run=root.name,
+            finished="2026-11-20T10:30:00.000+00:00",
+            recipe=RECIPE,
+            settings=Settings(
+                workload=self.workload, version="1", options=self.options, weights_sha256="c" * 64
             ),
-            **provenance._energy(receipts),
-            "warnings": list(self.warnings),
-        }
-        (root / "manifest.json").write_text(json.dumps(manifest))
+            cost_unit={"composition": "residues"}.get(self.workload, "tokens"),
+            plan=Counts(
+                input=len(rows),
+                refused=self.refused,
+                duplicate=self.duplicate,
+                planned=len(lengths),
+                unique=len(lengths),
+            ),
+            lengths=Lengths(total=sum(lengths), longest=max(lengths, default=0)),
+            counts=Accounts(
+                input=len(rows),
+                ok=self.ok,
+                failed=self.failed,
+                refused=self.refused,
+                duplicate=self.duplicate,
+            ),
+            parts={receipt.shard: receipt.part for receipt in receipts},
+            receipts=receipts,
+            outputs=outputs,
+            inputs=[Input(path="data/demo.fa", bytes=512_000, records=len(rows), sha256="d" * 64)],
+            notes={"J read as X": 142} if self.ok > 500 else {},
+            gpu_seconds=sum(r.seconds["total"] for r in receipts if r.is_on_gpu),
+            **energy_of(receipts),
+            warnings=list(self.warnings),
+        ).write(root / "manifest.json")
         return root
 
     def _rows(self) -> list[dict[str, object]]:
@@ -184,7 +188,7 @@ class FakeRun:
             columns[name] = pa.FixedSizeListArray.from_arrays(flat, self.width)
         pq.write_table(pa.table(columns), root / "embeddings.parquet", row_group_size=10_000)
 
-    def _receipts(self, rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    def _receipts(self, rows: list[dict[str, object]]) -> list[Receipt]:
         planned = [row for row in rows if row["status"] in ("ok", "failed")]
         free = [0.0] * len(self.devices)
         receipts = []
@@ -201,82 +205,82 @@ class FakeRun:
             finished = started + datetime.timedelta(seconds=seconds["total"])
             free[which] += seconds["total"] + 0.3 * (n % 4)
             receipts.append(
-                {
-                    "version": 1,
-                    "shard": hashlib.sha256(f"shard {n}".encode()).hexdigest()[:32],
-                    "recipe": "0123456789abcdef" * 2,
-                    "part": f"{n:032x}",
-                    "rows": len(mine),
-                    "ok": len(mine) - failed,
-                    "failed": failed,
-                    "batches": 9,
-                    "resumed_batches": self.resumed_batches if n == 1 else 0,
-                    "retries": 0,
-                    "oom_splits": self.oom_splits if n == 2 else 0,
-                    "seconds": {stage: round(value, 3) for stage, value in seconds.items()},
-                    "started": started.isoformat(timespec="milliseconds"),
-                    "finished": finished.isoformat(timespec="milliseconds"),
-                    "cost": cost,
-                    "payload_bytes": sum(row["length"] for row in mine),
-                    "devices": [self.devices[which]],
-                    "host": f"node{which // 4 + 1:02d}",
-                    "threads": 2,
-                    "batch_cost": 4096,
-                    "peak_memory_mb": 1830,
-                    "versions": {"featuremill": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
-                    "backend": "sdpa",
-                }
+                Receipt(
+                    shard=hashlib.sha256(f"shard {n}".encode()).hexdigest()[:32],
+                    recipe=RECIPE,
+                    part=f"{n:032x}",
+                    rows=len(mine),
+                    ok=len(mine) - failed,
+                    failed=failed,
+                    batches=9,
+                    resumed_batches=self.resumed_batches if n == 1 else 0,
+                    retries=0,
+                    oom_splits=self.oom_splits if n == 2 else 0,
+                    seconds={stage: round(value, 3) for stage, value in seconds.items()},
+                    started=started.isoformat(timespec="milliseconds"),
+                    finished=finished.isoformat(timespec="milliseconds"),
+                    cost=cost,
+                    payload_bytes=sum(row["length"] for row in mine),
+                    devices=[UsedDevice(**self.devices[which])],
+                    host=f"node{which // 4 + 1:02d}",
+                    threads=2,
+                    batch_cost=4096,
+                    peak_memory_mb=1830,
+                    versions={"featuremill": "0.1.0", "torch": "2.13.0", "python": "3.11.2"},
+                    backend="sdpa",
+                )
             )
         return receipts
 
-    def _measure(self, root: Path, receipt: dict[str, Any], number: int) -> None:
-        """Add what samples come to, and write them as extract does."""
-        device, total = receipt["devices"][0], receipt["seconds"]["total"]
-        is_gpu = device["kind"] == "cuda"
-        receipt["telemetry"] = {"samples": int(total), "attempts": 1}
-        receipt["telemetry"] |= (
-            {
-                "energy_j": round(400 * total, 1),
-                "utilisation_percent": 90.0,
-                "memory_mb": 41_000,
-                "power_w": 400.0,
-                "temperature_c": 71,
-                "throttled_seconds": {"power_cap": round(total / 4, 1)},
-            }
-            if is_gpu
-            else {"cpu_percent": 150.0, "process_memory_mb": 640}
+    def _measured(self, root: Path, number: int, receipt: Receipt) -> Receipt:
+        """Return the receipt with what samples come to, and write them as extract does."""
+        total = receipt.seconds["total"]
+        told = (
+            Usage(
+                samples=int(total),
+                energy_j=round(400 * total, 1),
+                utilisation_percent=90.0,
+                memory_mb=41_000,
+                power_w=400.0,
+                temperature_c=71,
+                throttled_seconds={"power_cap": round(total / 4, 1)},
+            )
+            if receipt.is_on_gpu
+            else Usage(samples=int(total), cpu_percent=150.0, process_memory_mb=640)
         )
+        receipt = receipt.model_copy(update={"telemetry": told})
         if self.telemetry != "files":
-            return
-        begin = datetime.datetime.fromisoformat(receipt["started"]).timestamp()
+            return receipt
+        begin = datetime.datetime.fromisoformat(receipt.started).timestamp()
         events = []
         for attempt in range(self.stopped_attempts if number == 1 else 0):
             then = begin - 8 * (self.stopped_attempts - attempt)
             events += self._attempt(receipt, then, 6.0, f"killed{attempt}")
         events += self._attempt(receipt, begin, total, "last")
-        path = root / "store/parts" / receipt["recipe"] / f"{receipt['shard']}.telemetry.jsonl"
+        path = Results(root).telemetry(receipt.recipe, receipt.shard)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"{json.dumps(event)}\n" for event in events) + '{"event":"sam')
+        return receipt
 
     def _attempt(
-        self, receipt: dict[str, Any], begin: float, seconds: float, name: str
+        self, receipt: Receipt, begin: float, seconds: float, name: str
     ) -> list[dict[str, Any]]:
         random = np.random.default_rng(len(name) + int(begin) % 1000)
-        device, cost = receipt["devices"][0], receipt["cost"]
-        common = {"version": 1, "shard": receipt["shard"], "host": receipt["host"]}
+        device, cost = receipt.devices[0], receipt.cost
+        common = {"version": 1, "shard": receipt.shard, "host": receipt.host}
         events: list[dict[str, Any]] = [
-            {"event": "start", "time": begin, **common, "rows": receipt["rows"], "cost": cost},
+            {"event": "start", "time": begin, **common, "rows": receipt.rows, "cost": cost},
             {"event": "sample", "time": begin + 0.1, "stage": "wait"},
-            {"event": "device", "time": begin + 0.2, "devices": [device]},
+            {"event": "device", "time": begin + 0.2, "devices": [device.as_json()]},
         ]
         for second in np.arange(0.5, seconds, 1.0).tolist():
             share = max(0.0, (second - 1.5) / (seconds - 1.5))
             values: dict[str, Any] = {"process": {"cpu_percent": 150 + second, "memory_mb": 640}}
-            if device["kind"] == "cuda":
+            if device.kind == "cuda":
                 busy = share > 0
                 values["devices"] = [
                     {
-                        "uuid": device["uuid"],
+                        "uuid": device.uuid,
                         "utilisation": int(random.integers(93, 100)) if busy else 3,
                         "memory_mb": 41_000 if busy else 2_000,
                         "power_w": round(float(random.normal(610, 12)), 1) if busy else 96.0,
@@ -291,6 +295,19 @@ class FakeRun:
         if name == "last":
             events.append({"event": "end", "time": begin + seconds, "status": "ok"})
         return events
+
+
+def energy_of(receipts: Iterable[Receipt]) -> dict[str, float]:
+    """Return what manifest.json says of the energy that GPUs took, where each told."""
+    told = [receipt for receipt in receipts if receipt.own_energy_j is not None]
+    if not told:
+        return {}
+    energy_j = sum(receipt.own_energy_j for receipt in told)
+    residues = sum(receipt.payload_bytes for receipt in told)
+    return {
+        "gpu_energy_j": round(energy_j, 1),
+        "gpu_energy_j_per_million_residues": round(1e6 * energy_j / residues, 1),
+    }
 
 
 class Page(HTMLParser):

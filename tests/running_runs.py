@@ -17,7 +17,9 @@ import time
 import pyarrow as pa
 
 from featuremill.store import journal, lock_holder
-from featuremill.store.files import as_text, sealed, write_sealed
+from featuremill.store.files import as_text, sealed
+from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
+from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 
 HERE = platform.node()
@@ -38,23 +40,27 @@ class RunningRun:
         self.now = time.time()
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
-        shards = [
-            {"shard": name, "records": RECORDS, "cost": COST, "bytes": 8} for name in self.names
-        ]
         records = RECORDS * num_shards
-        counts = {"input": records, "refused": 0, "duplicate": 0, "unique": records}
-        self.plan = {
-            "run": "test",
-            "recipe": RECIPE,
-            "workload": "poison",
-            "settings": {"options": {}},
-            "inputs": [],
-            "counts": counts,
-            "refusals": {},
-            "shards": shards,
-            "cost_unit": "residues",
-            "manifest_sha256": "",
-        }
+        self.plan = Plan(
+            run="test",
+            workload="poison",
+            workload_version="1",
+            cost_unit="residues",
+            recipe=RECIPE,
+            settings=Settings(workload="poison", version="1", options={}, weights_sha256=None),
+            device="auto",
+            gpus=1,
+            weights=None,
+            inputs=[],
+            counts=Counts(input=records, refused=0, duplicate=0, planned=records, unique=records),
+            refusals={},
+            lengths=Lengths(total=10 * records, longest=10),
+            manifest_sha256="",
+            shards=[
+                PlannedShard(shard=name, records=RECORDS, wanted=RECORDS, cost=COST, bytes=8)
+                for name in self.names
+            ],
+        )
         store = self.folder.store
         for path in (
             store / "shards",
@@ -65,7 +71,7 @@ class RunningRun:
             path.mkdir(parents=True)
         for name in self.names:
             self.folder.shard(name).write_bytes(b"records!")
-        write_sealed(self.folder.plan, self.plan)
+        self.plan.write(self.folder.plan)
 
     def finish(self, number, device=A, seconds=100.0, ago=0.0, failed=(), host=HERE):
         """Leave the part and the receipt of a shard that took `seconds`, 10 of them to start up,
@@ -74,25 +80,26 @@ class RunningRun:
         part = self.folder.part(RECIPE, name)
         part.write_bytes(_part(failed) if failed else b"")
         finished = datetime.datetime.fromtimestamp(self.now - ago, datetime.UTC)
-        receipt = {
-            "version": 2,
-            "shard": name,
-            "recipe": RECIPE,
-            "part": "",
-            "rows": RECORDS,
-            "ok": RECORDS - len(failed),
-            "failed": len(failed),
-            "batches": 10,
-            "resumed_batches": 0,
-            "cost": COST,
-            "seconds": {"total": seconds, "wait": 0.0, "compute": seconds - 10},
-            "devices": [device],
-            "host": host,
-            "finished": finished.isoformat(timespec="milliseconds"),
-        }
+        receipt = Receipt(
+            shard=name,
+            recipe=RECIPE,
+            part="",
+            rows=RECORDS,
+            ok=RECORDS - len(failed),
+            failed=len(failed),
+            batches=10,
+            resumed_batches=0,
+            cost=COST,
+            seconds={"total": seconds, "wait": 0.0, "compute": seconds - 10},
+            devices=[UsedDevice(**device)],
+            host=host,
+            finished=finished.isoformat(timespec="milliseconds"),
+        )
         self.journal(number).with_suffix(".lock").touch()
         for path in (part.with_suffix(".json"), self.folder.receipt(RECIPE, name)):
-            path.write_text(as_text(sealed(receipt)))  # thousands of syncs would take a minute
+            path.write_text(
+                as_text(sealed(receipt.as_json()))
+            )  # thousands of syncs would take a minute
 
     def journal(self, number):
         """Return the journal's data file of a shard."""

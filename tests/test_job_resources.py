@@ -1,5 +1,6 @@
 """What a cluster is asked for: it grows with shard, model, input and attempt, and suffices."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ from running_runs import RECIPE, RunningRun
 from featuremill.config import Run
 from featuremill.flow import job_resources
 from featuremill.flow.job_resources import JobResources
-from featuremill.store.files import write_sealed
+from featuremill.store.plan import Settings
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources
 
@@ -78,12 +79,15 @@ def test_a_cpu_has_the_mapped_file_and_a_copy_in_fp32(tmp_path, model):
 
 def planned(run, weights, costs):
     """Let the run's plan be one of ESM-2 on GPUs."""
-    settings = {"workload": "esm2", "version": "1", "options": {"dtype": "bf16"}}
+    esm2 = Settings(
+        workload="esm2", version="1", options={"dtype": "bf16"}, weights_sha256="0" * 64
+    )
     shards = [
-        {**entry, "cost": cost} for entry, cost in zip(run.plan["shards"], costs, strict=True)
+        dataclasses.replace(entry, cost=cost)
+        for entry, cost in zip(run.plan.shards, costs, strict=True)
     ]
-    more = {"settings": settings, "device": "cuda", "gpus": 1, "weights": str(weights)}
-    write_sealed(run.folder.plan, {**run.plan, **more, "shards": shards})
+    more = {"settings": esm2, "device": "cuda", "weights": str(weights), "shards": shards}
+    run.plan.model_copy(update=more).write(run.folder.plan)
 
 
 def test_time_grows_with_shard_and_attempt_and_is_less_on_a_faster_card(tmp_path):
@@ -100,8 +104,7 @@ def test_time_grows_with_shard_and_attempt_and_is_less_on_a_faster_card(tmp_path
 
 def test_a_workload_of_unknown_speed_gets_an_hour_an_attempt(tmp_path):
     run = RunningRun(tmp_path, 1)
-    settings = {"workload": "poison", "version": "1", "options": {}}
-    write_sealed(run.folder.plan, {**run.plan, "settings": settings, "device": "cuda", "gpus": 1})
+    run.plan.model_copy(update={"device": "cuda"}).write(run.folder.plan)
     resources = asked(run.folder.root)
     assert [resources.extract_minutes(wildcards(run), attempt) for attempt in (1, 2)] == [60, 120]
 

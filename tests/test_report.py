@@ -16,10 +16,10 @@ from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_o
 from featuremill import __main__, config
 from featuremill.base import reasons, words
 from featuremill.base.errors import UserError
-from featuremill.report import command, projection, timeline
+from featuremill.report import command, embedding, timeline
 from featuremill.report import page as report_page
-from featuremill.report.timeline import Interval
-from featuremill.store import receipts
+from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
+from featuremill.store.receipt import Receipt
 
 
 def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_same_files_same_page(tmp_path: Path) -> None:
         (FakeRun(columns=()), "no vectors of a fixed width", 5),
         (FakeRun(columns=("bos_layer_3", "mean_layer_6")), "also holds mean_layer_6", 6),
         (FakeRun(resumed_batches=4), "1 resumed shard left out", 6),
-        (FakeRun(gap_seconds=86_400), "long pauses cut", 6),
+        (FakeRun(gap_seconds=86_400), "first to the last, pauses aside, the device was busy", 6),
     ],
 )  # fmt: skip
 def test_odd_runs(tmp_path: Path, run: FakeRun, says: str, charts: int) -> None:
@@ -217,29 +217,27 @@ def test_principal_plane_agrees_with_the_exact_one() -> None:
     random = np.random.default_rng(0)
     values = random.normal(0, 1, (600, 200)) * np.geomspace(9, 1, 200)
     values = values.astype(np.float32)
-    xy, explained = projection.principal_plane(values)
+    xy, explained = embedding.principal_plane(values)
     exact = np.linalg.svd(values - values.mean(0), full_matrices=False)
     assert explained == pytest.approx(exact.S[:2] ** 2 / (exact.S**2).sum(), rel=1e-3)
     for axis in range(2):
         assert abs(np.corrcoef(xy[:, axis], exact.U[:, axis])[0, 1]) > 0.999
-    same, none = projection.principal_plane(np.ones((5, 3), np.float32))
+    same, none = embedding.principal_plane(np.ones((5, 3), np.float32))
     assert np.abs(same).max() == 0 and none == (0, 0)
 
 
-def test_timeline_keeps_lanes_apart_and_cuts_pauses() -> None:
+def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out() -> None:
     spans = [Interval(0, 10), Interval(10, 20), Interval(5, 12), Interval(100_000, 100_010)]
-    layout = timeline.lay_out(spans, ["a", "a", "b", "a"])
-    assert layout.lanes == ["a", "b"]
-    assert [pause.seconds for pause in layout.pauses] == [99_980]
-    assert layout.end == pytest.approx(30 + 0.03 * 30)
-    assert all(bar.end - bar.begin in (10, 7) for bar in map(_whole, layout.bars))
-    assert timeline.lay_out(spans[:3], ["a", "a", "a"]).lanes == ["a", "a"]
-    assert timeline.seconds_of(spans) == timeline.wall_seconds(spans) == 30
-    assert timeline.wall_seconds([Interval(0, 10), Interval(50, 60)]) == 60
-
-
-def _whole(bar: timeline.Bar) -> timeline.Bar:
-    return bar._replace(begin=round(bar.begin, 6), end=round(bar.end, 6))
+    pieces = [Piece(f"{n}", "aaba"[n], span, None) for n, span in enumerate(spans)]
+    lanes, bars = timeline.lay_out(pieces)
+    assert lanes == ["a", "b"]
+    assert [(bar.lane, bar.span) for bar in bars] == [
+        (0, (0, 10)), (1, (5, 12)), (0, (10, 20)), (0, (100_000, 100_010)),
+    ]  # fmt: skip
+    same = [piece._replace(lane="a") for piece in pieces[:3]]
+    assert timeline.lay_out(same)[0] == ["a", "a"], "side by side"
+    assert busy_seconds(spans) == wall_seconds(spans) == 30
+    assert wall_seconds([Interval(0, 10), Interval(50, 60)]) == 60
 
 
 @pytest.mark.parametrize(
@@ -273,11 +271,34 @@ def test_words() -> None:
     assert shares == ["0 %", "under 1 %", "1 %", "100 %"]
 
 
-def test_a_receipt_of_version_1_is_read():
+def test_a_receipt_of_version_1_is_read() -> None:
     device = {"kind": "cuda", "uuid": "GPU-1", "name": "NVIDIA L4"}
-    other = {**device, "uuid": "GPU-2"}
-    assert receipts.devices_of({"device": device}) == [device]
-    assert receipts.device_name({"device": device}) == "NVIDIA L4"
-    assert receipts.device_name({"devices": [device, other]}) == "2 × NVIDIA L4"
-    third = {**device, "name": "NVIDIA A2"}
-    assert receipts.device_name({"devices": [device, third, other]}) == "2 × NVIDIA L4 + NVIDIA A2"
+    other, third = {**device, "uuid": "GPU-2"}, {**device, "name": "NVIDIA A2"}
+    counts = {"rows": 1, "ok": 1, "failed": 0, "cost": 1, "seconds": {}}
+    told = {"shard": "a", "recipe": "b", "part": "c", **counts}
+    for devices, name in (
+        ({"device": device}, "NVIDIA L4"),
+        ({"devices": [device, other]}, "2 × NVIDIA L4"),
+        ({"devices": [device, third, other]}, "2 × NVIDIA L4 + NVIDIA A2"),
+    ):
+        receipt = Receipt.model_validate({**told, **devices})
+        assert receipt.device_name == name
+        assert receipt.devices[0].as_json() == device
+
+
+def test_a_new_key_of_manifest_json_is_on_the_page(tmp_path: Path) -> None:
+    """What the config gets and manifest.json then tells needs no line of the report."""
+    root = FakeRun(workload="composition", options={}).write(tmp_path / "demo")
+    before = make(root).text
+    assert "About this run" not in before
+    manifest = json.loads((root / "manifest.json").read_text())
+    manifest |= {"keep": "parts", "site": {"cluster": "<b>north</b>", "nodes": [1, 2]}}
+    manifest["settings"]["engine"] = 7
+    (root / "manifest.json").write_text(json.dumps(manifest))
+    page = make(root)
+    assert "About this run keep parts site {cluster: <b>north</b>, nodes: [1, 2]}" in page.text
+    assert "engine 7" in page.text and "<b>north" not in page.source
+    text = re.search(r"<pre>(run:.*?)</pre>", page.source, re.DOTALL)
+    assert text
+    (tmp_path / "again.yaml").write_text(text.group(1))
+    assert config.read(tmp_path / "again.yaml").keep == "parts"

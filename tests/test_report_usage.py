@@ -1,4 +1,4 @@
-"""report: what stands beside the parts and in the user's tables: telemetry, labels, roofs."""
+"""report: what stands beside the parts and in the user's tables: telemetry, labels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from report_runs import CPU, H200, HOSTILE, FakeRun, Page, make, rows_of
+from report_runs import CPU, H200, HOSTILE, FakeRun, Page, energy_of, make, rows_of
 
 from featuremill import __main__
 from featuremill.base import words
-from featuremill.merge import provenance
 from featuremill.report import embedding, facts, usage
+from featuremill.store.receipt import Receipt
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 OF_GPUS = {"usage", "usage-memory", "usage-power", "usage-temperature", "usage-rate"}
@@ -62,7 +62,7 @@ def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> N
         manifest["receipts"], (1_200, 1_800), (3_000, 1_000), strict=True
     ):
         receipt["telemetry"]["energy_j"], receipt["payload_bytes"] = joules, residues
-    manifest |= provenance._energy(manifest["receipts"])
+    manifest |= energy_of(map(Receipt.model_validate, manifest["receipts"]))
     (root / "manifest.json").write_text(json.dumps(manifest))
     text = make(root).text.replace("\u00a0", " ")
     assert "The GPUs took 3.00 kJ: 750 kJ for a million residues." in text
@@ -127,7 +127,7 @@ def test_wall_time_is_what_the_timeline_shows_of_an_interrupted_run(tmp_path: Pa
     busy = words.share(found.busy_seconds(lane), found.wall_seconds)
     for said in (
         f"{words.duration(found.wall_seconds)} wall time (extract)",
-        f"{words.short(found.tokens / found.wall_seconds)} tokens/s",
+        f"{words.short(found.cost / found.wall_seconds)} tokens/s",
         f"the device was busy {busy} of the time",
     ):
         assert " ".join(said.split()) in page.text
@@ -291,57 +291,6 @@ def test_labels_that_cannot_be_had_are_said(
     assert "call the right one 'id'" in refusal(root, capsys, *file, "--label", "family")
 
 
-# -- roofs
-
-
-def test_a_benchmarks_record_is_the_roof_where_it_fits(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = {"model": "esm2_t12_35M_UR50D", "dtype": "bf16"}
-    root = FakeRun(devices=(CPU,), options=options).write(tmp_path / "demo")
-    record = {
-        "started": "2026-11-20T15:09:36+00:00",
-        "machine": {"cpu": CPU["name"], "threads": 2},
-        "measured": {
-            "compare 35M mean": {
-                "shape": "35M",
-                "rows": [
-                    {"name": "GEMMs alone fp32", "tokens_per_second": 1},
-                    {"name": "GEMMs alone bf16", "tokens_per_second": 20_000.0},
-                ],
-            },
-            "same_bits 35M": {"rows": []},
-        },
-    }
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(record))
-    page = make(root, "--roof", str(path))
-    assert rows_of_roofs(page) == [(20_000.0, "roof")]
-    said = "of 20.0 k, the model's matrix products alone, measured on 2026-11-20 (record.json)."
-    assert said in page.text.replace("\u00a0", " ")
-    assert "was not measured" not in page.text
-    record["machine"]["threads"] = 16
-    path.write_text(json.dumps(record))
-    page = make(root, "--roof", str(path))
-    assert rows_of_roofs(page)[0][1] == "fastest shard"
-    assert "What the device could do at most was not measured" in page.text
-    path.write_text('{"version": 1}')
-    assert "this is no benchmark record" in refusal(root, capsys, "--roof", str(path))
-
-
-def rows_of_roofs(page: Page) -> list[tuple[float, str]]:
-    layers = page.data["data-throughput"]["layer"]
-    return [(row["roof"], row["word"]) for row in layers[1]["data"]["values"]]
-
-
-def test_the_projects_own_record_is_one(tmp_path: Path) -> None:
-    (record,) = (Path(__file__).parents[1] / "bench/results").glob("*-cores-cpu.json")
-    device = {**CPU, "name": "AMD EPYC"}
-    options = {"model": "esm2_t6_8M_UR50D", "dtype": "fp32"}
-    root = FakeRun(devices=(device,), options=options).write(tmp_path / "demo")
-    assert rows_of_roofs(make(root, "--roof", str(record)))[0][1] == "roof"
-
-
 # -- a disk that is full
 
 
@@ -372,7 +321,9 @@ def test_damaged_telemetry_in_the_manifest_is_no_traceback(
     manifest["receipts"][0]["telemetry"]["energy_j"] = "much"
     (root / "manifest.json").write_text(json.dumps(manifest))
     assert __main__.main(["report", str(root)]) == 4
-    assert "is damaged or gone" in capsys.readouterr().err
+    assert (
+        "manifest.json: its content is not what was written; delete it" in capsys.readouterr().err
+    )
 
 
 def test_what_computes_in_no_time_has_no_rate_of_its_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from featuremill.base.environment import DIE_WITH_PARENT
-from featuremill.base.sizes import counted
+from featuremill.base.words import clock, counted
 
 EVERY_SECONDS = 10.0
 
@@ -62,9 +62,3 @@ class Progress:
 
     def _say(self, *facts: str) -> None:
         self._log.log(self._level, "%s: %s", self._what, ", ".join(facts))
-
-
-def clock(seconds: float) -> str:
-    """Return `seconds` as h:mm:ss."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

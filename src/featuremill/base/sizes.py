@@ -1,8 +1,12 @@
-"""How many bytes values take, and how to say numbers."""
+"""How many bytes values take."""
 
 from __future__ import annotations
 
 import pyarrow as pa
+
+# Until all look for them there.
+from featuremill.base.words import counted as counted
+from featuremill.base.words import human_bytes as human_bytes
 
 
 def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
@@ -18,17 +22,3 @@ def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:
     if pa.types.is_primitive(kind):
         return count * int(kind.bit_width) // 8
     return 0
-
-
-def counted(number: int, noun: str, nouns: str = "") -> str:
-    """Return `number` with its noun: 1 shard, 2,000 shards; `nouns` where an s is not enough."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
-
-
-def human_bytes(size: float) -> str:
-    """Return `size` bytes in the largest unit that leaves a number of at least one."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
-
-from featuremill.base.sizes import counted
-
-if TYPE_CHECKING:  # top says numbers without it
-    import numpy as np
 
 NBSP = "\u00a0"
-"""Between a number and its unit, where no line may end."""
+"""Between a number and its unit, where no line may end: on the page."""
 
 
 def count(number: float) -> str:
     """Return 12345 as "12,345"."""
     return f"{number:,.0f}"
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """Return `number` with its noun: 1 shard, 2,000 shards; `nouns` where an s is not enough."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 
 def records(number: int) -> str:
@@ -52,6 +51,12 @@ def duration(seconds: float) -> str:
     return f"{total}{NBSP}s"
 
 
+def clock(seconds: float) -> str:
+    """Return `seconds` as h:mm:ss."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
 def moment(seconds: float) -> str:
     """Return a clock time in UTC: the hosts of a run may stand in different zones."""
     time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
@@ -66,6 +71,15 @@ def parsed(moment: str) -> float:
 def size(num_bytes: int) -> str:
     """Return a file's size in decimal units, as file managers show it."""
     return f"{short(num_bytes)}B" if num_bytes >= 1000 else f"{num_bytes}{NBSP}B"
+
+
+def human_bytes(size: float) -> str:
+    """Return `size` bytes for a line of text, in the largest unit that leaves at least one."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def energy(joules: float) -> str:
@@ -87,8 +101,3 @@ def listed(words: Iterable[str]) -> str:
     """Return "a", "a and b" or "a, b and c"."""
     *first, last = words
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def rounded(values: np.ndarray) -> list[float]:
-    """Return `values` to four significant digits: all that a screen shows."""
-    return [float(f"{value:.4g}") for value in values]

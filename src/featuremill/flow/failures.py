@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.log import last_error
-from featuremill.base.sizes import counted
 from featuremill.base.text import plain, wrapped
+from featuremill.base.words import counted
 from featuremill.store import command_line
 
 WIDTH = 100

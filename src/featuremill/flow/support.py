@@ -22,7 +22,7 @@ from snakemake.scheduling.job_scheduler import JobScheduler
 
 from featuremill.base import environment, this_process
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
 from featuremill.config.yaml_lines import Places
 from featuremill.extract import slurm_job

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import altair as alt
 from altair.utils.schemapi import debug_mode
 
-from featuremill.report.timeline import Layout
+from featuremill.report.shards import Interval
 
 Row = TypeVar("Row")
 NOTHING_COMPUTED = "No record was left to compute, so there is nothing to show."
@@ -108,30 +108,30 @@ def categories(names: Sequence[str], rest: Sequence[str] = ()) -> Any:
 class Clock(NamedTuple):
     """The horizontal axis of clock time that several charts have in common."""
 
-    layout: Layout
+    span: Interval
     unit: str
     divisor: float
     """Seconds in a unit."""
 
-    def at(self, seconds: float) -> float:
-        """Return where a moment (seconds since 1970) stands on the axis, in its unit."""
-        return round(self.layout.at(seconds) / self.divisor, 4)
+    def at(self, moment: float) -> float:
+        """Return where a moment stands on the axis, in its unit."""
+        return round((moment - self.span.begin) / self.divisor, 4)
 
     def x(self, field: str, has_title: bool = True) -> Any:
         """Return the encoding of a column that `at` made."""
-        cut = ", long pauses cut" if self.layout.pauses else ""
         return alt.X(
             f"{field}:Q",
-            title=f"{self.unit} since the first shard{cut}" if has_title else None,
-            scale=alt.Scale(domain=[0, max(self.layout.end, 0.1) / self.divisor], nice=False),
+            title=f"{self.unit} since the first shard" if has_title else None,
+            scale=alt.Scale(domain=[0, max(self.span.seconds, 0.1) / self.divisor], nice=False),
             axis=alt.Axis(tickCount=8),
         )
 
 
-def clock_of(layout: Layout) -> Clock:
-    """Return the axis in the largest unit that gives it some ticks."""
-    unit, divisor = next(u for u in UNITS if layout.end >= 3 * u[1] or u[1] == 1)
-    return Clock(layout, unit, divisor)
+def clock_of(spans: Sequence[Interval]) -> Clock:
+    """Return the axis for all `spans`, in the largest unit that gives it some ticks."""
+    whole = Interval(min(spans).begin, max(span.end for span in spans))
+    unit, divisor = next(u for u in UNITS if whole.seconds >= 3 * u[1] or u[1] == 1)
+    return Clock(whole, unit, divisor)
 
 
 def beside_labels() -> dict[str, Any]:

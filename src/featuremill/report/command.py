@@ -40,20 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CSV, TSV or Parquet with an id column; its column --label colours the map",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
-    parser.add_argument(
-        "--roof",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="RECORD",
-        help="JSON that make bench wrote on such a device: what tokens/s are held against",
-    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the page, and the figures when they are asked for."""
     # Here and not above: the command line offers this verb without paying seconds for altair.
-    from featuremill.report import facts, figures, page
+    from featuremill.report import facts, page
 
     whole, partial = (
         arguments.run_folder / file_name("manifest.json", is_it) for is_it in (False, True)
@@ -63,11 +55,12 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
-    wishes = facts.Wishes(arguments.label_file, arguments.label or "", tuple(arguments.roof))
-    found = facts.read(arguments.run_folder, arguments.partial, wishes)
+    found = facts.read(
+        arguments.run_folder, arguments.partial, arguments.label_file, arguments.label
+    )
     if found.labels and found.labels.mismatch:
         log.warning("%s; the map is coloured by length.", found.labels.mismatch)
-    drawn = figures.draw(found)
+    drawn = page.draw(found)
     output = arguments.output or arguments.run_folder / file_name("report.html", arguments.partial)
     page.write_report(output, found, drawn)
     if arguments.figures is not None:

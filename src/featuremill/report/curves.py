@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 
 from featuremill.base import words
-from featuremill.report import energy
+from featuremill.base.text import clipped
 from featuremill.report.chart import (
     CATEGORIES,
     Clock,
@@ -120,7 +120,7 @@ def _chart(
 
 def _sentence(facts: Facts, usage: Usage) -> str:
     text = _typical(usage)
-    if spent := energy.of(facts.shards, facts.manifest):
+    if spent := facts.energy:
         text += f" {spent.sentence}"
     if slowed := _slowed(facts.shards):
         text += f" {slowed}"
@@ -156,12 +156,12 @@ def _slowed(shards: Sequence[Shard]) -> str:
     """Say how long clocks were lowered, and why."""
     seconds: dict[str, float] = {}
     for shard in shards:
-        for reason, amount in shard.throttled_seconds.items():
+        for reason, amount in shard.receipt.telemetry.throttled_seconds.items():
             seconds[reason] = seconds.get(reason, 0.0) + amount
     if not seconds:
         return ""
     reasons = words.listed(
-        f"{reason.replace('_', ' ')} {words.duration(amount)}"
+        f"{clipped(reason).replace('_', ' ')} {words.duration(amount)}"
         for reason, amount in sorted(seconds.items(), key=lambda one: -one[1])
     )
     return (

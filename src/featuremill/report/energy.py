@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from featuremill.base import words
-from featuremill.report.shards import Shard
-from featuremill.report.timeline import CLOCK_TOLERANCE_SECONDS
+from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Shard
+from featuremill.store.json_file import Number
 
 USES: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
     ("utilisation_percent", statistics.fmean, "%"),
@@ -25,7 +25,7 @@ class Energy(NamedTuple):
 
     joules: float
     per_million: float
-    """Joules for a million residues, as manifest.json has it: equal sequences count once."""
+    """Joules for a million residues: equal sequences count once."""
     num_shards: int
     """Shards that it is of."""
     total_shards: int
@@ -41,24 +41,25 @@ class Energy(NamedTuple):
         )
 
 
-def of(shards: Sequence[Shard], manifest: Mapping[str, Any]) -> Energy | None:
+def of(shards: Sequence[Shard], per_million: Number | None) -> Energy | None:
     """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
 
     A job that shares its GPU is told what all of them take, and to add that up would be wrong.
+    `per_million` is what manifest.json has for a million residues.
     """
-    told = [shard for shard in shards if "energy_j" in shard.telemetry]
-    per_million = manifest.get("gpu_energy_j_per_million_residues")
+    told = [shard for shard in shards if shard.receipt.own_energy_j is not None]
     if per_million is None or _are_side_by_side(told):
         return None
-    joules = math.fsum(shard.telemetry["energy_j"] for shard in told)
+    joules = math.fsum(shard.receipt.own_energy_j or 0 for shard in told)
     return Energy(joules, float(per_million), len(told), len(shards))
 
 
-def used(shards: Sequence[Shard]) -> str:
+def use_of(shards: Sequence[Shard]) -> str:
     """Return in a few words how a device was used that had these shards."""
     said = []
     for key, combine, unit in USES:
-        if seen := [shard.telemetry[key] for shard in shards if key in shard.telemetry]:
+        told = (getattr(shard.receipt.telemetry, key) for shard in shards)
+        if seen := [float(value) for value in told if value is not None]:
             said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
     return ", ".join(said)
 

@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base import words
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError
+from featuremill.base.text import clipped
 from featuremill.merge.outputs import FILES, file_name, files_of
-from featuremill.report import labels, projection, roofs, usage
+from featuremill.report import embedding, energy, labels, lengths, usage
+from featuremill.report.embedding import Projection
+from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
-from featuremill.report.roofs import Roof
-from featuremill.report.shards import Piece, Shard, shard_of
-from featuremill.report.timeline import seconds_of, wall_seconds
+from featuremill.report.lengths import Lengths
+from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.status import failed_counts
-from featuremill.store import command_line
-from featuremill.store.receipts import device_name
+from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.results import Results
-
-
-class Lengths(NamedTuple):
-    """How long the planned records are: each length that occurs, and how often."""
-
-    values: np.ndarray
-    counts: np.ndarray
-
-    @property
-    def total(self) -> int:
-        return int((self.values * self.counts).sum())
-
-    def quantile(self, share: float) -> int:
-        """Return the length that `share` of the records do not exceed."""
-        reached = np.searchsorted(self.counts.cumsum(), share * self.counts.sum())
-        return int(self.values[min(int(reached), len(self.values) - 1)])
 
 
 class Facts(NamedTuple):
     """Everything that the page and the figures say."""
 
-    manifest: dict[str, Any]
+    delivery: Delivery
     lengths: Lengths
     shards: list[Shard]
+    """In the order in which they began."""
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
     problems: failed_counts.Problems
-    embedding: projection.Projection | str
+    embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
-    """Where the files contradict the manifest; empty in every good run."""
+    """Where the files contradict manifest.json; empty in every good run."""
     usage: Usage | None
     """How the devices were used; None where nothing was recorded."""
     labels: Labels | None = None
     """What the points of the map are coloured by, where that is not their length."""
-    roofs: Mapping[str, Roof] = MappingProxyType({})
-    """By device, where one was measured."""
 
     @property
     def wall_seconds(self) -> float:
@@ -73,7 +49,7 @@ class Facts(NamedTuple):
 
     def busy_seconds(self, lane: str) -> float:
         """Return the clock time in which the device of `lane` was at work."""
-        return seconds_of(piece.working for piece in self.pieces if piece.lane == lane)
+        return busy_seconds(piece.working for piece in self.pieces if piece.lane == lane)
 
     @property
     def lanes(self) -> list[str]:
@@ -81,108 +57,83 @@ class Facts(NamedTuple):
         return sorted({piece.lane for piece in self.pieces})
 
     @property
-    def num_distinct(self) -> int:
-        """Distinct sequences of the plan; a retry computes some of them once more."""
-        return int(self.manifest["plan"]["unique"])
-
-    @property
     def cost_unit(self) -> str:
-        """What the workload counts, such as "tokens"; manifests of older releases do not say."""
-        return failed_counts.clipped(self.manifest.get("cost_unit", "cost"))
+        """What the workload counts, such as "tokens"; early manifests do not say."""
+        return clipped(self.delivery.cost_unit) or "cost"
 
     @property
-    def tokens(self) -> int:
-        return sum(shard.tokens for shard in self.shards)
+    def cost(self) -> int:
+        """Of all shards."""
+        return sum(shard.receipt.cost for shard in self.shards)
+
+    @property
+    def energy(self) -> Energy | None:
+        """What the GPUs took; None where nothing tells."""
+        return energy.of(self.shards, self.delivery.gpu_energy_j_per_million_residues)
 
 
-class Wishes(NamedTuple):
-    """What the report is asked to take in besides the run's own files."""
+def read(
+    root: Path, is_partial: bool = False, label_file: Path | None = None, label: str = ""
+) -> Facts:
+    """Return the facts of the merged run in `root`; `label` is the column of `label_file` that
+    colours the map.
 
-    label_file: Path | None = None
-    label: str = ""
-    """The column of `label_file`."""
-    roofs: tuple[Path, ...] = ()
-    """Records of a benchmark."""
-
-
-NO_WISHES = Wishes()
-
-
-def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Facts:
-    """Return the facts of the merged run in `root`; raise UserError where there is none."""
-    manifest_path = root / file_name("manifest.json", is_partial)
-    if not manifest_path.exists():
-        first = command_line.again(root)
-        if is_partial:
-            first = f"featuremill merge {shlex.quote(str(root))} --partial"
-        raise UserError(
-            f"{manifest_path}: there are no merged results here; make them first ({first})."
-        )
+    Raises:
+        UserError: where there are no merged results, or no such column.
+        IntegrityError: where a file is not what was written.
+    """
+    results = Results(root)
+    delivery, path = (
+        results.read_delivery(is_partial),
+        root / file_name("manifest.json", is_partial),
+    )
+    if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
+        raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
-        manifest = json.loads(manifest_path.read_text("utf-8"))
-        facts = _read(root, manifest, is_partial)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OSError) as error:
-        # Damaged JSON can lack any key, and a damaged table raises what its reader likes.
+        facts = _read(results, delivery)
+    except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
+        # A damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
         raise IntegrityError(
-            f"{manifest_path}: it, or a file that it names, is damaged or gone ({problem}); "
+            f"{path}: it, or a file that it names, is damaged or gone ({problem}); "
             "delete manifest.json and run the same command again."
         ) from error
-    if wishes.label_file is not None and not isinstance(facts.embedding, str):
-        found = labels.read(wishes.label_file, wishes.label, facts.embedding.ids)
-        facts = facts._replace(labels=found)
-    threads = {device_name(r): r["threads"] for r in manifest["receipts"]}
-    return facts._replace(roofs=roofs.measured(wishes.roofs, manifest["settings"], threads))
+    if label_file is not None and not isinstance(facts.embedding, str):
+        facts = facts._replace(labels=labels.read(label_file, label, facts.embedding.ids))
+    return facts
 
 
-def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
-    problems = failed_counts.read(root / file_name("failed.tsv", is_partial))
-    rows, lengths = _lengths(Results(root).manifest)
-    shards = sorted(
-        (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed
-    )
-    embedding: projection.Projection | str = (
+def _read(results: Results, delivery: Delivery) -> Facts:
+    problems = failed_counts.read(results.root / file_name("failed.tsv", delivery.partial))
+    num_rows, known_lengths = lengths.read(results.manifest)
+    shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
+    the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
-    found = {"manifest.parquet": rows, "failed.tsv": problems.listed}
+    found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
-        path = root / file_name(FILES[output], is_partial)
-        if path.name in manifest["outputs"]:
+        path = results.root / file_name(FILES[output], delivery.partial)
+        if path.name in delivery.outputs:
             paths = files_of(path)
-            num_rows = sum(pq.read_metadata(path).num_rows for path in paths)
-            found["embeddings.parquet"] = num_rows
-            embedding = projection.read(paths, num_rows)
-    doubts = _doubts(manifest["counts"], found)
-    used = usage.read(Results(root), manifest["recipe"], shards)
+            total = sum(pq.read_metadata(path).num_rows for path in paths)
+            found["embeddings.parquet"] = total
+            the_map = embedding.read(paths, total)
+    used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []
-    return Facts(manifest, lengths, shards, pieces, problems, embedding, doubts, used)
+    doubts = _doubts(delivery.counts, found)
+    return Facts(delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
 
 
-def _doubts(counts: dict[str, int], rows: dict[str, int]) -> list[str]:
-    """Compare what the manifest claims with what the files hold: two witnesses, not one."""
+def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
+    """Compare what manifest.json claims with what the files hold: two witnesses, not one."""
     claimed = {
-        "manifest.parquet": counts["input"],
-        "failed.tsv": counts["failed"] + counts["refused"] + counts.get("pending", 0),
-        "embeddings.parquet": counts["ok"],
+        "manifest.parquet": counts.input,
+        "failed.tsv": counts.failed + counts.refused + counts.pending,
+        "embeddings.parquet": counts.ok,
     }
     return [
         f"{name} holds {words.records(number)} where manifest.json says {claimed[name]:,}."
-        for name, number in rows.items()
+        for name, number in num_rows.items()
         if number != claimed[name]
     ]
-
-
-def _lengths(path: Path) -> tuple[int, Lengths]:
-    """Return the number of input records, the planned ones' lengths, by batches."""
-    lengths = Counter[int]()
-    with pq.ParquetFile(path, buffer_size=2**20) as file:
-        for batch in file.iter_batches(columns=["status", "length"]):
-            status = batch.column("status").cast(pa.string())
-            planned = batch.column("length").filter(pc.equal(status, "planned"))
-            for pair in planned.value_counts().to_pylist():
-                lengths[pair["values"]] += pair["counts"]
-        rows = file.metadata.num_rows
-    ordered = sorted(lengths)
-    counts = np.array([lengths[value] for value in ordered], np.int64)
-    return rows, Lengths(np.array(ordered, np.int64), counts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import math
 from collections import Counter
@@ -14,8 +15,8 @@ import pyarrow.parquet as pq
 
 from featuremill.base.accession import accessions
 from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
 from featuremill.inputs import columns, format_of, source, table
-from featuremill.status.failed_counts import clipped
 
 MAX_NAMES = 7
 """Labels with a colour of their own, the commonest ones; the page has no more that all can tell
@@ -77,19 +78,14 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
         for key in set(keys):
             wanted.setdefault(key, []).append(place)
     texts: list[str | None] = [None] * len(ids)
-    source.check(path)
-    rows = _parquet if format_of(path).module == "parquet" else _delimited
     example = ""
-    try:
+    with _refusing_damage(path):
+        rows = _parquet if format_of(path).module == "parquet" else _delimited
         for id, text in rows(path, column):
             example = example or id
             for place in wanted.get(id, ()):
                 if text and texts[place] is None:
                     texts[place] = text
-    except source.DamagedError as damage:
-        raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
-    except (csv.Error, pa.ArrowException) as error:
-        raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
     if not ids or any(text is not None for text in texts):
         return Labels(column, path, texts)
     there = f"its first is {clipped(example)!r}" if example else "it has no row with one"
@@ -102,18 +98,23 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
 
 def check(path: Path, column: str) -> None:
     """Read the header of the table `path`; raise UserError where it has no id or no `column`."""
+    with _refusing_damage(path):
+        is_parquet = format_of(path).module == "parquet"
+        names = pq.read_schema(path).names if is_parquet else table.header(path)[1]
+    columns.find_id(path, names)
+    columns.find_named(path, names, column)
+
+
+@contextlib.contextmanager
+def _refusing_damage(path: Path) -> Iterator[None]:
+    """Raise UserError where the table `path` is not there, or turns out to be broken."""
     source.check(path)
     try:
-        if format_of(path).module == "parquet":
-            names = pq.read_schema(path).names
-        else:
-            names = table.header(path)[1]
+        yield
     except source.DamagedError as damage:
         raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
     except (csv.Error, pa.ArrowException) as error:
         raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
-    columns.find_id(path, names)
-    columns.find_named(path, names, column)
 
 
 def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.report.chart import NOTHING_COMPUTED, Figure, axis, drawn, from_zero, values
-from featuremill.report.facts import Facts, Lengths
 
 
-def figure(facts: Facts) -> Figure:
+class Lengths(NamedTuple):
+    """How long the planned records are: each length that occurs, and how often."""
+
+    values: np.ndarray
+    counts: np.ndarray
+
+    @property
+    def total(self) -> int:
+        return int((self.values * self.counts).sum())
+
+    def quantile(self, share: float) -> int:
+        """Return the length that `share` of the records do not exceed."""
+        reached = np.searchsorted(self.counts.cumsum(), share * self.counts.sum())
+        return int(self.values[min(int(reached), len(self.values) - 1)])
+
+
+def read(path: Path) -> tuple[int, Lengths]:
+    """Return the number of input records, and the planned ones' lengths, by batches."""
+    lengths = Counter[int]()
+    with pq.ParquetFile(path, buffer_size=2**20) as file:
+        for batch in file.iter_batches(columns=["status", "length"]):
+            status = batch.column("status").cast(pa.string())
+            planned = batch.column("length").filter(pc.equal(status, "planned"))
+            for pair in planned.value_counts().to_pylist():
+                lengths[pair["values"]] += pair["counts"]
+        num_rows = file.metadata.num_rows
+    ordered = sorted(lengths)
+    counts = np.array([lengths[value] for value in ordered], np.int64)
+    return num_rows, Lengths(np.array(ordered, np.int64), counts)
+
+
+def figure(found: Lengths) -> Figure:
     """Return the histogram of lengths."""
-    found = facts.lengths
     if not len(found.values):
         return Figure("lengths", "Lengths", NOTHING_COMPUTED)
     total, longest = int(found.counts.sum()), int(found.values[-1])
     median, most = found.quantile(0.5), found.quantile(0.95)
     sentence = (
-        f"{words.records(total)} with {words.count(found.total)} residues. Half are no longer than "
-        f"{words.count(median)}, 95 % no longer than {words.count(most)}; the longest has "
-        f"{words.count(longest)}."
+        f"{words.records(total)} with {found.total:,} residues. Half are no longer than "
+        f"{median:,}, 95 % no longer than {most:,}; the longest has {longest:,}."
     )
     edges, counts = _bins(found)
     low, high = int(edges[0]), int(edges[-1])

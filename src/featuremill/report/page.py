@@ -18,12 +18,14 @@ import yaml
 
 from featuremill import __version__
 from featuremill.base import words
+from featuremill.config import Run
 from featuremill.merge.outputs import FILES, file_name
-from featuremill.report import energy, troubles
-from featuremill.report.chart import Figure
+from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
+from featuremill.report.chart import Figure, clock_of
+from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
+from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
-from featuremill.store.receipts import devices_of, is_on_gpu
 from featuremill.workload.weights import cache_folder
 
 ASSETS = Path(__file__).parent / "assets"
@@ -35,49 +37,60 @@ MEANINGS = {
     "duplicate": "the same id with the same sequence, again",
     "pending": "are not computed yet",
 }
+PLACED = frozenset(
+    ("version", "run", "partial", "finished", "recipe", "manifest_sha256", "settings", "cost_unit")
+).union(
+    ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
+    ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million_residues", "warnings"),
+)
+"""Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
+Any other key stands with the recipe, and one of the config also in the config that does it again.
+"""
+
+
+def draw(facts: Facts) -> dict[str, Figure]:
+    """Return the figures by name, in the order of the page: the records first, then the devices."""
+    clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
+    figures = (
+        embedding.figure(facts.embedding, facts.labels),
+        lengths.figure(facts.lengths),
+        timeline.figure(facts, clock),
+        curves.figure(facts, clock),
+        throughput.figure(facts, clock),
+        stages.figure(facts),
+    )
+    return {figure.name: figure for figure in figures}
 
 
 def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
     """Write the whole report to `path`."""
-    manifest = facts.manifest
+    delivery = facts.delivery
     _write(
         path,
         "page.html",
-        run=manifest["run"],
-        title=_title(manifest),
+        title=_title(facts),
         lead=_lead(facts),
-        accounting=_accounting(facts),
         tiles=_tiles(facts),
-        warnings=[text[0].upper() + text[1:] for text in manifest["warnings"]],
+        warnings=[text[0].upper() + text[1:] for text in delivery.warnings],
         figures=figures,
-        problems=facts.problems,
-        troubles=troubles.found(facts.shards),
-        no_trouble=troubles.sentence(facts.shards),
-        recipe={"digest": manifest["recipe"], "settings": _flat(manifest["settings"])},
-        inputs=manifest["inputs"],
-        outputs=manifest["outputs"],
+        delivery=delivery,
+        settings=_flat(delivery.settings.as_json()),
+        about=_flat(_besides(delivery)),
         devices=_devices(facts),
         versions=_versions(facts),
         reproduce=_reproduce(facts),
+        **_account(facts),
     )
 
 
 def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> None:
     """Write accounting.html and one file a figure to `folder`."""
-    run = _title(facts.manifest)
-    _write(
-        folder / "accounting.html",
-        "figure.html",
-        title=f"{run}: accounting",
-        accounting=_accounting(facts),
-        problems=facts.problems,
-        troubles=troubles.found(facts.shards),
-        no_trouble=troubles.sentence(facts.shards),
-    )
+    run = _title(facts)
+    path = folder / "accounting.html"
+    _write(path, "figure.html", title=f"{run}: accounting", **_account(facts))
     for name, figure in figures.items():
-        _write(
-            folder / f"{name}.html", "figure.html", title=f"{run}: {figure.title}", figure=figure
-        )
+        path = folder / f"{name}.html"
+        _write(path, "figure.html", title=f"{run}: {figure.title}", figure=figure)
 
 
 def _write(path: Path, template: str, **context: Any) -> None:
@@ -128,93 +141,105 @@ def _vega() -> str:
     return str(vl_convert.javascript_bundle(VEGA_NAMES, schema))
 
 
-def _title(manifest: dict[str, Any]) -> str:
-    return f"{manifest['run']} (partial)" if manifest.get("partial") else str(manifest["run"])
+def _title(facts: Facts) -> str:
+    return f"{facts.delivery.run} (partial)" if facts.delivery.partial else facts.delivery.run
 
 
 def _lead(facts: Facts) -> str:
-    manifest, settings = facts.manifest, facts.manifest["settings"]
-    model = settings["options"].get("model")
-    what = settings["workload"] + (f" with {model}" if model else "")
-    names = [Path(file["path"]).name for file in manifest["inputs"]]
+    delivery, settings = facts.delivery, facts.delivery.settings
+    model = settings.options.get("model")
+    what = settings.workload + (f" with {model}" if model else "")
+    names = [Path(file.path).name for file in delivery.inputs]
     files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)
-    finished = words.moment(words.parsed(manifest["finished"]))
-    if manifest.get("partial"):
+    finished = words.moment(words.parsed(delivery.finished))
+    if delivery.partial:
         return (
-            f"Partial results, as of {finished}: "
-            f"{words.records(manifest['counts']['pending'])} of "
-            f"{words.count(manifest['counts']['input'])} not computed yet. {what}, of {files}."
+            f"Partial results, as of {finished}: {words.records(delivery.counts.pending)} of "
+            f"{delivery.counts.input:,} not computed yet. {what}, of {files}."
         )
     return f"{what}, of {files}. Finished {finished}."
 
 
+def _account(facts: Facts) -> dict[str, Any]:
+    """Return what became of the records and of the shards, as the templates take it."""
+    return {
+        "accounting": _accounting(facts),
+        "problems": facts.problems,
+        "troubles": troubles.found(facts.shards),
+        "no_trouble": troubles.sentence(facts.shards),
+    }
+
+
 def _accounting(facts: Facts) -> dict[str, Any]:
-    manifest, counts = facts.manifest, facts.manifest["counts"]
-    terms = [
-        {"name": name, "number": counts[name], "meaning": meaning}
-        for name, meaning in MEANINGS.items()
-        if name in counts
-    ]
-    missing = counts["input"] - sum(term["number"] for term in terms)
-    pending = counts.get("pending", 0)
-    complete = not missing and not facts.doubts and not pending
+    counts = facts.delivery.counts
+    told = {name: getattr(counts, name) for name in MEANINGS if name in counts.model_fields_set}
+    missing = counts.input - sum(told.values())
     verdict = (
         f"{words.records(abs(missing))} not accounted for"
         if missing
         else "The files of this run contradict each other"
         if facts.doubts
-        else f"Partial: {words.records(pending)} not computed yet, the others accounted for"
-        if pending
+        else f"Partial: {words.records(counts.pending)} not computed yet, the others accounted for"
+        if counts.pending
         else "The one record is accounted for"
-        if counts["input"] == 1
-        else f"All {words.records(counts['input'])} are accounted for"
+        if counts.input == 1
+        else f"All {words.records(counts.input)} are accounted for"
     )
-    notes = [f"{note}: {words.records(number)}." for note, number in manifest["notes"].items()]
-    if not counts["ok"]:
+    notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
+    if not counts.ok:
         notes.insert(0, "None of them has features.")
     return {
-        "complete": complete,
+        "complete": not missing and not facts.doubts and not counts.pending,
         "verdict": verdict,
         "doubts": facts.doubts,
-        "input": counts["input"],
-        "terms": terms,
+        "input": counts.input,
+        "terms": [
+            {"name": name, "number": number, "meaning": MEANINGS[name]}
+            for name, number in told.items()
+        ],
         "notes": notes,
     }
 
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
-    wall = facts.wall_seconds
+    wall, delivery = facts.wall_seconds, facts.delivery
     num_devices, num_shards = len(facts.lanes), len(facts.shards)
+    num_distinct = delivery.plan.unique  # a retry computes some of them once more
     tiles = {
         "wall time (extract)": words.duration(wall) if facts.shards else "–",
         "residues": words.short(facts.lengths.total),
-        f"{facts.cost_unit}/s": words.short(facts.tokens / wall) if wall > 0 else "–",
-        "distinct sequence" + "s" * (facts.num_distinct != 1): words.count(facts.num_distinct),
+        f"{facts.cost_unit}/s": words.short(facts.cost / wall) if wall > 0 else "–",
+        "distinct sequence" + "s" * (num_distinct != 1): words.count(num_distinct),
         "device" if num_devices == 1 else "devices": words.count(num_devices),
     }
-    if facts.manifest["gpu_seconds"] > 0:
-        tiles["GPU time"] = words.duration(facts.manifest["gpu_seconds"])
+    if delivery.gpu_seconds > 0:
+        tiles["GPU time"] = words.duration(delivery.gpu_seconds)
     else:
         tiles["shard" if num_shards == 1 else "shards"] = words.count(num_shards)
-    if spent := energy.of(facts.shards, facts.manifest):
-        tiles["energy per M residues"] = words.energy(spent.per_million)
+    if facts.energy:
+        tiles["energy per M residues"] = words.energy(facts.energy.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 
 def _versions(facts: Facts) -> dict[str, str]:
     """Return what the workers had loaded; several versions of one thing where they differ."""
     found: dict[str, set[str]] = {"featuremill": set()}
-    for receipt in facts.manifest["receipts"]:
-        for name, version in receipt["versions"].items():
+    for receipt in facts.delivery.receipts:
+        for name, version in receipt.versions.items():
             found.setdefault(name, set()).add(version)
     found["featuremill"] = found["featuremill"] or {__version__}
     return {name: words.listed(sorted(versions)) for name, versions in found.items()}
 
 
-def _flat(settings: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the settings as lines, the options by their own names."""
-    rows = {key: value for key, value in settings.items() if key != "options"}
-    rows |= {f"options.{key}": value for key, value in settings["options"].items()}
+def _besides(delivery: Delivery) -> dict[str, Any]:
+    """Return what manifest.json tells besides what has a place of its own."""
+    return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
+
+
+def _flat(told: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return an object as lines, the options by their own names and last."""
+    rows = {key: value for key, value in told.items() if key != "options"}
+    rows |= {f"options.{key}": value for key, value in told.get("options", {}).items()}
     return [(key, _plain(value)) for key, value in rows.items()]
 
 
@@ -228,25 +253,25 @@ def _plain(value: Any) -> str:
 
 def _devices(facts: Facts) -> list[dict[str, Any]]:
     rows = []
-    receipts = {receipt["shard"]: receipt for receipt in facts.manifest["receipts"]}
     for lane in sorted({shard.lane for shard in facts.shards}):
         shards = [shard for shard in facts.shards if shard.lane == lane]
-        mine = [receipts[shard.name] for shard in shards]
+        receipts = [shard.receipt for shard in shards]
+        settings: dict[str, set[Any]] = {
+            "threads": {receipt.threads for receipt in receipts},
+            "batch": {receipt.batch_cost for receipt in receipts},
+            "kernels": {receipt.backend for receipt in receipts},
+        }
         rows.append(
             {
                 "name": lane,
-                "shards": len(mine),
+                "shards": len(shards),
                 "busy": words.duration(facts.busy_seconds(lane)),
-                "memory": words.size(int(max(r["peak_memory_mb"] for r in mine) * 2**20)),
-                "use": energy.used(shards) or "–",
+                "memory": words.size(max(r.peak_memory_mb for r in receipts) * 2**20),
+                "use": use_of(shards) or "–",
                 "settings": ", ".join(
-                    f"{label} {words.listed(sorted({str(r[key]) for r in mine}))}"
-                    for label, key in (
-                        ("threads", "threads"),
-                        ("batch", "batch_cost"),
-                        ("kernels", "backend"),
-                    )
-                    if any(r[key] for r in mine)
+                    f"{name} {words.listed(sorted(map(str, values)))}"
+                    for name, values in settings.items()
+                    if any(values)
                 ),
             }
         )
@@ -254,34 +279,34 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
 
 
 def _reproduce(facts: Facts) -> dict[str, str]:
-    manifest, settings = facts.manifest, facts.manifest["settings"]
-    receipts = manifest["receipts"]
-    kinds = {device["kind"] for receipt in receipts for device in devices_of(receipt)}
-    num_together = max((len(devices_of(receipt)) for receipt in receipts), default=1)
-    config = {
-        "run": manifest["run"],
-        "inputs": [file["path"] for file in manifest["inputs"]],
-        "workload": settings["workload"],
-        "options": settings["options"],
+    delivery, receipts = facts.delivery, facts.delivery.receipts
+    kinds = {device.kind for receipt in receipts for device in receipt.devices}
+    config: dict[str, Any] = {
+        "run": delivery.run,
+        "inputs": [file.path for file in delivery.inputs],
+        "workload": delivery.settings.workload,
+        "options": delivery.settings.options,
         "device": kinds.pop() if len(kinds) == 1 else "auto",
-        "gpus": num_together,
+        "gpus": max((len(receipt.devices) for receipt in receipts), default=1),
         "outputs": [
             name
             for name, file in FILES.items()
-            if file_name(file, manifest.get("partial", False)) in manifest["outputs"]
+            if file_name(file, delivery.partial) in delivery.outputs
         ],
-        "max_failed": manifest["counts"]["failed"],
+        "max_failed": delivery.counts.failed,
     }
     if facts.labels:
         config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
-    name = f"{manifest['run']}.yaml"
-    gpus = len({device["uuid"] for r in receipts if is_on_gpu(r) for device in devices_of(r)})
+    told = delivery.settings.as_json() | _besides(delivery)
+    config |= {key: told[key] for key in Run.model_fields if key in told and key not in config}
+    gpus = len({device.uuid for r in receipts if r.is_on_gpu for device in r.devices})
     limit = f" --resources gpu={gpus}" if gpus else ""
     checks = "".join(
-        f"echo {shlex.quote(file['sha256'] + '  ' + file['path'])} | sha256sum --check\n"
-        for file in manifest["inputs"][:20]
+        f"echo {shlex.quote(f'{file.sha256}  {file.path}')} | sha256sum --check\n"
+        for file in delivery.inputs[:20]
     )
+    name = shlex.quote(f"{delivery.run}.yaml")
     return {
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=10_000),
-        "commands": f"{checks}snakemake --configfile {shlex.quote(name)} --cores all{limit}",
+        "commands": f"{checks}snakemake --configfile {name} --cores all{limit}",
     }

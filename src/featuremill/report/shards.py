@@ -1,52 +1,61 @@
-"""Shards as the figures use them: who computed one, when, and how long each stage took."""
+"""Shards as the figures use them, and the clock time that they took.
+
+Times are in seconds since 1970.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from featuremill.base import words
-from featuremill.report.timeline import Interval
-from featuremill.status.failed_counts import clipped
-from featuremill.store.receipts import device_name, devices_of, is_on_gpu, own_energy_j
+from featuremill.base.text import clipped
+from featuremill.store.receipt import Receipt, UsedDevice, name_of_devices
+
+CLOCK_TOLERANCE_SECONDS = 1.0
+"""Clocks are read before and after the lock: shards that overlap by less ran one after another."""
+
+
+class Interval(NamedTuple):
+    """A span of clock time."""
+
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.begin
 
 
 class Shard(NamedTuple):
-    """One receipt, as the figures use it."""
+    """A receipt, with the names and times that the page shows."""
 
-    name: str
+    receipt: Receipt
     host: str
     device: str
     """The device's model, such as "NVIDIA H200" or "2 × NVIDIA L4"."""
     lane: str
     """The device, or those that held one model together: model, identity and host."""
-    is_on_gpu: bool
-    tokens: int
-    rows: int
-    failed: int
-    resumed_batches: int
-    crashes: int
-    oom_splits: int
-    seconds: dict[str, float]
-    """By stage, and in total. `prepare` and `write` go on beside `run`."""
-    telemetry: dict[str, float]
-    """What its samples come to; empty where none were taken. Energy only of GPUs of its own."""
-    throttled_seconds: dict[str, float]
-    """How long a GPU's clocks were lowered, by reason."""
     claimed: Interval
     """From the job's start, waiting for a device included."""
     working: Interval
     """On the device."""
 
     @property
+    def name(self) -> str:
+        return self.receipt.shard
+
+    @property
     def rate(self) -> float:
-        """Tokens a second on the device, loading included."""
-        return self.tokens / max(self.working.end - self.working.begin, 1e-3)
+        """Cost a second on the device, loading included."""
+        return self.receipt.cost / max(self.working.seconds, 1e-3)
 
     @property
     def running_rate(self) -> float | None:
-        """Tokens a second while it computed; None where that was too short to say."""
-        return self.tokens / self.seconds["run"] if self.seconds["run"] >= 0.01 else None
+        """Cost a second while it computed; None where that was too short to say."""
+        seconds = self.receipt.seconds["run"]
+        return self.receipt.cost / seconds if seconds >= 0.01 else None
 
 
 class Piece(NamedTuple):
@@ -60,41 +69,52 @@ class Piece(NamedTuple):
     """None for an attempt that ended before the shard was done."""
 
 
-def lane_of(devices: Sequence[dict[str, Any]], host: str) -> str:
+def lane_of(devices: Sequence[UsedDevice], host: str) -> str:
     """Return the devices that held one model together: model, identity and host."""
-    name = clipped(device_name({"devices": devices}))
-    uuids = "+".join(sorted(device["uuid"].removeprefix("GPU-")[:8] for device in devices))
-    identity = f" {clipped(uuids)}" if devices[0]["kind"] == "cuda" else ""
-    return f"{name}{identity} · {host}"
+    uuids = "+".join(sorted(device.uuid.removeprefix("GPU-")[:8] for device in devices))
+    identity = f" {clipped(uuids)}" if devices[0].kind == "cuda" else ""
+    return f"{clipped(name_of_devices(devices))}{identity} · {host}"
 
 
-def shard_of(receipt: dict[str, Any]) -> Shard:
+def shard_of(receipt: Receipt) -> Shard:
     """Return what the figures need of a receipt."""
-    told = receipt.get("telemetry", {})
-    left_out = {"throttled_seconds", "of_whole_gpu"}
-    left_out |= {"energy_j"} if own_energy_j(receipt) is None else set()
-    slow = told.get("throttled_seconds", {})
-    devices, host = devices_of(receipt), clipped(receipt["host"])
-    seconds: dict[str, float] = receipt["seconds"]
-    started, finished = words.parsed(receipt["started"]), words.parsed(receipt["finished"])
+    host, seconds = clipped(receipt.host), receipt.seconds
+    started, finished = words.parsed(receipt.started), words.parsed(receipt.finished)
     # A receipt may carry whole seconds; its durations are finer.
     finished = max(finished, started + seconds["total"])
-    name = clipped(device_name(receipt))
     return Shard(
-        name=receipt["shard"],
+        receipt=receipt,
         host=host,
-        device=name,
-        lane=lane_of(devices, host),
-        is_on_gpu=is_on_gpu(receipt),
-        tokens=receipt["cost"],
-        rows=receipt["rows"],
-        failed=receipt["failed"],
-        resumed_batches=receipt["resumed_batches"],
-        crashes=receipt["retries"],
-        oom_splits=receipt["oom_splits"],
-        seconds=seconds,
-        telemetry={key: float(told[key]) for key in told if key not in left_out},
-        throttled_seconds={clipped(reason): float(slow[reason]) for reason in slow},
+        device=clipped(receipt.device_name),
+        lane=lane_of(receipt.devices, host),
         claimed=Interval(started, finished),
         working=Interval(min(started + seconds["wait"], finished), finished),
     )
+
+
+def busy_seconds(intervals: Iterable[Interval]) -> float:
+    """Return how much clock time `intervals` cover."""
+    return sum(span.seconds for span in _union(intervals))
+
+
+def wall_seconds(intervals: Iterable[Interval]) -> float:
+    """Return the clock time from the first begin to the last end, without the pauses.
+
+    A run that was extended a month later has a month of nothing in its middle. A pause is longer
+    than a tenth of the working time, and than a minute.
+    """
+    covered = _union(intervals)
+    busy = sum(span.seconds for span in covered)
+    gaps = [later.begin - earlier.end for earlier, later in pairwise(covered)]
+    return busy + sum(gap for gap in gaps if gap <= max(60.0, 0.1 * busy))
+
+
+def _union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the spans that `intervals` cover, in order and disjoint."""
+    covered: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if covered and begin <= covered[-1].end:
+            covered[-1] = Interval(covered[-1].begin, max(end, covered[-1].end))
+        else:
+            covered.append(Interval(begin, end))
+    return covered

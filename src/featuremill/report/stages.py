@@ -114,8 +114,10 @@ def _spent(shards: Iterable[Shard]) -> dict[str, float]:
     and a device that waited for the host.
     """
     shards = list(shards)
-    spent = {stage: sum(s.seconds[stage] for s in shards) for stage in STAGES if stage != "other"}
-    total = sum(s.seconds["total"] for s in shards)
+    spent = {
+        stage: sum(s.receipt.seconds[stage] for s in shards) for stage in STAGES if stage != "other"
+    }
+    total = sum(s.receipt.seconds["total"] for s in shards)
     hidden = sum(spent.values()) - total
     spent["write"] = max(0.0, spent["write"] - max(0.0, hidden))
     spent["other"] = max(0.0, -hidden)
@@ -144,7 +146,7 @@ def _sentence(shards: list[Shard]) -> str:
     whole = sum(spent.values())
     start_up = spent["load"] + spent["other"]
     parts = [f"{stage} {words.share(spent[stage], whole)}" for stage in STAGES if spent[stage] > 0]
-    prepared = sum(shard.seconds["prepare"] for shard in shards)
+    prepared = sum(shard.receipt.seconds["prepare"] for shard in shards)
     text = (
         f"The shards took {words.duration(whole)} in all: {words.listed(parts)}. Starting up (load "
         f"and other) is {words.share(start_up, whole)} of it."
@@ -158,7 +160,7 @@ def _sentence(shards: list[Shard]) -> str:
             " Fewer, larger shards would spend less on loading and starting: shards.cost: auto "
             "makes such of more records."
         )
-    if any(shard.crashes for shard in shards):
+    if any(shard.receipt.retries for shard in shards):
         text += " Attempts whose worker died count as other: see the shards that had trouble."
     return text
 
@@ -168,7 +170,7 @@ def _are_small(shards: list[Shard]) -> bool:
 
     A shard that was interrupted started more than once, which no size would have spared.
     """
-    smooth = [shard for shard in shards if not shard.crashes and not shard.resumed_batches]
+    smooth = [s for s in shards if not s.receipt.retries and not s.receipt.resumed_batches]
     spent = _spent(smooth)
     has_several = len(smooth) > len({shard.lane for shard in smooth})
     return has_several and spent["load"] + spent["other"] > 0.25 * sum(spent.values())

@@ -1,163 +1,185 @@
-"""When which device worked: lanes, idle pauses and busy time, from the shards' clock times.
-
-Knows nothing of files or charts. Times are seconds since 1970.
-"""
+"""The timeline: which device did what, and when."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-CLOCK_TOLERANCE_SECONDS = 1.0
-"""Clocks are read before and after the lock: shards that overlap by less ran one after another."""
+import altair as alt
+
+from featuremill.base import words
+from featuremill.base.words import counted
+from featuremill.report.chart import (
+    CATEGORIES,
+    LABEL_WIDTH,
+    NOTHING_COMPUTED,
+    REST,
+    Clock,
+    Figure,
+    beside_labels,
+    drawn,
+    values,
+)
+from featuremill.report.facts import Facts
+from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Interval, Piece
+
+TITLE = "Which device did what, and when"
+COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
+    "computed",
+    "resumed",
+    "after a crash",
+    "cut short",
+)
+COLOURS = (*CATEGORIES[:3], REST)
+MAX_LABELS = 24
+"""Lanes that still get their device's name written above them."""
 MAX_BARS = 2_000
 """Above this, neighbouring shards share one bar: the page stays small, and no pixel is lost."""
 
 
-class Interval(NamedTuple):
-    """A span of clock time."""
-
-    begin: float
-    end: float
-
-
 class Bar(NamedTuple):
-    """One bar of the timeline: a shard, or neighbouring shards of one lane."""
+    """One bar: a piece of work, or neighbouring ones of one lane."""
 
     lane: int
-    begin: float
-    """Seconds on the axis, as `end`."""
-    end: float
-    members: tuple[int, ...]
-    """The shards' positions in the input of `lay_out`."""
+    span: Interval
+    members: tuple[Piece, ...]
 
 
-class Pause(NamedTuple):
-    """A time in which no device worked at all, drawn shorter than it was."""
-
-    at: float
-    """Seconds on the axis."""
-    seconds: float
-
-
-class Stretch(NamedTuple):
-    """Clock time that is drawn as long as it was."""
-
-    begin: float
-    """Clock time."""
-    end: float
-    skipped: float
-    """What to subtract from clock time to get the axis's seconds."""
-
-
-class Layout(NamedTuple):
-    """Where everything is drawn."""
-
-    bars: list[Bar]
-    lanes: list[str]
-    pauses: list[Pause]
-    end: float
-    """Where the axis ends, in its seconds."""
-    stretches: list[Stretch]
-
-    def at(self, moment: float) -> float:
-        """Return where a clock time stands on the axis; within a pause, where that begins."""
-        stretch = next((s for s in reversed(self.stretches) if moment >= s.begin), None)
-        return 0.0 if stretch is None else min(moment, stretch.end) - stretch.skipped
+def figure(facts: Facts, clock: Clock | None) -> Figure:
+    """Return the timeline of a run's shards."""
+    if clock is None:
+        return Figure("timeline", TITLE, NOTHING_COMPUTED)
+    lanes, bars = lay_out(facts.pieces)
+    height, thick = (
+        (46, 18) if len(lanes) <= 8 else (32, 13) if len(lanes) <= MAX_LABELS else (10, 8)
+    )
+    no_labels = alt.Axis(
+        labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
+    )
+    y = alt.Y("lane:O", axis=no_labels, scale=alt.Scale(padding=0))
+    rows = [_row(clock, bar, lanes[bar.lane]) for bar in bars]
+    # Clipped, as an outline beyond the right end would make this axis shorter than the others.
+    shape = {"height": thick, "yOffset": min(9, height / 4), "clip": len(lanes) <= MAX_LABELS}
+    marks = (
+        alt.Chart(values(rows))
+        .mark_bar(style="shard", **shape)
+        .encode(
+            x=clock.x("begin"),
+            x2="end:Q",
+            y=y,
+            color=_color(rows),
+            tooltip=_tooltip(facts.cost_unit),
+        )
+    )
+    labels = _labels(lanes, y, height) if len(lanes) <= MAX_LABELS else []
+    chart = alt.layer(marks, *labels).properties(width="container", height=height * len(lanes))
+    return drawn("timeline", TITLE, _sentence(facts, clock, len(bars)), chart)
 
 
-def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Return the spans that `intervals` cover, in order and disjoint."""
-    covered: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if covered and begin <= covered[-1].end:
-            covered[-1] = Interval(covered[-1].begin, max(end, covered[-1].end))
-        else:
-            covered.append(Interval(begin, end))
-    return covered
+def lay_out(pieces: Sequence[Piece]) -> tuple[list[str], list[Bar]]:
+    """Return each lane's device, and the bars.
 
-
-def seconds_of(intervals: Iterable[Interval]) -> float:
-    """Return how much clock time `intervals` cover."""
-    return sum(end - begin for begin, end in union(intervals))
-
-
-def pauses(covered: Sequence[Interval]) -> list[Interval]:
-    """Return the gaps between disjoint spans that are a pause rather than a part of the work.
-
-    A run that was extended a month later has a month of nothing in its middle. A pause is longer
-    than a tenth of the working time, and than a minute.
+    Each device has one lane, and more only where its shards truly ran side by side.
     """
-    least = max(60.0, 0.1 * sum(end - begin for begin, end in covered))
-    gaps = (Interval(one.end, next.begin) for one, next in pairwise(covered))
-    return [gap for gap in gaps if gap.end - gap.begin > least]
-
-
-def wall_seconds(intervals: Iterable[Interval]) -> float:
-    """Return the clock time from the first begin to the last end, without the pauses."""
-    covered = union(intervals)
-    if not covered:
-        return 0.0
-    idle = sum(end - begin for begin, end in pauses(covered))
-    return covered[-1].end - covered[0].begin - idle
-
-
-def lay_out(spans: Sequence[Interval], devices: Sequence[str]) -> Layout:
-    """Put every shard on a lane of its device, and shorten the pauses that would hide the work."""
-    covered = union(spans)
-    shown = 0.03 * sum(end - begin for begin, end in covered)
-    begin, skipped = covered[0].begin, covered[0].begin
-    marks: list[Pause] = []
-    stretches: list[Stretch] = []
-    for pause in pauses(covered):
-        stretches.append(Stretch(begin, pause.begin, skipped))
-        marks.append(Pause(pause.begin - skipped + shown / 2, pause.end - pause.begin))
-        skipped += pause.end - pause.begin - shown
-        begin = pause.end
-    stretches.append(Stretch(begin, covered[-1].end, skipped))
-    end = covered[-1].end - skipped
-    lanes, lane_of = _lanes(spans, devices)
-    layout = Layout([], lanes, marks, end, stretches)
-    for position in sorted(range(len(spans)), key=lambda index: spans[index]):
-        place = (layout.at(spans[position].begin), layout.at(spans[position].end))
-        layout.bars.append(Bar(lane_of[position], *place, (position,)))
-    return layout._replace(bars=_coarser(layout.bars, end))
-
-
-def _lanes(spans: Sequence[Interval], devices: Sequence[str]) -> tuple[list[str], dict[int, int]]:
-    """Give each device one lane, and more only where its shards truly ran side by side."""
-    names: list[str] = []
-    lane_of: dict[int, int] = {}
-    for device in sorted(set(devices)):
-        mine = [position for position in range(len(spans)) if devices[position] == device]
-        first, free_from = len(names), list[float]()
-        for position in sorted(mine, key=lambda index: spans[index]):
-            begin, end = spans[position]
+    lanes: list[str] = []
+    bars: list[Bar] = []
+    for device in sorted({piece.lane for piece in pieces}):
+        first, free_from = len(lanes), list[float]()
+        mine = (piece for piece in pieces if piece.lane == device)
+        for piece in sorted(mine, key=lambda piece: piece.working):
+            begin, end = piece.working
             slot = next(
                 (i for i, free in enumerate(free_from) if begin >= free - CLOCK_TOLERANCE_SECONDS),
                 len(free_from),
             )
             if slot == len(free_from):
                 free_from.append(end)
-                names.append(device)
+                lanes.append(device)
             free_from[slot] = end
-            lane_of[position] = first + slot
-    return names, lane_of
+            bars.append(Bar(first + slot, piece.working, (piece,)))
+    bars.sort(key=lambda bar: bar.span)
+    return lanes, _coarser(bars, len(lanes)) if len(bars) > MAX_BARS else bars
 
 
-def _coarser(bars: list[Bar], end: float) -> list[Bar]:
-    """Join neighbours less than a pixel apart when there are too many bars."""
-    if len(bars) <= MAX_BARS:
-        return bars
+def _coarser(bars: Sequence[Bar], num_lanes: int) -> list[Bar]:
+    """Join neighbours less than a pixel apart."""
     joined: dict[tuple[int, int], Bar] = {}
-    step = end / (MAX_BARS / (1 + max(bar.lane for bar in bars)))
+    start, end = bars[0].span.begin, max(bar.span.end for bar in bars)
+    step = (end - start) / (MAX_BARS / num_lanes)
     for bar in bars:
-        key = (bar.lane, int(bar.begin // step))
-        before = joined.get(key)
-        joined[key] = (
-            bar
-            if before is None
-            else Bar(bar.lane, before.begin, max(before.end, bar.end), before.members + bar.members)
-        )
+        key = (bar.lane, int((bar.span.begin - start) // step))
+        if before := joined.get(key):
+            span = Interval(before.span.begin, max(before.span.end, bar.span.end))
+            bar = Bar(bar.lane, span, before.members + bar.members)
+        joined[key] = bar
     return list(joined.values())
+
+
+def _color(rows: list[dict[str, Any]]) -> Any:
+    present = {row["state"] for row in rows}
+    shown = [state for state in STATES if state in present]
+    legend = alt.Legend(title=None, values=shown, offset=24, columns=3) if len(shown) > 1 else None
+    scale = alt.Scale(domain=list(STATES), range=list(COLOURS))
+    return alt.Color("state:N", scale=scale, legend=legend)
+
+
+def _tooltip(cost_unit: str) -> list[Any]:
+    tokens = alt.Tooltip("tokens:Q", title=cost_unit, format=",d")
+    return ["shard:N", "device:N", "state:N", "started:N", "took:N", tokens, "records:N"]
+
+
+def _row(clock: Clock, bar: Bar, device: str) -> dict[str, Any]:
+    receipts = [piece.shard.receipt for piece in bar.members if piece.shard is not None]
+    failed = sum(receipt.failed for receipt in receipts)
+    resumed = any(receipt.resumed_batches for receipt in receipts)
+    crashed = any(receipt.retries for receipt in receipts)
+    more = f" and {len(bar.members) - 1:,} more" if len(bar.members) > 1 else ""
+    row: dict[str, Any] = {
+        "lane": bar.lane,
+        "begin": clock.at(bar.span.begin),
+        "end": clock.at(bar.span.end),
+        "state": CRASHED if crashed else RESUMED if resumed else COMPUTED if receipts else STOPPED,
+        "shard": bar.members[0].name[:12] + more,
+        "device": device,
+        "started": words.moment(bar.members[0].working.begin),
+        "took": words.duration(sum(piece.working.seconds for piece in bar.members)),
+    }
+    if receipts:
+        row["tokens"] = sum(receipt.cost for receipt in receipts)
+        row["records"] = f"{sum(receipt.rows for receipt in receipts):,}"
+        row["records"] += f", {failed:,} failed" if failed else ""
+    return row
+
+
+def _labels(lanes: Sequence[str], y: Any, height: int) -> list[Any]:
+    """Write each device's name above its bars: beside them it would take half a phone's screen.
+
+    Twice, and broad in the page's colour below: the lines of the axis go through the letters.
+    """
+    rows = [
+        {"lane": lane, "device": name}
+        for lane, name in enumerate(lanes)
+        if lane == 0 or name != lanes[lane - 1]
+    ]
+    base = alt.Chart(values(rows)).encode(x=alt.value(-LABEL_WIDTH), y=y, text="device:N")
+    place: dict[str, Any] = {"align": "left", "baseline": "middle", "dy": 2 - height / 4}
+    return [base.mark_text(style=style, **place) for style in ("lane-behind", "lane")]
+
+
+def _sentence(facts: Facts, clock: Clock, num_bars: int) -> str:
+    shards, lanes, wall = facts.shards, facts.lanes, facts.wall_seconds
+    hosts = {shard.host for shard in shards}
+    text = f"{counted(len(shards), 'shard')} on {counted(len(lanes), 'device')}"
+    text += f" of {len(hosts)} hosts." if len(hosts) > 1 else "."
+    subject = "the device was" if len(lanes) == 1 else "the devices were"
+    busy = sum(facts.busy_seconds(lane) for lane in lanes)
+    aside = ", pauses aside" if wall < clock.span.seconds - 60 else ""
+    text += (
+        f" From the first to the last{aside}, {subject} busy "
+        f"{words.share(busy, wall * len(lanes))} of the time; gaps are idle time."
+    )
+    if stopped := len(facts.pieces) - len(shards):
+        text += f" {counted(stopped, 'earlier attempt')} ended before the shard was done."
+    if num_bars < len(facts.pieces):
+        text += " Neighbouring shards share a bar."
+    return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.report.shards import Shard
 
 MAX_EXAMPLES = 3
@@ -34,20 +34,20 @@ class Trouble(NamedTuple):
 
 def waited_for_disk(shard: Shard) -> bool:
     """Tell whether the device waited much for rows to be written; old receipts do not say."""
-    waited = shard.seconds.get("waited_for_disk", 0.0)
-    return waited > MUCH_WAITING * shard.seconds.get("compute", 0.0)
+    seconds = shard.receipt.seconds
+    return seconds.get("waited_for_disk", 0.0) > MUCH_WAITING * seconds.get("compute", 0.0)
 
 
 KINDS = (
     Kind(
         "memory ran out, batches were halved",
-        lambda shard: shard.oom_splits,
+        lambda shard: shard.receipt.oom_splits,
         "Nothing is lost but time. A smaller batch (batch_tokens in the options of esm2) or a "
         "device with more memory spares it.",
     ),
     Kind(
         "the worker died and was started again",
-        lambda shard: shard.crashes,
+        lambda shard: shard.receipt.retries,
         "Nothing is lost but time. The shard's log in logs/<run>/extract/ says what happened; "
         "featuremill doctor looks at the device.",
     ),
@@ -59,7 +59,7 @@ KINDS = (
     ),
     Kind(
         "batches were kept from before a stop or a crash",
-        lambda shard: shard.resumed_batches,
+        lambda shard: shard.receipt.resumed_batches,
         "Nothing: the shard went on from there.",
     ),
 )

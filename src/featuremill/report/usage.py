@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from featuremill.base.text import clipped
 from featuremill.report.chart import evenly
-from featuremill.report.shards import Piece, Shard, lane_of
-from featuremill.report.timeline import Interval
-from featuremill.status.failed_counts import clipped
+from featuremill.report.shards import Interval, Piece, Shard, lane_of
 from featuremill.store import telemetry
+from featuremill.store.receipt import UsedDevice
 from featuremill.store.results import Results
 
 MAX_FILES = 200
@@ -24,15 +24,14 @@ RATE_SECONDS = 3.0
 """Over shorter times the clock's grain would show; where batches take longer, so does this."""
 HIGHEST = frozenset(("memory_mb", "temperature_c", "process.memory_mb"))
 """What is interesting at its highest; of the others, the mean."""
-OF_RECEIPTS = {
-    "utilisation_percent": "utilisation",
+OF_GPUS = {
+    "utilisation": "utilisation_percent",
     "memory_mb": "memory_mb",
     "power_w": "power_w",
     "temperature_c": "temperature_c",
-    "cpu_percent": "process.cpu_percent",
-    "process_memory_mb": "process.memory_mb",
 }
-"""A receipt's names of what a sample holds."""
+OF_PROCESS = {"process.cpu_percent": "cpu_percent", "process.memory_mb": "process_memory_mb"}
+"""A receipt's names of what samples hold of GPUs, or of a process on the CPU."""
 
 
 class Point(NamedTuple):
@@ -60,7 +59,7 @@ class Usage(NamedTuple):
     """Shards that `points` are of."""
 
 
-def read(folder: Results, recipe: str, shards: Sequence[Shard]) -> Usage | None:
+def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
     """Return what is known of how the `shards` used their devices; None where that is nothing."""
     points: list[Point] = []
     stopped: list[Piece] = []
@@ -70,7 +69,8 @@ def read(folder: Results, recipe: str, shards: Sequence[Shard]) -> Usage | None:
     most = max(2, MAX_POINTS // max(1, len(chosen)))
     names = set()
     for shard in chosen:
-        attempts = telemetry.read(folder.telemetry(recipe, shard.name)) if is_few else []
+        path = results.telemetry(shard.receipt.recipe, shard.name)
+        attempts = telemetry.read(path) if is_few else []
         share = max(2, most // max(1, len(attempts)))
         own = [point for n, one in enumerate(attempts) for point in _sampled(one, shard, n, share)]
         has_samples = has_samples or bool(own)
@@ -83,11 +83,9 @@ def read(folder: Results, recipe: str, shards: Sequence[Shard]) -> Usage | None:
 
 def _of_receipt(shard: Shard) -> list[Point]:
     """Return a level line over the time of the shard."""
-    values = {
-        name: float(shard.telemetry[key])
-        for key, name in OF_RECEIPTS.items()
-        if key in shard.telemetry and name.startswith("process.") is not shard.is_on_gpu
-    }
+    names = OF_GPUS if shard.receipt.is_on_gpu else OF_PROCESS
+    told = {name: getattr(shard.receipt.telemetry, key) for name, key in names.items()}
+    values = {name: float(value) for name, value in told.items() if value is not None}
     line = f"{shard.lane} {shard.name}"
     moments = shard.working if values else ()
     return [Point(moment, shard.lane, shard.name, line, values) for moment in moments]
@@ -95,21 +93,14 @@ def _of_receipt(shard: Shard) -> list[Point]:
 
 def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -> Iterator[Point]:
     """Yield the samples of one attempt, averaged to about `most` points at most, of all devices."""
-    host = clipped(attempt.start.get("host", shard.host))
-    held = {
-        device["uuid"]: device
-        for event in attempt.devices
-        for device in event.get("devices", ())
-        if {"uuid", "name", "kind"} <= set(device)
-    }
+    held = {device.uuid: device for event in attempt.devices for device in _devices_of(event)}
     samples = _with_rates([s for s in attempt.samples if s.get("stage", "wait") != "wait"])
     size = max(1, -(-len(samples) * max(1, len(held)) // most))
     chunks = iter(samples)
     while chunk := list(islice(chunks, size)):
         moment = sum(sample["time"] for sample in chunk) / len(chunk)
         for uuid, values in _values(chunk).items():
-            known = [held[uuid]] if uuid in held else []
-            device = lane_of(known, host) if known else shard.lane
+            device = lane_of([held[uuid]], _host(attempt, shard)) if uuid in held else shard.lane
             yield Point(moment, device, shard.name, f"{device} {shard.name} {number}", values)
 
 
@@ -161,10 +152,22 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
     for attempt in reversed(attempts[:-1]):
         if (attempt.end or {}).get("status") == "ok":
             return
-        devices = [event.get("devices") for event in attempt.devices if event.get("devices")]
+        devices = [found for event in attempt.devices if (found := _devices_of(event))]
         moments = [s["time"] for s in attempt.samples if s.get("stage", "wait") != "wait"]
-        is_told = devices and all({"uuid", "name", "kind"} <= set(one) for one in devices[-1])
-        if is_told and moments:
+        if devices and moments:
             last = (attempt.end or {}).get("time", moments[-1])
-            lane = lane_of(devices[-1], clipped(attempt.start.get("host", shard.host)))
+            lane = lane_of(devices[-1], _host(attempt, shard))
             yield Piece(shard.name, lane, Interval(moments[0], max(moments[0], last)), None)
+
+
+def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
+    """Return the devices that an event tells all of."""
+    return [
+        UsedDevice(kind=told["kind"], uuid=told["uuid"], name=told["name"])
+        for told in event.get("devices", ())
+        if {"kind", "uuid", "name"} <= set(told)
+    ]
+
+
+def _host(attempt: telemetry.Attempt, shard: Shard) -> str:
+    return clipped(attempt.start.get("host", shard.host))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.merge.loading import pooled_column, written
 from featuremill.merge.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.search.vectors import Mapped, Table, Vectors

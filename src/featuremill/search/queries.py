@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.search import names
 from featuremill.search.nearest import Matrix

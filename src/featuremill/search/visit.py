@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.search.hits import Hit, hits_of, num_queries_at_once
 from featuremill.search.nearest import Metric
 from featuremill.search.opening import Searched, open_results

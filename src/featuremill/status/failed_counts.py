@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.reasons import kind_of
-from featuremill.base.text import one_line
+from featuremill.base.text import clipped as clipped
 
 MAX_REASONS = 50
 MAX_EXAMPLES = 3
 MAX_DETAIL = 60
-MAX_TEXT = 120
-"""Characters of a stranger's text (an id, a path) that the page shows."""
 
 
 class Example(NamedTuple):
@@ -79,9 +77,3 @@ def read(path: Path) -> Problems:
         for status, reason in commonest
     ]
     return Problems(groups, listed, listed - sum(group.number for group in groups), path.name)
-
-
-def clipped(text: str, most: int = MAX_TEXT) -> str:
-    """Return `text` short enough to show, and "…" where something was cut."""
-    text = one_line(text[: 2 * most])
-    return text if len(text) <= most else text[: most - 1] + "…"

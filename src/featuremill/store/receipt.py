@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -97,9 +98,7 @@ class Receipt(JsonFile):
     @property
     def device_name(self) -> str:
         """The model of the devices, such as "NVIDIA L4" or "2 × NVIDIA L4"."""
-        names = [device.name for device in self.devices]
-        counts = {name: names.count(name) for name in names}
-        return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())
+        return name_of_devices(self.devices)
 
     @property
     def own_energy_j(self) -> Number | None:
@@ -111,3 +110,10 @@ class Receipt(JsonFile):
     def counts(self, num_rows: int, num_failed: int) -> bool:
         """Tell whether it counts what its part holds: so many rows, so many of them failed."""
         return (self.rows, self.ok, self.failed) == (num_rows, num_rows - num_failed, num_failed)
+
+
+def name_of_devices(devices: Sequence[UsedDevice]) -> str:
+    """Return the model of devices that hold one model together."""
+    names = [device.name for device in devices]
+    counts = {name: names.count(name) for name in names}
+    return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())

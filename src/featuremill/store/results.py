@@ -11,6 +11,7 @@ results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,6 +99,23 @@ class Results(NamedTuple):
         return Delivery.find(
             self.root / ("manifest.partial.json" if is_partial else "manifest.json")
         )
+
+    def read_delivery(self, is_partial: bool = False) -> Delivery:
+        """Return what manifest.json (or manifest.partial.json) says.
+
+        Raises:
+            UserError: when there is none, or a newer featuremill wrote it.
+            IntegrityError: when it is not what was written.
+        """
+        path = self.root / ("manifest.partial.json" if is_partial else "manifest.json")
+        try:
+            return Delivery.read(path)
+        except FileNotFoundError:
+            merge = f"featuremill merge {shlex.quote(str(self.root))} --partial"
+            first = merge if is_partial else command_line.again(self.root)
+            raise UserError(
+                f"{path}: there are no merged results here; make them first ({first})."
+            ) from None
 
 
 def _if_of(receipt: Receipt | None, recipe: str, shard: str) -> Receipt | None:

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from featuremill import config, inputs
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.config.init.survey import Survey, names, surveyed
 from featuremill.flow import file_times
 from featuremill.store import command_line, files

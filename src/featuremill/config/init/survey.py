@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from featuremill import inputs
 from featuremill.base.reasons import head_of
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.config.init.ids import Ids
 from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from featuremill.base.sizes import counted
 from featuremill.base.text import wrapped
+from featuremill.base.words import counted
 from featuremill.doctor.audit.figures import MIN_PROTEINS_FOR_TEN
 from featuremill.doctor.audit.report import BOUNDS, Report
 

@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from featuremill.base.progress import clock
-from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
+from featuremill.base.words import clock, counted, human_bytes
 from featuremill.plan.estimate import warnings
 
 WIDTH = 96

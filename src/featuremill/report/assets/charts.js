@@ -32,7 +32,6 @@
         "shard": { stroke: card, strokeWidth: 1, cornerRadius: 2 },
         "point": { filled: true, opacity: 0.75, size: 46 },
         "cloud": { opacity: 0.75 },
-        "roof": { strokeDash: [7, 4], strokeWidth: 1.5 },
         "curve": { strokeWidth: 1.4, strokeJoin: "round" },
         "hover": { filled: true, opacity: 0, size: 90 },
         "guide": { color: muted, strokeDash: [3, 3], strokeWidth: 1 },
