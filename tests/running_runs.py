@@ -39,15 +39,22 @@ class RunningRun:
         self.folder = Results(folder / "results" / "test")
         self.names = [name_of(number) for number in range(num_shards)]
         shards = [
-            {"shard": name, "records": RECORDS, "cost": COST, "bytes": 8} for name in self.names
+            {"shard": name, "records": RECORDS, "wanted": RECORDS, "cost": COST, "bytes": 8}
+            for name in self.names
         ]
         records = RECORDS * num_shards
-        counts = {"input": records, "refused": 0, "duplicate": 0, "unique": records}
+        counts = {"input": records, "refused": 0, "duplicate": 0}
+        counts |= {"planned": records, "unique": records}
+        settings = {"workload": "poison", "version": "1", "options": {}, "weights_sha256": None}
         self.plan = {
             "run": "test",
             "recipe": RECIPE,
             "workload": "poison",
-            "settings": {"options": {}},
+            "workload_version": "1",
+            "settings": settings,
+            "device": "auto",
+            "weights": None,
+            "lengths": {"total": COST * num_shards, "longest": 10},
             "inputs": [],
             "counts": counts,
             "refusals": {},

@@ -26,13 +26,14 @@ from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
 from featuremill.flow import totals
+from featuremill.status import shards
 from featuremill.status.top import lines, visit
 from featuremill.status.top.picture import picture
 from featuremill.status.top.reader import Reader
-from featuremill.status.top.report import as_json
 from featuremill.status.top.spread import length
 from featuremill.status.top.tails import Tail
 from featuremill.store import lock_holder, run_lock
+from featuremill.store.json_file import JsonFile
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
@@ -53,7 +54,7 @@ def visited(verbs, **given):
 
 def looked(run):
     """Return what a first look at the run finds, as programs get it."""
-    return as_json(Reader(run.folder.root).look())
+    return Reader(run.folder.root).look().as_json()
 
 
 def drawn(scene, width=120, height=None):
@@ -143,13 +144,12 @@ def test_only_what_is_new_is_read(run, monkeypatch):
     reader = Reader(run.folder.root)
     assert len(reader.look().jobs) == 1, "nobody holds the other one's lock"
     read = []
-    monkeypatch.setattr("featuremill.status.top.reader.read_sealed", lambda path: read.append(path))
-    monkeypatch.setattr(
-        "featuremill.status.top.reader.held_by", lambda lock: held(read.append(lock))
-    )
+    monkeypatch.setattr(shards, "held_by", lambda lock: held(read.append(lock)))
+    for name in ("read", "find"):
+        monkeypatch.setattr(JsonFile, name, lambda path: read.append(path))
 
     def held(_):
-        return type("Holder", (), {"state": "running", "who": {"pid": 4242}})
+        return "running", shards.Holder(pid=4242)
 
     jobs[0].sample(300)
     (job,) = reader.look().jobs
@@ -163,7 +163,7 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     job = run.start(0, A)
     job.sample(400)
     scene = reader.look()
-    assert scene.phase == "computing" and scene.totals.records_done == 40
+    assert scene.phase == "computing" and scene.totals.records == 40
     job.end("failed", "every device failed 2 times \x1b[31m")
     scene = reader.look()
     assert [one.message for one in scene.ended] == ["every device failed 2 times \\x1b[31m"]
@@ -174,9 +174,9 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     again.sample(700)
     run.finish(0, B)  # the job still holds its lock then
     scene = reader.look()
-    assert (scene.totals.records_done, scene.totals.shards_done, scene.jobs) == (100, 1, [])
+    assert (scene.totals.records, scene.totals.shards, scene.jobs) == (100, 1, [])
     again.end()
-    assert reader.look().totals.records_done == 100
+    assert reader.look().totals.records == 100
 
 
 @pytest.mark.slow
@@ -199,8 +199,8 @@ def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
         scene = reader.look()
         console.print(picture(scene, 120, 40))
     each = (time.process_time() - began) / looks
-    assert scene.totals.shards_done == 2000 and len(scene.at_work) == 4
-    assert scene.totals.records_done == 200_000 + 4 * 51
+    assert scene.totals.shards == 2000 and len(scene.at_work) == 4
+    assert scene.totals.records == 200_000 + 4 * 51
     assert each <= 0.05, f"{1000 * each:.0f} ms of processor time a look"
 
 

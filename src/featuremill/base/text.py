@@ -35,6 +35,13 @@ def one_line(text: str) -> str:
     return CONTROL.sub(lambda found: _written_out(found.group()), text)
 
 
+def clipped(text: str, most: int = 120) -> str:
+    """Return a stranger's `text` (an id, a path) short enough for a table, and "…" where something
+    was cut."""
+    text = one_line(text[: 2 * most])
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
 def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[str]:
     """Return `text` as lines of `width` letters, opened by `first` and then by `rest`; commands and
     paths stay whole, to be copied."""

@@ -7,12 +7,12 @@ from typing import Any
 import altair as alt
 
 from featuremill.base import words
+from featuremill.base.text import clipped
 from featuremill.report.chart import FAINT, REST, Figure, categories, drawn, values
 from featuremill.report.facts import Facts
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
 from featuremill.report.projection import Projection
-from featuremill.status.failed_counts import clipped
 
 TITLE = "The embedding space"
 GREYS = {OTHER: REST, NONE: FAINT}

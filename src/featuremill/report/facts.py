@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.text import clipped
 from featuremill.merge.outputs import FILES, file_name, files_of
 from featuremill.report import labels, projection, roofs, usage
 from featuremill.report.labels import Labels
@@ -24,7 +25,7 @@ from featuremill.report.roofs import Roof
 from featuremill.report.shards import Piece, Shard, shard_of
 from featuremill.report.timeline import seconds_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.status import failed_counts
+from featuremill.status import failures
 from featuremill.store import command_line
 from featuremill.store.receipts import device_name
 from featuremill.store.results import Results
@@ -54,7 +55,7 @@ class Facts(NamedTuple):
     shards: list[Shard]
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
-    problems: failed_counts.Problems
+    problems: failures.Listed
     embedding: projection.Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
@@ -88,7 +89,7 @@ class Facts(NamedTuple):
     @property
     def cost_unit(self) -> str:
         """What the workload counts, such as "tokens"; manifests of older releases do not say."""
-        return failed_counts.clipped(self.manifest.get("cost_unit", "cost"))
+        return clipped(self.manifest.get("cost_unit", "cost"))
 
     @property
     def tokens(self) -> int:
@@ -136,7 +137,7 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
 
 
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
-    problems = failed_counts.read(root / file_name("failed.tsv", is_partial))
+    problems = failures.read_list(root / file_name("failed.tsv", is_partial))
     rows, lengths = _lengths(Results(root).manifest)
     shards = sorted(
         (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed

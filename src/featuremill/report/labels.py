@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 
 from featuremill.base.accession import accessions
 from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
 from featuremill.inputs import columns, format_of, source, table
-from featuremill.status.failed_counts import clipped
 
 MAX_NAMES = 7
 """Labels with a colour of their own, the commonest ones; the page has no more that all can tell

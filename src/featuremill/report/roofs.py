@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.status.failed_counts import clipped
+from featuremill.base.text import clipped
 
 
 class Roof(NamedTuple):

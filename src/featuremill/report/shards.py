@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from featuremill.base import words
+from featuremill.base.text import clipped
 from featuremill.report.timeline import Interval
-from featuremill.status.failed_counts import clipped
 from featuremill.store.receipts import device_name, devices_of, is_on_gpu, own_energy_j
 
 

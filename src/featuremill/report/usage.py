@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
+from featuremill.base.text import clipped
 from featuremill.report.chart import evenly
 from featuremill.report.shards import Piece, Shard, lane_of
 from featuremill.report.timeline import Interval
-from featuremill.status.failed_counts import clipped
 from featuremill.store import telemetry
 from featuremill.store.results import Results
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 
 from featuremill.base.text import plain
-from featuremill.status.top import lines, report
+from featuremill.status.top import lines
 from featuremill.status.top.picture import picture
 from featuremill.status.top.scene import Scene
 
@@ -131,7 +131,7 @@ class Json:
 
     def look(self, scene: Scene) -> None:
         """Write the object."""
-        text = json.dumps(report.as_json(scene), indent=self._indent, ensure_ascii=False)
+        text = json.dumps(scene.as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 
