@@ -68,9 +68,10 @@ class Shard(NamedTuple):
     def cost_left(self) -> float:
         """What is not computed yet, by the rows that are committed."""
         if self.has_ended:
-            return 0.0
-        rows = self.work.rows if self.work else 0
-        return self.cost * (1 - rows / max(1, self.records))
+            return 0
+        if not (self.work and self.work.rows):
+            return self.cost
+        return self.cost * (1 - self.work.rows / max(1, self.records))
 
 
 class Held(NamedTuple):
@@ -148,10 +149,13 @@ class Shards:
         held, left = [], []
         declared, journals = listed(self._declared), listed(self._journals)
         for name in self._open:
-            shard = self.by_name[name]
-            if f"{name}.json" in declared and shard.state != "lost" and self._has_finished(shard):
+            is_declared, is_begun = f"{name}.json" in declared, f"{name}.lock" in journals
+            if not (is_declared or is_begun):
                 continue
-            if f"{name}.lock" not in journals:
+            shard = self.by_name[name]
+            if is_declared and shard.state != "lost" and self._has_finished(shard):
+                continue
+            if not is_begun:
                 continue
             lock = self._journals / f"{name}.lock"
             if (mark := mark_of(lock)) == self._idle.get(name):

@@ -92,7 +92,7 @@ def _stages(state: RunState, plan: Plan) -> Iterator[str]:
     named = f": {outputs}" if outputs and delivered.is_merged else ""
     merging = state.activity.is_merging
     merged = "being merged now" if merging else MERGED[delivered.merged] + named
-    yield from _labelled("Delivered", merged)
+    yield from _labelled("Results", merged)
     if delivered.exported:
         yield from _labelled("Exported", ", ".join(delivered.exported))
     if delivered.partial:

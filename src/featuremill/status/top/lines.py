@@ -17,10 +17,10 @@ LONG_SECONDS, DAY_SECONDS = 600, 64_800
 
 def totals_line(scene: Scene) -> str:
     """Return how far the run is, how fast, and how long yet."""
-    if scene.state:
-        return f"{end(scene)}: {accounting(scene)}" if scene.plan else end(scene)
     if scene.plan is None:
         return phase(scene)
+    if scene.state:
+        return f"{phase(scene)}: {accounting(scene)}"
     parts = [share(scene), records(scene)]
     if scene.phase == "computing":
         parts += [at_work(scene), *speed(scene), left(scene)]
@@ -71,30 +71,21 @@ def failed(scene: Scene) -> list[str]:
 
 
 def phase(scene: Scene) -> str:
-    """Return what goes on."""
+    """Return what goes on; of a run that nobody is at how it stands, in status's words."""
     if scene.state:
-        return end(scene)
+        return verdict(scene.state).rstrip(".")
+    is_computed = scene.plan and scene.totals.shards == scene.totals.of.shards
     return {
         "planning": "planning now",
         "starting": "started, and there is no plan yet",
         "computing": "computing",
         "merging": "merging now",
-        "between": _between(scene),
+        "between": "every part is there; the results are next"
+        if is_computed
+        else "running, and no job computes at this moment",
         "unknown": "whether anybody is at it cannot be told from here",
         "rest": "nobody is at it now",
     }[scene.phase]
-
-
-def _between(scene: Scene) -> str:
-    if scene.totals.shards == scene.totals.of.shards:
-        return "every part is there; the results are next"
-    return "running, and no job computes at this moment"
-
-
-def end(scene: Scene) -> str:
-    """Return how a run that nobody is at stands, in status's words."""
-    assert scene.state
-    return verdict(scene.state).rstrip(".")
 
 
 def accounting(scene: Scene) -> str:

@@ -88,13 +88,7 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
     if scene.plan is None:
         return parts
     totals = scene.totals
-    bar = ProgressBar(
-        total=1.0,
-        completed=totals.share,
-        width=width,
-        complete_style="cyan",
-        finished_style=GOOD,
-    )
+    bar = ProgressBar(1.0, totals.share, width, complete_style="cyan", finished_style=GOOD)
     line = Table.grid()  # a bar alone does not end its line
     line.add_row(bar)
     parts.append(line)
@@ -111,18 +105,16 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
 
 
 def _waiting(scene: Scene) -> list[RenderableType]:
-    """Return the jobs that have no device, in one line."""
-    waiting = [job for job in scene.waiting if job.state == "running"]
-    lost = [job for job in scene.waiting if job.state != "running"]
-    found: list[RenderableType] = []
-    if waiting:
-        names = ", ".join(job.shard[:8] for job in waiting)
-        text = f"{counted(len(waiting), 'job')} waiting for a device: shard {names}"
-        found.append(Text(text, QUIET, overflow="ellipsis", no_wrap=True))
-    for job in lost:
-        ago = duration(job.silent_seconds)
-        text = f"shard {job.shard[:8]}: nothing heard from {one_line(job.host)} for {ago}"
-        found.append(Text(text, WARN, overflow="ellipsis", no_wrap=True))
+    """Return the jobs that have no device, in one line, and those that nobody hears of."""
+    said = []
+    if waiting := [job.shard[:8] for job in scene.waiting if job.state == "running"]:
+        jobs = counted(len(waiting), "job")
+        said.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
+    for job in scene.waiting:
+        if job.state != "running":
+            where, ago = one_line(job.host), duration(job.silent_seconds)
+            said.append((f"shard {job.shard[:8]}: nothing heard from {where} for {ago}", WARN))
+    found = [Text(text, style, overflow="ellipsis", no_wrap=True) for text, style in said]
     return [Text(), *found] if found else []
 
 

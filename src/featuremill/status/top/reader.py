@@ -18,7 +18,7 @@ from featuremill.status.shards import Held, Mark, Shards, mark_of
 from featuremill.status.state import Activity, RunState, activity_of, read_state
 from featuremill.status.time_left import by_devices, newest_of
 from featuremill.status.top.jobs import Job, job_of
-from featuremill.status.top.scene import Ended, Phase, Scene, Sums, totals_of
+from featuremill.status.top.scene import Ended, Phase, Scene, Sums, Totals
 from featuremill.status.top.spread import Spread
 from featuremill.status.top.tails import Tail
 from featuremill.store import run_lock
@@ -161,19 +161,30 @@ class _PlannedRun:
 
     def shown_in(self, scene: Scene, jobs: list[Job]) -> Scene:
         """Return the scene with all that is known of the plan's shards."""
-        unfinished = self._shards.open
-        taken = {job.shard for job in jobs if job.is_at_work}
-        waiting = [shard.cost_left for shard in unfinished if shard.name not in taken]
-        rest = by_devices(jobs, waiting, self._newest, scene.time) if unfinished else None
+        taken = {job.shard for job in jobs}
+        idle = [shard for shard in self._shards.open if shard.name not in taken]
+        costs_left = [shard.cost_left for shard in idle]
+        waiting = costs_left + [job.cost_left for job in jobs if not job.is_at_work]
+        is_left = bool(idle or jobs)
+        records_left = sum(shard.records - (shard.work.rows if shard.work else 0) for shard in idle)
+        totals = Totals(
+            of=self._sums,
+            shards=self._sums.shards - len(idle) - len(jobs),
+            records=self._sums.records
+            - records_left
+            - sum(job.records - job.rows_done for job in jobs),
+            failed=self._num_failed + sum(job.rows_failed for job in jobs),
+            cost=self._sums.cost - sum(costs_left) - sum(job.cost_left for job in jobs),
+        )
         return replace(
             scene,
             plan=self._plan,
-            totals=totals_of(self._sums, unfinished, self._num_failed, jobs),
+            totals=totals,
             jobs=jobs,
             uses=self._spread.uses(jobs, scene.time),
             reasons=self._failures(),
-            ended=self._ended({job.shard for job in jobs}),
-            rest=rest,
+            ended=self._ended(taken),
+            rest=by_devices(jobs, waiting, self._newest, scene.time) if is_left else None,
         )
 
     def _failures(self) -> list[Group]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from featuremill.status.shards import Shard
 from featuremill.status.state import Activity, RunState
 from featuremill.status.time_left import DeviceTime
 from featuremill.status.top.jobs import Job
@@ -134,26 +132,6 @@ class Scene:
             "ended": [asdict(one) for one in self.ended],
             "status": self.state.as_json() if self.state else None,
         }
-
-
-def totals_of(
-    planned: Sums, unfinished: Iterable[Shard], num_failed: int, jobs: Sequence[Job]
-) -> Totals:
-    """Return how far a run is of which these shards have not ended, some of which `jobs` are at;
-    `num_failed` records failed in the others."""
-    taken = {job.shard for job in jobs}
-    unfinished = list(unfinished)
-    idle = [shard for shard in unfinished if shard.name not in taken]
-    records_left = sum(job.records - job.rows_done for job in jobs)
-    records_left += sum(one.records - (one.work.rows if one.work else 0) for one in idle)
-    cost_left = sum(job.cost_left for job in jobs) + sum(shard.cost_left for shard in idle)
-    return Totals(
-        planned,
-        planned.shards - len(unfinished),
-        planned.records - records_left,
-        num_failed + sum(job.rows_failed for job in jobs),
-        float(planned.cost - cost_left),
-    )
 
 
 def _rounded(value: float | None) -> float | None:

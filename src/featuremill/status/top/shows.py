@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -21,21 +21,8 @@ from featuremill.status.top.scene import Scene
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
-class Show(Protocol):
-    """What one can do with looks at a run."""
-
-    every_seconds: float
-    """Between two looks."""
-
-    def look(self, scene: Scene) -> None:
-        """Show how the run stands now."""
-
-    def end(self, scene: Scene) -> None:
-        """Show how it stood at the last look."""
-
-
 @contextlib.contextmanager
-def show_for(arguments: argparse.Namespace) -> Iterator[Show]:
+def show_for(arguments: argparse.Namespace) -> Iterator[Screen | Lines | Json]:
     """Yield the show that the arguments ask for, here."""
     every: float | None = arguments.every
     if arguments.json:

@@ -17,7 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.status.state import NOT_DONE, is_run, refusing_what_cannot_be_read
 from featuremill.status.top.reader import Reader
 from featuremill.status.top.scene import Scene
-from featuremill.status.top.shows import Show, show_for
+from featuremill.status.top.shows import Json, Lines, Screen, show_for
 from featuremill.store import run_lock
 from featuremill.store.results import Results
 
@@ -81,7 +81,7 @@ def _one_look(reader: Reader) -> Scene:
     return _known(reader, scene)
 
 
-def _watch(reader: Reader, show: Show) -> Scene:
+def _watch(reader: Reader, show: Screen | Lines | Json) -> Scene:
     """Show the run until nobody is at it; return how it stands then."""
     was_running = False
     still_since: float | None = 0.0  # at the first look, nobody has been at it for long
