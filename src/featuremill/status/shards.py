@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -66,9 +66,7 @@ class Shard(NamedTuple):
 
     @property
     def cost_left(self) -> float:
-        """What is not computed yet, by the rows that are committed."""
-        if self.has_ended:
-            return 0
+        """What is not computed yet of one that has not ended, by the rows that are committed."""
         if not (self.work and self.work.rows):
             return self.cost
         return self.cost * (1 - self.work.rows / max(1, self.records))
@@ -92,8 +90,6 @@ class Shards:
         self, results: Results, plan: Plan, receipts: Mapping[str, Receipt] | None = None
     ) -> None:
         """`receipts` are known and need not be read."""
-        self.by_name: dict[str, Shard] = {}
-        """In the order of the plan."""
         self.receipts: dict[str, Receipt] = dict(receipts or {})
         """Those that were read, each once, in the order in which they were found."""
         self._results = results
@@ -102,8 +98,8 @@ class Shards:
         self._declared = results.root / "receipts" / plan.recipe
         self._parts = results.store / "parts" / plan.recipe
         self._journals = results.store / "journals" / plan.recipe
-        self._open: list[str] = []
-        """Shards that have not ended."""
+        self._open: dict[str, Shard] = {}
+        """Those that have not ended."""
         self._idle: dict[str, Mark | None] = {}
         """Shards that nobody was at, and how their lock files were then."""
 
@@ -140,7 +136,6 @@ class Shards:
         """Take it that all `shards` of the plan stand like this."""
         for shard in shards:
             self._take(shard)
-        self._open = [name for name, shard in self.by_name.items() if not shard.has_ended]
         self._idle = {}
 
     def look(self) -> tuple[list[Held], list[str]]:
@@ -148,14 +143,12 @@ class Shards:
         the names of those that nobody is at any more."""
         held, left = [], []
         declared, journals = listed(self._declared), listed(self._journals)
-        for name in self._open:
-            is_declared, is_begun = f"{name}.json" in declared, f"{name}.lock" in journals
-            if not (is_declared or is_begun):
+        touched = {file.partition(".")[0] for file in declared | journals}
+        for shard in [shard for name, shard in self._open.items() if name in touched]:
+            name = shard.name
+            if f"{name}.json" in declared and shard.state != "lost" and self._has_finished(shard):
                 continue
-            shard = self.by_name[name]
-            if is_declared and shard.state != "lost" and self._has_finished(shard):
-                continue
-            if not is_begun:
+            if f"{name}.lock" not in journals:
                 continue
             lock = self._journals / f"{name}.lock"
             if (mark := mark_of(lock)) == self._idle.get(name):
@@ -169,16 +162,18 @@ class Shards:
                 self._take(self._unfinished(begun, self._planned[name], journals))
                 self._idle[name] = mark
                 left.append(name)
-        self._open = [name for name in self._open if not self.by_name[name].has_ended]
         return held, left
 
     @property
-    def open(self) -> list[Shard]:
+    def open(self) -> Collection[Shard]:
         """Those that had not ended at the last look."""
-        return [self.by_name[name] for name in self._open]
+        return self._open.values()
 
     def _take(self, shard: Shard) -> None:
-        self.by_name[shard.name] = shard
+        if shard.has_ended:
+            self._open.pop(shard.name, None)
+        else:
+            self._open[shard.name] = shard
         if shard.state == "finished" and shard.receipt:
             self.receipts.setdefault(shard.name, shard.receipt)
 

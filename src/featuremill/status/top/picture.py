@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -19,52 +18,22 @@ from featuremill.status.top.tables import QUIET, WARN, jobs_table, notes, spread
 from featuremill.status.view import duration
 
 MOST_REASONS = 4
-LEAST_FOR_HINT = 18
 HINT = "Ctrl-C ends this view, not the run."
 GOOD, BAD = "green", "red"
 
 
-def picture(scene: Scene, width: int, height: int | None = None) -> RenderableType:
-    """Return the picture for a terminal of this size; without a height it is as long as it is.
-
-    Where there is no room for everything, remedies give way first, then how the work spread, then
-    rows of devices.
-    """
-    has_hint = scene.state is None and (height or 0) >= LEAST_FOR_HINT
-    hint = [Text(), Text(HINT, QUIET)] if has_hint else []
-    num_jobs = sum(len(job.devices) for job in scene.at_work)
-
-    def drawn(most_jobs: int, *, is_brief: bool, has_spread: bool) -> list[RenderableType]:
-        parts = [_title(scene, width), *_totals(scene, width)]
-        if num_jobs:
-            parts += [Text(), *jobs_table(scene, width, most_jobs), *notes(scene)]
-        parts += [*_waiting(scene), *_failures(scene, width, is_brief)]
-        if has_spread and scene.uses:
-            parts += [Text(), spread_table(scene, width)]
-        return [*parts, *hint]
-
-    shown = drawn(num_jobs, is_brief=False, has_spread=True)
-    if height is None or _height(shown, width) <= height:
-        return Group(*shown)
-    shown = drawn(num_jobs, is_brief=True, has_spread=True)
-    if _height(shown, width) > height:
-        shown = drawn(num_jobs, is_brief=True, has_spread=False)
-    if (surplus := _height(shown, width) - height) > 0:  # and a line says how many are left out
-        shown = drawn(max(1, num_jobs - surplus - 1), is_brief=True, has_spread=False)
-    return Group(*shown)
-
-
-def _height(parts: Iterable[RenderableType], width: int) -> int:
-    """Return how many lines the parts take."""
-    total = 0
-    for part in parts:
-        if isinstance(part, Table):
-            total += part.row_count + part.show_header
-        elif isinstance(part, Text) and not part.no_wrap:
-            total += max(1, len(textwrap.wrap(part.plain, width)))
-        else:
-            total += 1
-    return total
+def picture(scene: Scene, width: int, is_live: bool = False) -> RenderableType:
+    """Return the picture for a terminal of this width, with what counts most above: a terminal that
+    is too low shows the beginning."""
+    parts = [_title(scene, width), *_totals(scene, width)]
+    if scene.at_work:
+        parts += [Text(), jobs_table(scene, width), *notes(scene)]
+    parts += [*_waiting(scene), *_failures(scene, width)]
+    if scene.uses:
+        parts += [Text(), spread_table(scene, width)]
+    if is_live:
+        parts += [Text(), Text(HINT, QUIET)]
+    return Group(*parts)
 
 
 def _title(scene: Scene, width: int) -> RenderableType:
@@ -118,32 +87,29 @@ def _waiting(scene: Scene) -> list[RenderableType]:
     return [Text(), *found] if found else []
 
 
-def _failures(scene: Scene, width: int, is_brief: bool) -> list[RenderableType]:
-    """Return what failed, and what helps; in brief a line each, and no remedies."""
+def _failures(scene: Scene, width: int) -> list[RenderableType]:
+    """Return what failed, and what helps."""
     found: list[RenderableType] = []
     told = lines.reasons(scene)
     for what, remedy in told[:MOST_REASONS]:
-        found += _cross(what, width, is_brief)
-        found += [] if is_brief else _wrapped(remedy, "  → ", width, QUIET)
+        found += [*_cross(what, width), *_wrapped(remedy, "  → ", width, QUIET)]
     if len(told) > MOST_REASONS:
         found.append(Text(f"  and {len(told) - MOST_REASONS:,} more reasons", QUIET))
     for message in lines.ended(scene)[:MOST_REASONS]:
-        found += _cross(message, width, is_brief)
+        found += _cross(message, width)
     if scene.state and scene.state.next:
         found += [Text()] if found else []
         found += [Text("Type next"), *(Text(f"  {plain(one)}") for one in scene.state.next)]
     return [Text(), *found] if found else []
 
 
-def _cross(text: str, width: int, is_brief: bool) -> list[Text]:
+def _cross(text: str, width: int) -> list[Text]:
     found = _wrapped(text, "✗ ", width)
-    if is_brief:
-        found = [Text(f"✗ {text}", no_wrap=True, overflow="ellipsis")]
     found[0].stylize(BAD, 0, 1)
     return found
 
 
-def _wrapped(text: str, first: str, width: int, style: str = "") -> list[Text]:
+def _wrapped(text: str, mark: str, width: int, style: str = "") -> list[Text]:
     """Return a text as lines, those after the first indented as that is behind its mark."""
-    indented = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
-    return [Text(line, style) for line in indented or [first]]
+    wrapped = textwrap.wrap(text, width, initial_indent=mark, subsequent_indent=" " * len(mark))
+    return [Text(line, style) for line in wrapped]

@@ -57,8 +57,7 @@ class Screen:
     def look(self, scene: Scene) -> None:
         """Draw the screen anew."""
         self._last = scene
-        width, height = self._console.size
-        self._live.update(picture(scene, width, height), refresh=True)
+        self._live.update(picture(scene, self._console.width, is_live=True), refresh=True)
 
     def end(self, scene: Scene) -> None:
         """Leave the last picture behind."""

@@ -91,8 +91,8 @@ def _drawn(cell: Cell, width: int) -> RenderableType:
     return cell or Text()
 
 
-def jobs_table(scene: Scene, width: int, most: int) -> list[RenderableType]:
-    """Return a table with a row a device or slot, and how many were left out."""
+def jobs_table(scene: Scene, width: int) -> Table:
+    """Return a table with a row a device or slot."""
     jobs = sorted(scene.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices)))
     is_here = {job.host for job in jobs} <= {platform.node()}
     rows = [
@@ -113,7 +113,7 @@ def jobs_table(scene: Scene, width: int, most: int) -> list[RenderableType]:
         Column(f"{one_line(scene.cost_unit)[:12].upper()}/S"),
         Column("LEFT", 3),
     ]
-    return [fitted(columns, rows[:most], width), *_left_out(len(rows) - most)]
+    return fitted(columns, rows, width)
 
 
 def _order(device: DeviceNow) -> tuple[str, str, str]:
@@ -223,8 +223,3 @@ def spread_table(scene: Scene, width: int) -> Table:
         for use in scene.uses
     ]
     return fitted(columns, rows, width)
-
-
-def _left_out(number: int) -> list[RenderableType]:
-    noun = "device" if number == 1 else "devices"
-    return [Text(f"and {number:,} more {noun}", QUIET)] if number > 0 else []
