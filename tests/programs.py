@@ -34,7 +34,7 @@ IMPORTED = (
     *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
     *("init", "search", "doctor", "weights", "top"),
     # What they import when they know what they are asked for.
-    *("estimate.visit", "doctor.visit", "search.visit", "status.visit", "report.page"),
+    *("estimate.visit", "doctor.visit", "search.visit", "status.state", "report.page"),
     *("report.figures", "inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
 OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")

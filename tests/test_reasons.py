@@ -19,8 +19,8 @@ from featuremill.extract.at_hand import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
-from featuremill.status import failed_counts, report
-from featuremill.status.visit import look
+from featuremill.status import failures
+from featuremill.status.state import read_state
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed
 
@@ -227,7 +227,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     root = failed.run_folder.root
     told = {
         (one["status"], one["kind"], one["reason"], one["remedy"])
-        for one in report.as_json(look(root, False))["reasons"]
+        for one in read_state(root).as_json()["reasons"]
     }
     expected = {
         ("failed", kind, beginning.partition(":")[0]) for kind, beginning in FAILING.values()
@@ -236,7 +236,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     assert {one[:3] for one in told} == expected
     for _, kind, _, remedy in told:
         assert remedy == next(one.remedy for one in reasons.KINDS if one.name == kind)
-    groups = failed_counts.read(root / "failed.tsv").groups
+    groups = failures.read_list(root / "failed.tsv").groups
     assert {(one.status, one.reason, one.remedy) for one in groups} == {
         (status, reason, remedy) for status, _, reason, remedy in told
     }

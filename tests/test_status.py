@@ -23,10 +23,10 @@ from featuremill.base.errors import UserError
 from featuremill.flow.start import forget_what_is_not_whole
 from featuremill.merge.clean.whole import check_whole
 from featuremill.merge.command import merge, merge_partial
-from featuremill.status import report, view
+from featuremill.status import view
+from featuremill.status.command import run as run_status
 from featuremill.status.rows import count_rows
-from featuremill.status.visit import look
-from featuremill.status.visit import run as run_visit
+from featuremill.status.state import read_state
 from featuremill.store import journal, lock_holder, run_lock
 from featuremill.store.files import read_sealed, sealed, write_sealed
 from featuremill.store.results import Results
@@ -44,7 +44,7 @@ def status(verbs, *more, folder="results/test"):
 
 def found(folder, verifies=False):
     """Return the same as the JSON, without a process."""
-    return report.as_json(look(folder, verifies))
+    return read_state(folder, verifies).as_json()
 
 
 def codes(answer):
@@ -345,7 +345,7 @@ def test_partial_results_are_called_so(run):
     partial = ["embeddings.partial", "embeddings.partial.parquet"]
     assert answer["partial"] == partial and answer["exit_status"] == 0
     assert any(
-        "embeddings.partial.parquet: what was" in line for line in view.lines(look(run.root))
+        "embeddings.partial.parquet: what was" in line for line in view.lines(read_state(run.root))
     )
 
 
@@ -382,7 +382,7 @@ def test_what_is_no_run_is_one_sentence(verbs):
     assert f"  {COMMAND}\n" in stdout
     with (planless / "store" / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        page = list(view.lines(look(planless)))
+        page = list(view.lines(read_state(planless)))
         assert "planning now." in page[:2] and "Type next, when that has ended" in page
         assert found(planless)["is_planning"] and found(planless)["exit_status"] == 1
 
@@ -420,7 +420,7 @@ def test_whatever_stands_in_a_file_there_is_no_traceback(failed_and_merged, patt
         for is_json in (True, False):
             asked = argparse.Namespace(run_folder=path_of_run, verify=False, json=is_json)
             try:
-                codes_found.add(run_visit(asked))
+                codes_found.add(run_status(asked))
             except UserError as error:
                 assert "\n" not in str(error)
                 codes_found.add("refused")
@@ -457,7 +457,7 @@ def test_every_key_is_documented_and_always_there(failed, run):
 def test_the_page_is_within_80_columns(failed, run):
     first(run, "store/parts/*/*.arrows").unlink()
     for folder in (failed.run_folder.root, run.root):
-        page = list(view.lines(look(folder)))
+        page = list(view.lines(read_state(folder)))
         folders = [line for line in page if str(folder) not in line]
         assert len(folders) > 10
         told = [line for line in folders if not re.search("snakemake -|featuremill run ", line)]
@@ -483,7 +483,7 @@ def test_what_somebody_elsewhere_said_is_told_as_that(run):
     assert answer["shards"]["unclear"] == 1 and answer["exit_status"] == 1
     (shown,) = answer["running"]
     assert (shown["host"], shown["devices"]) == ("elsewhere", ["a GPU"])
-    assert any("its lock cannot be" in line for line in view.lines(look(run.root)))
+    assert any("its lock cannot be" in line for line in view.lines(read_state(run.root)))
 
 
 HAMMER = """

@@ -21,7 +21,7 @@ from featuremill.flow.failures import Failures
 from featuremill.flow.refusals import asked_by, refuse_another_config
 from featuremill.flow.screen import RefusedError
 from featuremill.flow.support import closing_words
-from featuremill.status.visit import look
+from featuremill.status.state import read_state
 from featuremill.store import run_lock
 
 RECORDS = random_records(100)
@@ -79,7 +79,7 @@ def test_what_is_gone_is_made_again(workflow):
     assert "100 of 100 records ok" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
-    (typed,) = look(root).next
+    (typed,) = read_state(root).next
     assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
     workflow(NO_REPORT)
     assert len(workflow.news()) == 100 and workflow.data() == before
@@ -87,11 +87,11 @@ def test_what_is_gone_is_made_again(workflow):
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
     part.unlink()
     (root / "per-protein.h5").write_bytes(b"cut")
-    assert look(root).next == [typed]
+    assert read_state(root).next == [typed]
     said = workflow()
     assert "a part is gone, although there is a receipt" in said
     assert 0 < len(workflow.news()) < 100 and workflow.data() == before
-    assert look(root).next == []
+    assert read_state(root).next == []
 
 
 def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is_read(

@@ -32,7 +32,7 @@ from featuremill.flow.screen import RefusedError
 from featuremill.flow.support import checkpoint_files, executes, only_looks, weights_json
 from featuremill.inputs import TableOptions
 from featuremill.merge.outputs import FILES
-from featuremill.status import visit
+from featuremill.status import state
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.results import Results
 from featuremill.workload import Weights, recipe, weights
@@ -202,7 +202,7 @@ def forget_what_is_not_whole(results: str) -> None:
     if not folder.plan.exists():
         return
     try:
-        found = visit.unseen_by_snakemake(folder.root)
+        found = state.unseen_by_snakemake(folder.root)
     except UserError:  # which the verbs say in their turn
         found = []
     if not found:  # a plan of many shards takes a while to read

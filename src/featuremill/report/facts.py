@@ -18,7 +18,7 @@ from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.status import failed_counts
+from featuremill.status import failures
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.results import Results
 
@@ -32,7 +32,7 @@ class Facts(NamedTuple):
     """In the order in which they began."""
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
-    problems: failed_counts.Problems
+    problems: failures.Listed
     embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
@@ -104,7 +104,7 @@ def read(
 
 
 def _read(results: Results, delivery: Delivery) -> Facts:
-    problems = failed_counts.read(results.root / file_name("failed.tsv", delivery.partial))
+    problems = failures.read_list(results.root / file_name("failed.tsv", delivery.partial))
     num_rows, known_lengths = lengths.read(results.manifest)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (

@@ -19,13 +19,19 @@ from featuremill.base.words import counted
 from featuremill.merge.loading import pooled_column, written
 from featuremill.merge.outputs import FILES, bytes_of, file_name, files_of
 from featuremill.search.vectors import Mapped, Table, Vectors
-from featuremill.status.results import MANIFEST, read_manifest
 from featuremill.store import command_line
 from featuremill.store.agreement import are_results_of
 from featuremill.store.files import read_sealed
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.search")
+MANIFEST = "manifest.json"
+
+
+def read_manifest(folder: Results, name: str) -> dict[str, Any] | None:  # border
+    """Return what manifest.json, or manifest.partial.json, says; None where it cannot be read."""
+    found = folder.find_delivery(is_partial=name != MANIFEST)
+    return found.as_json() if found else None
 
 
 class Searched(NamedTuple):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from featuremill.status.problems import Mend
 from featuremill.store import command_line, run_lock
-from featuremill.store.files import read_json
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
 
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
@@ -21,7 +21,7 @@ MOST_NAMED = 10
 class Commands:
     """Makes commands for the run in `root`, which the user calls `given`."""
 
-    def __init__(self, root: Path, given: Path, plan: dict[str, Any] | None) -> None:
+    def __init__(self, root: Path, given: Path, plan: Plan | None) -> None:
         self._root = root
         self._given = shlex.quote(str(given))
         self._working = root.parent.parent
@@ -30,9 +30,8 @@ class Commands:
         # The target of a workflow that imports this one may be a single result: then Snakemake does
         # not look at what the start of a run could take away.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
-        self._written = (read_json(root / "manifest.json") or {}).get("outputs", {})
         self.is_snakemakes = root.parent.name == "results" and (
-            plan is None or plan["run"] == root.name
+            plan is None or plan.run == root.name
         )
         """Whether Snakemake would look for the run here."""
 
@@ -59,7 +58,7 @@ class Commands:
         """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
         if not (self.is_snakemakes and self._plan):
             return None
-        logs = self._working / "logs" / self._plan["run"] / "extract" / self._plan["recipe"]
+        logs = self._working / "logs" / self._plan.run / "extract" / self._plan.recipe
         if not logs.is_dir():
             return None
         here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs
@@ -73,12 +72,14 @@ class Commands:
 
     def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:
         if "plan" in again or self._plan is None:
-            weights = (self._plan or {}).get("weights")
+            weights = self._plan.weights if self._plan else None
             more = f" --weights {shlex.quote(weights)}" if weights else ""
             return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
         from featuremill.merge.outputs import FILES  # brings pyarrow, which few calls need
 
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
-        names = [name for name, file in FILES.items() if file in self._written] or ["parquet"]
+        delivery = Results(self._root).find_delivery()
+        written = delivery.outputs if delivery else {}
+        names = [name for name, file in FILES.items() if file in written] or ["parquet"]
         merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"
         return [*extract, merge] if len(shards) <= MOST_NAMED else extract

@@ -1,184 +1,222 @@
-"""Which records have no values, by reason, with examples: from the parts, before there are results.
+"""Which records have no values, by reason, with what a person can do about each.
 
-Reads the `reason` and `sha256` of the parts whose receipts count failed rows, and of
-manifest.parquet what says whose rows they are. Where parts were removed, failed.tsv knows.
+From failed.tsv, which merge writes, or from the parts before that: the `reason` of the parts whose
+receipts count failed rows, and of manifest.parquet what says whose rows they are.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.reasons import head_of, kind_of
-from featuremill.status import failed_counts as listed
-from featuremill.status.failed_counts import MAX_EXAMPLES, clipped
+from featuremill.base.text import clipped
 from featuremill.status.shards import Shard
 from featuremill.store.parts import failed_rows
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
+MOST_LISTED = 50
+"""Groups of failed.tsv."""
+MOST_TOLD_APART = 1_000
+"""Reasons: they are a workload's words, and one that writes the sequence into them must not fill
+the memory."""
+MOST_EXAMPLES = 3
+MOST_DETAIL = 60
 MOST_PARTS = 100
 """Parts with failed rows that a quick look reads: more of them fail for the same reasons."""
 
 
-class Key(NamedTuple):
+class Reason(NamedTuple):
     """What records have in common that are counted together."""
 
     status: str
+    """failed or refused."""
     kind: str
-    """Its word in reasons.py, as retry takes it."""
+    """Its word in base/reasons.py, as retry takes it."""
     reason: str
     """Up to its first colon: what it says of more than one record."""
+
+
+class Example(NamedTuple):
+    """One record of a group, cut to a length that a table can hold."""
+
+    id: str
+    where: str = ""
+    detail: str = ""
+    """What the reason says about this record alone; often empty."""
 
 
 class Group(NamedTuple):
     """All records that failed, or were refused, for one reason."""
 
-    key: Key
-    remedy: str
+    status: str
+    kind: str
+    reason: str
     number: int
-    """Of input records."""
-    examples: list[str]
-    """Ids."""
+    """Of records."""
+    examples: Sequence[Example] = ()
     command: str | None = None
     """What lets them be tried again, where that makes sense."""
     logs: str | None = None
     """What finds the logs that tell more, where they do."""
 
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        return kind_of(self.reason).remedy
 
-class Failures(NamedTuple):
-    """What there is to say of records without values."""
+    def as_json(self) -> dict[str, Any]:
+        """Return it as programs get it."""
+        return {
+            "status": self.status,
+            "kind": self.kind,
+            "reason": self.reason,
+            "number": self.number,
+            "examples": [example.id for example in self.examples],
+            "remedy": self.remedy,
+            "command": self.command,
+            "logs": self.logs,
+        }
+
+
+class Listed(NamedTuple):
+    """What failed.tsv says."""
 
     groups: list[Group]
-    """The commonest first."""
+    """The commonest first; at most MOST_LISTED."""
+    listed: int
+    """Records in the file."""
+    not_shown: int
+    """Records whose reason is not among `groups`."""
+    file: str
+    """Its name."""
+
+
+class Failures(NamedTuple):
+    """What there is to say of the records of a run without values."""
+
+    groups: list[Group]
     unread: int
     """Failed rows of parts that were not read."""
-    is_manifest_readable: bool = True
+    is_manifest_readable: bool
+
+
+def reason_of(status: str, text: str) -> Reason:
+    """Return what is counted together with the reason `text` of a record."""
+    return Reason(status, kind_of(text).name, clipped(head_of(text)))
+
+
+def read_list(path: Path) -> Listed:
+    """Return the records of failed.tsv, grouped; memory does not grow with their number."""
+    counts: Counter[Reason] = Counter()
+    examples: defaultdict[Reason, list[Example]] = defaultdict(list)
+    listed = 0
+    csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            listed += 1
+            reason = reason_of(row["status"], row["reason"])
+            if reason not in counts and len(counts) >= MOST_TOLD_APART:
+                continue
+            counts[reason] += 1
+            if len(examples[reason]) < MOST_EXAMPLES:
+                detail = row["reason"].partition(":")[2].strip()
+                where = f"{clipped(row['source'])}:{row['line']}"
+                example = Example(clipped(row["id"]), where, clipped(detail, MOST_DETAIL))
+                examples[reason].append(example)
+    commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
+    groups = [Group(*reason, counts[reason], examples[reason]) for reason in commonest]
+    return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)
 
 
 def read_failures(
-    folder: Results, plan: dict[str, Any], shards: list[Shard], reads_all: bool
+    results: Results, plan: Plan, shards: Iterable[Shard], reads_all: bool
 ) -> Failures:
-    """Return the failed and refused records by reason."""
-    if any(shard.state == "removed" for shard in shards):
-        found = listed.read(folder.root / "failed.tsv").groups
-        groups = [
-            _group(_key(one.status, one.reason), one.number, [e.id for e in one.examples])
-            for one in found
-        ]
-        return Failures(groups, 0)
-    failing = [s for s in shards if s.state == "finished" and s.receipt and s.receipt["failed"]]
+    """Return the failed and refused input records by reason, from the parts of finished `shards`:
+    those of the first MOST_PARTS parts with failed rows, if it does not read all."""
+    finished = [(s.name, s.receipt) for s in shards if s.receipt and s.state == "finished"]
+    failing = [(name, receipt.failed) for name, receipt in finished if receipt.failed]
     chosen = failing if reads_all else failing[:MOST_PARTS]
-    unread = sum(s.receipt["failed"] for s in failing[len(chosen) :] if s.receipt)
-    counts: Counter[Key] = Counter()
-    for reason, number in plan["refusals"].items():
-        counts[_key("refused", reason)] += number
-    examples: dict[Key, list[str]] = {}
-    failed = {shard.name: failed_keys(folder, plan["recipe"], shard.name) for shard in chosen}
-    is_readable = True
+    unread = sum(number for _, number in failing[len(chosen) :])
+    failed = {name: failed_in_part(results, plan.recipe, name) for name, _ in chosen}
+    counts: Counter[Reason] = Counter()
+    for text, number in plan.refusals.items():
+        counts[reason_of("refused", text)] += number
     try:
-        seen = _Finder(failed, list(counts), folder.manifest).find()
-        counts |= seen.counts
-        examples = seen.examples
+        num_failed, examples = _found_in(results.manifest, failed, list(counts))
+        is_readable = True
     except (OSError, LookupError, pa.ArrowException):
-        is_readable = False
+        num_failed, examples, is_readable = Counter(), {}, False
         for rows in failed.values():
-            counts.update(rows.values())
-    groups = [_group(key, number, examples.get(key, [])) for key, number in counts.items()]
-    groups.sort(key=lambda one: (one.key.status, -one.number, one.key))
+            num_failed.update(rows.values())
+    counts += num_failed
+    groups = [Group(*reason, n, examples.get(reason, [])) for reason, n in counts.items()]
+    groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
     return Failures(groups, unread, is_readable)
 
 
-def _group(key: Key, number: int, examples: list[str]) -> Group:
-    return Group(key, remedy_of(key), number, examples)
-
-
-def remedy_of(key: Key) -> str:
-    """Return what to do about it."""
-    return kind_of(key.reason).remedy
-
-
-def _key(status: str, reason: str) -> Key:
-    return Key(status, kind_of(reason).name, clipped(head_of(reason)))
-
-
-def failed_keys(folder: Results, recipe: str, shard: str) -> dict[int, Key]:
+def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reason]:
     """Return the shard's rows that failed, each with its reason."""
     try:
-        rows, reasons = failed_rows(folder.part(recipe, shard))
+        rows, texts = failed_rows(results.part(recipe, shard))
     except (OSError, pa.ArrowInvalid):  # --verify says so
         return {}
-    return dict(zip(rows.tolist(), (_key("failed", one) for one in reasons), strict=True))
+    return dict(zip(rows.tolist(), (reason_of("failed", text) for text in texts), strict=True))
 
 
-def _valid(column: pa.ChunkedArray) -> list[int]:
-    """Return where the column has a value."""
-    found: list[int] = pc.indices_nonzero(column.is_valid()).to_pylist()
-    return found  # NumPy's way over a pyarrow array would bring pandas
+def _found_in(
+    manifest: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
+) -> tuple[Counter[Reason], dict[Reason, list[Example]]]:
+    """Return how many records of manifest.parquet failed for which reason, by the rows of shards
+    that `failed`, and examples of these and of the `refused` reasons."""
+    counts: Counter[Reason] = Counter()
+    examples: defaultdict[Reason, list[Example]] = defaultdict(list)
+    places = [(name, row, reason) for name, rows in failed.items() for row, reason in rows.items()]
+    names, rows, reasons = zip(*places, strict=True) if places else ((), (), ())
+    number = pa.array(range(len(places)), pa.int64())
+    wanted = pa.table(
+        {"shard": pa.array(names, pa.string()), "row": pa.array(rows, pa.int32()), "place": number}
+    )
+    with pq.ParquetFile(manifest) as file:
+        for group in range(file.num_row_groups):
+            found: list[tuple[int, Reason]] = []
+            if places:
+                found += _failed_in(file, group, wanted, reasons)
+                counts.update(reason for _, reason in found)
+            if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
+                found += _refused_in(file, group)
+            elif not places:
+                break
+            shown = [pair for pair in found if len(examples[pair[1]]) < MOST_EXAMPLES]
+            if shown:
+                ids = file.read_row_group(group, ["id"])["id"]
+            for at, reason in shown:
+                if len(examples[reason]) < MOST_EXAMPLES:
+                    examples[reason].append(Example(clipped(ids[at].as_py())))
+    return counts, examples
 
 
-class _Finder:
-    """Looks through manifest.parquet for the records of failed rows, and for refused ones."""
+def _failed_in(
+    file: pq.ParquetFile, group: int, wanted: pa.Table, reasons: tuple[Reason, ...]
+) -> list[tuple[int, Reason]]:
+    """Return where in the row group a failed record stands, and why it failed."""
+    table = file.read_row_group(group, ["shard", "row"])
+    table = table.set_column(0, "shard", table["shard"].cast(pa.string()))
+    table = table.append_column("at", pa.array(range(len(table)), pa.int64()))
+    table = table.join(wanted, ["shard", "row"], join_type="inner").sort_by("at")
+    at, places = table["at"].to_pylist(), table["place"].to_pylist()
+    return [(at, reasons[place]) for at, place in zip(at, places, strict=True)]
 
-    def __init__(
-        self, failed: dict[str, dict[int, Key]], refused: Iterable[Key], manifest: Path
-    ) -> None:
-        self.counts: Counter[Key] = Counter()
-        self.examples: dict[Key, list[str]] = {}
-        self._names = {name: number for number, name in enumerate(failed)}
-        self._keys = {
-            number << 32 | row: key
-            for number, rows in enumerate(failed.values())
-            for row, key in rows.items()
-        }
-        self._failed = np.fromiter(self._keys, np.int64)
-        self._refused = list(refused)
-        self._manifest = manifest
 
-    def find(self) -> _Finder:
-        """Count the failed records and take examples of both kinds."""
-        with pq.ParquetFile(self._manifest) as file:
-            for number in range(file.num_row_groups):
-                wants = any(self._wants(key) for key in self._refused)
-                if not wants and not len(self._failed):
-                    break
-                found = list(self._failed_in(file, number))
-                found += list(self._refused_in(file, number)) if wants else []
-                self.counts.update(key for _, key in found if key.status == "failed")
-                if any(self._wants(key) for _, key in found):
-                    self._take_examples(file.read_row_group(number, ["id"])["id"], found)
-        return self
-
-    def _wants(self, key: Key) -> bool:
-        return len(self.examples.get(key, [])) < MAX_EXAMPLES
-
-    def _failed_in(self, file: Any, number: int) -> Iterator[tuple[int, Key]]:
-        """Yield where in the row group a failed record stands, and why it failed."""
-        if not len(self._failed):
-            return
-        rows = file.read_row_group(number, ["shard", "row"]).combine_chunks()
-        shard = rows["shard"].unify_dictionaries().combine_chunks()
-        shard = shard.chunk(0) if isinstance(shard, pa.ChunkedArray) else shard
-        numbers = [self._names.get(name, -1) for name in shard.dictionary.to_pylist()]
-        which = np.array([*numbers, -1])[shard.indices.fill_null(len(numbers)).to_numpy()]
-        row = rows["row"].fill_null(0).to_numpy()
-        place: npt.NDArray[np.int64] = np.where(which < 0, -1, which << 32 | row)
-        for at in np.flatnonzero(np.isin(place, self._failed)):
-            yield int(at), self._keys[int(place[at])]
-
-    def _refused_in(self, file: Any, number: int) -> Iterator[tuple[int, Key]]:
-        reason = file.read_row_group(number, ["reason"])["reason"]
-        for at in _valid(reason):
-            yield int(at), _key("refused", reason[int(at)].as_py())
-
-    def _take_examples(self, ids: Any, found: list[tuple[int, Key]]) -> None:
-        for at, key in found:
-            if self._wants(key):
-                self.examples.setdefault(key, []).append(clipped(ids[at].as_py()))
+def _refused_in(file: pq.ParquetFile, group: int) -> list[tuple[int, Reason]]:
+    texts = file.read_row_group(group, ["reason"])["reason"]
+    refused = pc.indices_nonzero(texts.is_valid()).to_pylist()  # NumPy's way brings pandas
+    return [(at, reason_of("refused", texts[at].as_py())) for at in refused]

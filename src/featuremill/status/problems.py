@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 class Mend(NamedTuple):
@@ -35,3 +35,13 @@ class Problem(NamedTuple):
     """False for what is only good to know: the run may be done all the same."""
     commands: tuple[str, ...] = ()
     """What to type, in order."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as programs get it."""
+        return {
+            "code": self.code,
+            "is_in_the_way": self.is_in_the_way,
+            "what": self.what,
+            "remedy": self.mend.by_hand or None,
+            "commands": list(self.commands),
+        }

@@ -5,12 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from featuremill.status.rows import count_rows
 from featuremill.store import lock_holder
-from featuremill.store.files import read_sealed
+from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "removed"]
@@ -18,19 +20,31 @@ State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "r
 said that it is at it, and its lock cannot be tested from here; begun: batches are committed and
 nobody is at it; waiting: nothing is there; lost: the part was finished and is gone; removed: part
 and receipt are gone, and the results made of them are whole."""
+Mark = tuple[int, int, int]
+"""Of a file: what changes when it does."""
+
+
+class Holder(NamedTuple):
+    """Who has a journal's lock, as far as the lock file says; None is what it does not."""
+
+    host: str | None = None
+    pid: int | None = None
+    started: str | None = None
+    """ISO 8601, UTC."""
+    devices: list[str] | None = None
+    """Names; none of them while it waits for one."""
 
 
 class Work(NamedTuple):
     """What there is of a part that is not finished."""
 
-    batches: int
+    batches: int = 0
     """Committed."""
-    rows: int
+    rows: int = 0
     """In them."""
-    last_commit: str | None
+    last_commit: str | None = None
     """When the journal was last written to, ISO 8601, UTC."""
-    who: dict[str, Any]
-    """host, pid, started and devices of who is at it, as far as the lock file says."""
+    holder: Holder = Holder()
 
 
 class Shard(NamedTuple):
@@ -39,101 +53,183 @@ class Shard(NamedTuple):
     name: str
     records: int
     cost: int
-    state: State
-    receipt: dict[str, Any] | None
+    state: State = "waiting"
+    receipt: Receipt | None = None
     work: Work | None = None
     trouble: Literal["", "receipt", "records"] = ""
     """What is damaged or gone: the receipt, or the shard's own file while it is still needed."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing is left to compute."""
+        return self.state in ("finished", "removed")
 
-class Holder(NamedTuple):
-    """Who has a journal's lock."""
-
-    state: Literal["running", "unclear", ""]
-    """Empty: nobody."""
-    who: dict[str, Any]
-
-
-def held_by(lock: Path) -> Holder:
-    """Return who has the lock file of a journal."""
-    who, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
-    if is_held:
-        return Holder("running", who)
-    is_unclear = bool(who) and (is_held is None or who.get("host") != platform.node())
-    return Holder("unclear" if is_unclear else "", who)
+    @property
+    def cost_left(self) -> float:
+        """What is not computed yet of one that has not ended, by the rows that are committed."""
+        if not (self.work and self.work.rows):
+            return self.cost
+        return self.cost * (1 - self.work.rows / max(1, self.records))
 
 
-def read_shards(
-    folder: Results, plan: dict[str, Any], known: dict[str, dict[str, Any]]
-) -> list[Shard]:
-    """Return the plan's shards in its order; `known` receipts need not be read.
+class Held(NamedTuple):
+    """A shard that somebody is at."""
 
-    Receipts are looked at before parts, and parts before locks: so what finishes meanwhile is
-    never taken for lost.
+    shard: Shard
+    state: Literal["running", "unclear"]
+    holder: Holder
+
+
+class Shards:
+    """The shards of one plan: all of them at once, and then again and again what is new.
+
+    A receipt is read once; of the locks of shards that nobody was at, those whose file has changed.
     """
-    recipe = plan["recipe"]
-    where = folder.root / "receipts" / recipe
-    declared = {
-        name: known.get(name) or read_sealed(where / f"{name}.json")
-        for name in _names(plan, listed(where))
-    }
-    parts = listed(folder.store / "parts" / recipe)
-    journals = listed(folder.store / "journals" / recipe)
-    found = []
-    for entry in plan["shards"]:
-        name = entry["shard"]
-        receipt, is_there = declared.get(name), f"{name}.arrows" in parts
-        trouble: Literal["", "receipt"] = ""
-        if name in declared and not is_of(receipt, recipe, name):
-            receipt, trouble = None, "receipt"
-        if is_there and receipt is None:
-            receipt = _kept(folder, recipe, name)
-        begun = Shard(name, entry["records"], entry["cost"], "waiting", receipt, None, trouble)
-        if is_there and receipt:
-            found.append(begun._replace(state="finished"))
+
+    def __init__(
+        self, results: Results, plan: Plan, receipts: Mapping[str, Receipt] | None = None
+    ) -> None:
+        """`receipts` are known and need not be read."""
+        self.receipts: dict[str, Receipt] = dict(receipts or {})
+        """Those that were read, each once, in the order in which they were found."""
+        self._results = results
+        self._recipe = plan.recipe
+        self._planned = {entry.shard: entry for entry in plan.shards}
+        self._declared = results.root / "receipts" / plan.recipe
+        self._parts = results.store / "parts" / plan.recipe
+        self._journals = results.store / "journals" / plan.recipe
+        self._open: dict[str, Shard] = {}
+        """Those that have not ended."""
+        self._idle: dict[str, Mark | None] = {}
+        """Shards that nobody was at, and how their lock files were then."""
+
+    def read(self) -> list[Shard]:
+        """Return all shards, in the order of the plan.
+
+        Receipts are looked at before parts, and parts before locks: so what finishes meanwhile is
+        never taken for lost.
+        """
+        names = listed(self._declared)
+        declared = {
+            name: self.receipts.get(name) or self._results.find_receipt(self._recipe, name)
+            for name in self._planned
+            if f"{name}.json" in names
+        }
+        parts, journals = listed(self._parts), listed(self._journals)
+        found = []
+        for name, entry in self._planned.items():
+            receipt, is_there = declared.get(name), f"{name}.arrows" in parts
+            is_damaged = name in declared and receipt is None
+            if is_there and receipt is None:
+                receipt = self._results.find_kept_receipt(self._recipe, name)
+            shard = Shard(name, entry.records, entry.cost, receipt=receipt)
+            shard = shard._replace(trouble="receipt") if is_damaged else shard
+            if is_there and receipt:
+                shard = shard._replace(state="finished")
+            else:
+                shard = self._unfinished(shard, entry, journals)
+            found.append(shard)
+        self.take(found)
+        return found
+
+    def take(self, shards: Iterable[Shard]) -> None:
+        """Take it that all `shards` of the plan stand like this."""
+        for shard in shards:
+            self._take(shard)
+        self._idle = {}
+
+    def look(self) -> tuple[list[Held], list[str]]:
+        """Bring the shards up to date that had not ended; return those that somebody is at, and
+        the names of those that nobody is at any more."""
+        held, left = [], []
+        declared, journals = listed(self._declared), listed(self._journals)
+        touched = {file.partition(".")[0] for file in declared | journals}
+        for shard in [shard for name, shard in self._open.items() if name in touched]:
+            name = shard.name
+            if f"{name}.json" in declared and shard.state != "lost" and self._has_finished(shard):
+                continue
+            if f"{name}.lock" not in journals:
+                continue
+            lock = self._journals / f"{name}.lock"
+            if (mark := mark_of(lock)) == self._idle.get(name):
+                continue
+            state, holder = held_by(lock)
+            if state:
+                held.append(Held(shard, state, holder))
+                self._idle.pop(name, None)
+            else:
+                begun = shard._replace(state="waiting", work=None)
+                self._take(self._unfinished(begun, self._planned[name], journals))
+                self._idle[name] = mark
+                left.append(name)
+        return held, left
+
+    @property
+    def open(self) -> Collection[Shard]:
+        """Those that had not ended at the last look."""
+        return self._open.values()
+
+    def _take(self, shard: Shard) -> None:
+        if shard.has_ended:
+            self._open.pop(shard.name, None)
         else:
-            found.append(unfinished(folder, recipe, begun, journals, entry["bytes"]))
-    return found
+            self._open[shard.name] = shard
+        if shard.state == "finished" and shard.receipt:
+            self.receipts.setdefault(shard.name, shard.receipt)
+
+    def _has_finished(self, shard: Shard) -> bool:
+        """Take a receipt that has come; tell whether the part is there with it."""
+        receipt = self._results.find_receipt(self._recipe, shard.name)
+        if receipt is None or not self._results.part(self._recipe, shard.name).exists():
+            return False
+        self._take(shard._replace(state="finished", receipt=receipt))
+        return True
+
+    def _unfinished(self, shard: Shard, planned: PlannedShard, journals: set[str]) -> Shard:
+        """Return what there is of a shard whose part was not found."""
+        data = self._results.journal(self._recipe, shard.name)
+        lock, log = data.with_suffix(".lock"), data.with_suffix(".log")
+        state, holder = held_by(lock) if lock.name in journals else ("", Holder())
+        work = None
+        if log.name in journals or state == "running":
+            work = _work(data, holder)
+        if state == "running":
+            return shard._replace(state="running", work=work)
+        if self._results.part(self._recipe, shard.name).exists():  # since the parts were listed
+            receipt = self._results.find_receipt(
+                self._recipe, shard.name
+            ) or self._results.find_kept_receipt(self._recipe, shard.name)
+            return shard._replace(state="finished" if receipt else "waiting", receipt=receipt)
+        if state == "unclear":
+            return shard._replace(state="unclear", work=work or Work(holder=holder))
+        if shard.receipt:
+            return shard._replace(state="lost")
+        if not has_size(self._results.shard(shard.name), planned.bytes):
+            shard = shard._replace(trouble="records")
+        if work and work.batches:
+            return shard._replace(state="begun", work=work._replace(holder=Holder()))
+        return shard
 
 
-def unfinished(
-    folder: Results, recipe: str, shard: Shard, journals: set[str], num_bytes: int
-) -> Shard:
-    """Return what there is of a shard whose part was not found."""
-    data = folder.journal(recipe, shard.name)
-    lock = data.with_suffix(".lock")
-    holder = held_by(lock) if lock.name in journals else Holder("", {})
-    who = holder.who
-    has_log = data.with_suffix(".log").name in journals
-    work = _work(data, who) if has_log or holder.state == "running" else None
-    if holder.state == "running":
-        return shard._replace(state="running", work=work)
-    part = folder.part(recipe, shard.name)
-    if part.exists():  # since the parts were listed
-        receipt = read_sealed(folder.receipt(recipe, shard.name)) or _kept(
-            folder, recipe, shard.name
-        )
-        return shard._replace(state="finished" if receipt else "waiting", receipt=receipt)
-    if holder.state == "unclear":
-        return shard._replace(state="unclear", work=work or Work(0, 0, None, who))
-    if shard.receipt:
-        return shard._replace(state="lost")
-    if not has_size(folder.shard(shard.name), num_bytes):
-        shard = shard._replace(trouble="records")
-    if work and work.batches:
-        return shard._replace(state="begun", work=work._replace(who={}))
-    return shard
+def held_by(lock: Path) -> tuple[Literal["running", "unclear", ""], Holder]:
+    """Return whether somebody has the lock file of a journal (empty: nobody), and who says so."""
+    told, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
+    holder = Holder(*(told.get(key) for key in Holder._fields))
+    if is_held:
+        return "running", holder
+    is_unclear = bool(told) and (is_held is None or holder.host != platform.node())
+    return "unclear" if is_unclear else "", holder
 
 
-def _work(data: Path, who: dict[str, Any]) -> Work:
+def _work(data: Path, holder: Holder) -> Work:
     from featuremill.store.journal import read_log  # brings pyarrow, which few calls need
 
     log = data.with_suffix(".log")
-    state = read_log(log) if log.exists() else None
+    state = read_log(log)
     if state is None:
-        return Work(0, 0, None, who)
+        return Work(holder=holder)
     rows = count_rows(data, [end for end, _ in state.commits])
-    return Work(len(state.commits), rows, _last_change(log), who)
+    return Work(len(state.commits), rows, _last_change(log), holder)
 
 
 def _last_change(path: Path) -> str | None:
@@ -142,11 +238,6 @@ def _last_change(path: Path) -> str | None:
     except FileNotFoundError:  # finished meanwhile
         return None
     return moment.isoformat(timespec="seconds")
-
-
-def _names(plan: dict[str, Any], listed: set[str]) -> list[str]:
-    """Return the plan's shards that have a receipt among the files `listed`."""
-    return [entry["shard"] for entry in plan["shards"] if f"{entry['shard']}.json" in listed]
 
 
 def listed(path: Path) -> set[str]:
@@ -158,21 +249,13 @@ def listed(path: Path) -> set[str]:
         return set()
 
 
-def _kept(folder: Results, recipe: str, name: str) -> dict[str, Any] | None:
-    """Return the receipt that extract keeps beside the part and adopts."""
-    kept = read_sealed(folder.part(recipe, name).with_suffix(".json"))
-    return kept if is_of(kept, recipe, name) else None
-
-
-def is_of(receipt: dict[str, Any] | None, recipe: str, name: str) -> bool:
-    """Tell whether the receipt is that of the part, with all that is read of it here."""
-    return (
-        receipt is not None
-        and (receipt.get("recipe"), receipt.get("shard")) == (recipe, name)
-        and isinstance(receipt.get("part"), str)
-        and all(isinstance(receipt.get(key), int) for key in ("rows", "failed", "cost"))
-        and isinstance(receipt.get("seconds"), dict)
-    )
+def mark_of(path: Path) -> Mark | None:
+    """Return what changes when the file does; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def has_size(path: Path, num_bytes: int) -> bool:

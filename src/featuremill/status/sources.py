@@ -1,56 +1,83 @@
-"""Whether what a run is made of is still what was planned: inputs, weights, manifest, parts."""
+"""Whether what a run is made of is still what was planned: inputs, weights, manifest, parts; and
+what the verbs' own logs say of weights, a plan or a report that failed."""
 
 from __future__ import annotations
 
 import os
 import shlex
 from pathlib import Path
-from typing import Any
 
+from featuremill.base.log import last_error
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store.files import read_json, sha256_of
+from featuremill.store.files import sha256_of
+from featuremill.store.json_file import JsonFile
+from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
 from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
 """Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger
 one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
+FAILED = {"weights": "making the weights", "plan": "the last plan", "report": "the last report"}
+"""What failed, where a verb's log ends with an error."""
 
 
-def check_inputs(
-    folder: Results, plan: dict[str, Any], is_merged: bool, verifies: bool
+class _WeightsFile(JsonFile):
+    """What a weights file says of where the weights are."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+def check_sources(
+    results: Results,
+    plan: Plan,
+    shards: list[Shard],
+    *,
+    is_merged: bool,
+    is_manifest_readable: bool,
+    verifies: bool,
 ) -> list[Problem]:
+    """Return what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
+    has_work = not all(shard.has_ended for shard in shards)
+    return [
+        *_check_parts(results, plan, shards, verifies),
+        *_check_manifest(results, plan, is_manifest_readable, verifies),
+        *_check_inputs(results, plan, is_merged, verifies),
+        *_check_weights(results, plan, has_work),
+        *_check_versions(plan),
+    ]
+
+
+def _check_inputs(results: Results, plan: Plan, is_merged: bool, verifies: bool) -> list[Problem]:
     """Return which inputs are not what was planned."""
     problems = []
-    for entry in plan["inputs"]:
-        path = placed(folder.root, entry["path"])
-        mend = Mend("plan", seen_by="snakemake" if is_newer(path, folder.plan) else "start")
+    for entry in plan.inputs:
+        path = _placed(results.root, entry.path)
+        is_late = is_newer(path, results.plan)
+        mend = Mend("plan", seen_by="snakemake" if is_late else "start")
         if not path.exists():
             code, what = "input_missing", "is gone, so nobody can tell whether it changed"
             mend = Mend(by_hand="Put it back before anything is planned again.")
-        elif not has_size(path, entry["bytes"]):
+        elif not has_size(path, entry.bytes):
             code, what = "input_changed", "has changed since it was planned"
-        elif _has_other_bytes(path, entry, folder.plan, verifies):
+        elif _has_other_bytes(path, entry, is_late, verifies):
             code, what = "input_changed", "has changed since it was planned"
-            if not is_newer(path, folder.plan):
-                mend = Mend("plan", seen_by="nobody")
-        elif not verifies and is_newer(path, folder.plan) and entry["bytes"] > MOST_HASHED:
-            code, what = (
-                "input_newer",
-                "is newer than the plan; --verify tells if it changed",
-            )
+            mend = mend if is_late else Mend("plan", seen_by="nobody")
+        elif not verifies and is_late and entry.bytes > MOST_HASHED:
+            code, what = "input_newer", "is newer than the plan; --verify tells if it changed"
         else:
             continue
         is_in_the_way = code != "input_missing" or not is_merged
-        problems.append(Problem(code, f"{entry['path']}: this input {what}.", mend, is_in_the_way))
+        problems.append(Problem(code, f"{entry.path}: this input {what}.", mend, is_in_the_way))
     return problems
 
 
-def _has_other_bytes(path: Path, entry: dict[str, Any], planned: Path, verifies: bool) -> bool:
-    is_small = entry["bytes"] <= MOST_HASHED
-    if verifies or (is_small and is_newer(path, planned)):
-        return sha256_of(path) != str(entry["sha256"])
+def _has_other_bytes(path: Path, entry: Input, is_late: bool, verifies: bool) -> bool:
+    if verifies or (is_late and entry.bytes <= MOST_HASHED):
+        return sha256_of(path) != entry.sha256
     return False
 
 
@@ -59,53 +86,51 @@ def is_newer(path: Path, than: Path) -> bool:
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
-def check_weights(folder: Results, plan: dict[str, Any], has_work: bool) -> list[Problem]:
+def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem]:
     """Return what is wrong with the weights; that is in nobody's way when nothing is left to do."""
-    if not plan.get("weights"):
+    if not plan.weights:
         return []
-    name, path = plan["weights"], placed(folder.root, plan["weights"])
-    model = plan["settings"]["options"].get("model", "MODEL")
-    verb = f"featuremill weights {shlex.quote(model)} --output {shlex.quote(name)}"
+    path = _placed(results.root, plan.weights)
+    model = str(plan.settings.options.get("model", "MODEL"))
+    verb = f"featuremill weights {shlex.quote(model)} --output {shlex.quote(plan.weights)}"
     if not path.exists():
         what, mend = "the weights are gone", Mend(verb=verb)
-    elif not {"path", "bytes", "sha256"} <= set(entry := read_json(path) or {}):
+    elif (entry := _WeightsFile.find(path)) is None:
         what, mend = "this cannot be read as weights", Mend(remove=(path,), verb=verb)
-    elif not has_size(placed(folder.root, entry["path"]), entry["bytes"]):
-        what = f"its weights {entry['path']} are gone or not whole"
+    elif not has_size(_placed(results.root, entry.path), entry.bytes):
+        what = f"its weights {entry.path} are gone or not whole"
         mend = Mend(remove=(path,), verb=verb)
-    elif entry["sha256"] != plan["settings"].get("weights_sha256"):
+    elif entry.sha256 != plan.settings.weights_sha256:
         what, mend = "these are other weights than those of the plan", Mend("plan")
     else:
         return []
     code = "weights_changed" if mend.again else "weights_missing"
-    return [Problem(code, f"{name}: {what}.", mend, has_work)]
+    return [Problem(code, f"{plan.weights}: {what}.", mend, has_work)]
 
 
-def check_versions(plan: dict[str, Any]) -> list[Problem]:
+def _check_versions(plan: Plan) -> list[Problem]:
     """Return whether the plan is for other versions than those here, whose values would differ."""
-    others = other_versions_here(plan)
+    others = other_versions_here(plan.as_json())  # border
     what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
     return [Problem("version_changed", what, Mend("plan"))] if others else []
 
 
-def check_manifest(
-    folder: Results, plan: dict[str, Any], is_readable: bool, verifies: bool
+def _check_manifest(
+    results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> list[Problem]:
-    """Return what is wrong with manifest.parquet."""
-    path, mend = folder.manifest, Mend("plan")
+    """Return what is wrong with manifest.parquet; who read in it knows whether it `is_readable`."""
+    path, mend = results.manifest, Mend("plan")
     if not path.exists():
-        what = f"{path.name}: it is gone; it says which record is where."
+        what = "it is gone; it says which record is where"
     elif not _is_parquet(path):
-        what = f"{path.name}: it cannot be read."
-    elif verifies and sha256_of(path) != plan["manifest_sha256"]:
-        what = f"{path.name}: it does not belong to plan.json."
-        mend = Mend("plan", seen_by="nobody")
+        what = "it cannot be read"
+    elif verifies and sha256_of(path) != plan.manifest_sha256:
+        what, mend = "it does not belong to plan.json", Mend("plan", seen_by="nobody")
     elif not is_readable:
-        what = f"{path.name}: it cannot be read."
-        mend = Mend("plan", seen_by="nobody")
+        what, mend = "it cannot be read", Mend("plan", seen_by="nobody")
     else:
         return []
-    return [Problem("manifest_missing", what, mend)]
+    return [Problem("manifest_missing", f"{path.name}: {what}.", mend)]
 
 
 def _is_parquet(path: Path) -> bool:
@@ -120,8 +145,8 @@ def _is_parquet(path: Path) -> bool:
     return head == tail[4:] == b"PAR1" and int.from_bytes(tail[:4], "little") + 12 <= size
 
 
-def check_parts(
-    folder: Results, plan: dict[str, Any], shards: list[Shard], verifies: bool
+def _check_parts(
+    results: Results, plan: Plan, shards: list[Shard], verifies: bool
 ) -> list[Problem]:
     """Return which parts, receipts and shards are lost or damaged."""
     problems = []
@@ -134,7 +159,7 @@ def check_parts(
     if gone := [shard.name for shard in shards if shard.trouble == "records"]:
         what = f"{_named(gone)}: the file in store/shards is gone or not whole."
         problems.append(Problem("shard_missing", what, Mend("plan")))
-    if verifies and (damaged := [s.name for s in shards if _is_damaged(folder, plan, s)]):
+    if verifies and (damaged := [s.name for s in shards if _is_damaged(results, plan, s)]):
         what = f"{_named(damaged)}: the bytes of a part are not those that were written."
         mend = Mend("extract", tuple(damaged), seen_by="nobody")
         problems.append(Problem("part_damaged", what, mend))
@@ -147,15 +172,42 @@ def _named(shards: list[str]) -> str:
     return f"shard {shards[0][:8]}{more}"
 
 
-def _is_damaged(folder: Results, plan: dict[str, Any], shard: Shard) -> bool:
-    from featuremill.store.journal import digest_of_file
+def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
+    from featuremill.store.journal import digest_of_file  # brings pyarrow
 
     if shard.state != "finished" or not shard.receipt:
         return False
-    return digest_of_file(folder.part(plan["recipe"], shard.name)) != str(shard.receipt["part"])
+    return digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
 
 
-def placed(root: Path, path: str) -> Path:
+def _placed(root: Path, path: str) -> Path:
     """Return where `path` of a plan lies: verbs get paths from the folder that holds results/."""
     beside = root.parent.parent / path
     return beside if beside.exists() else Path(path)
+
+
+def check_logs_before_plan(root: Path, weights: str) -> list[Problem]:
+    """Return what failed on the way to a plan: the `weights`, which come first, or the plan."""
+    project = root.parent.parent
+    if weights and not (project / weights).exists():
+        log = project / "logs" / "weights" / f"{Path(weights).stem}.log"
+        if problems := check_log(root, "weights", log=log):
+            return problems
+    return check_log(root, "plan")
+
+
+def check_log(
+    root: Path, verb: str, is_in_the_way: bool = True, log: Path | None = None
+) -> list[Problem]:
+    """Return what `verb` ended with the last time, if that was an error.
+
+    Nothing where it was not Snakemake's: logs are in logs/<run>/ beside results/<run>/ (`root`),
+    if `log` is not given.
+    """
+    log = log or root.parent.parent / "logs" / root.name / f"{verb}.log"
+    error = last_error(log) if root.parent.name == "results" else ""
+    if not error:
+        return []
+    shown = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
+    mend = Mend(by_hand=f"Mend that, and run the same command again. The log: {shown}")
+    return [Problem(f"{verb}_failed", f"{FAILED[verb]} failed: {error}", mend, is_in_the_way)]

@@ -34,7 +34,6 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,7 +170,7 @@ class State(NamedTuple):
 def read(path: str | Path) -> list[Attempt]:
     """Return the attempts in the file at `path`; none where it cannot be read."""
     found: list[Attempt] = []
-    for event in _events(Path(path), READ_BYTES):
+    for event in events_of(Path(path), READ_BYTES)[0]:
         kind = event.pop("event")
         if kind == "start":
             found.append(Attempt(event, [], [], None))
@@ -189,7 +188,7 @@ def read(path: str | Path) -> list[Attempt]:
 def tail(path: Path) -> State | None:
     """Return how the last attempt stands, out of the file's end; None where nothing says it."""
     state: State | None = None
-    for event in _events(path, TAIL_BYTES):
+    for event in events_of(path, TAIL_BYTES)[0]:
         state = followed(state, event)
     return state
 
@@ -212,19 +211,25 @@ def followed(state: State | None, event: dict[str, Any]) -> State | None:
     return state._replace(end=event, time=now) if kind == "end" else state
 
 
-def _events(path: Path, most_bytes: int) -> Iterator[dict[str, Any]]:
-    """Yield the file's last events; what is no whole line of an event is passed over."""
+def events_of(path: Path, most_bytes: int, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """Return the events in the file's last bytes, and where the last whole line ends; with that
+    `offset`, those that came since. A file that is shorter by then is another one, and read anew.
+
+    What is no whole line of an event is passed over.
+    """
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - most_bytes))
-            content = file.read(most_bytes)
+            offset = offset if offset <= size else 0
+            start = max(offset, size - most_bytes)
+            file.seek(start)
+            content = file.read(size - start)
     except OSError:
-        return
-    lines = content.split(b"\n")[:-1]  # what follows the last newline is being written
-    for line in lines[1:] if size > most_bytes else lines:
-        if event := event_of(line):
-            yield event
+        return [], offset
+    num_whole = content.rfind(b"\n") + 1  # what follows the last newline is being written
+    lines = content[:num_whole].split(b"\n")[1 if start > offset else 0 :]
+    found = (event_of(line) for line in lines if line)
+    return [event for event in found if event], start + num_whole
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:

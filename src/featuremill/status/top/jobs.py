@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from featuremill.status.shards import Holder, Shard
+from featuremill.status.shards import Held, Holder
 from featuremill.status.top.tails import Tail
 
 SPEED_SECONDS = 30.0
 """What "of late" means for the speed that is shown."""
 PACE_SECONDS = 300.0
 """And for the time that is left."""
-STAGES = {
-    "wait": "waiting for a device",
-    "load": "loading",
-    "run": "computing",
-    "finish": "finishing",
-}
 
 
-class DeviceNow(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class DeviceNow:
     """A device, or a slot of one, that a job holds; None is what nobody knows."""
 
-    kind: str
-    uuid: str
-    name: str
-    slot: str
-    total_mb: float | None
-    utilisation: float | None
-    memory_mb: float | None
-    power_w: float | None
-    temperature_c: float | None
-    throttle: list[str]
+    kind: str = ""
+    uuid: str = ""
+    name: str = ""
+    slot: str = ""
+    total_mb: float | None = None
+    utilisation: float | None = None
+    memory_mb: float | None = None
+    power_w: float | None = None
+    temperature_c: float | None = None
+    throttle: list[str] = field(default_factory=list)
     """Why its clocks are lower than they could be."""
-    of_whole_gpu: list[str]
+    of_whole_gpu: list[str] = field(default_factory=list)
     """Which of these values are the whole GPU's, where the job has a slice or a part of it."""
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Job:
     """A shard that somebody is at."""
 
     shard: str
@@ -46,51 +43,74 @@ class Job(NamedTuple):
     host: str
     pid: int | None
     stage: str
+    """wait (for a device), load, run or finish."""
     devices: list[DeviceNow]
     records: int
     rows_done: int
-    rows_failed: int
+    rows_failed: int = 0
     cost: float
     cost_left: float
-    speed: float | None
+    speed: float | None = None
     """Cost a second of late."""
-    pace: float | None
+    pace: float | None = None
     """The same over a longer time."""
-    startup_seconds: float | None
-    computing_seconds: float | None
+    startup_seconds: float | None = None
+    computing_seconds: float | None = None
     """How long it has had its devices, by its own clock."""
-    silent_seconds: float
-    is_silent: bool
+    silent_seconds: float = 0.0
+    is_silent: bool = False
     """Whether samples are missing that should have come."""
-    oom_splits: int
-    cpu_percent: float | None
-    memory_mb: float | None
+    oom_splits: int = 0
+    cpu_percent: float | None = None
+    memory_mb: float | None = None
     """Of the worker's process."""
 
     @property
     def is_at_work(self) -> bool:
-        """Tell whether it holds a device."""
+        """Whether it holds a device."""
         return bool(self.devices) and self.stage != "wait"
 
+    @property
+    def share(self) -> float:
+        """How much of the work is done, from 0 to 1."""
+        return 1 - self.cost_left / self.cost if self.cost else 1.0
 
-def job_of(shard: Shard, holder: Holder, tail: Tail | None) -> Job:
-    """Return what the job of `shard` is doing; without telemetry, what its lock file says."""
-    state = tail.state if tail else None
-    if tail is None or state is None or _is_of_another(state.start, holder):
-        return _without_telemetry(shard, holder)
-    sample = state.sample or {}
-    stage = sample.get("stage") or ("load" if state.devices else "wait")
-    rows = min(shard.records, int(sample.get("rows_done", state.start.get("rows_done", 0))))
+    def as_json(self) -> dict[str, Any]:
+        """Return it as programs get it."""
+        return {**asdict(self), "silent_seconds": round(self.silent_seconds, 1)}
+
+
+def job_of(held: Held, tail: Tail) -> Job:
+    """Return what the job of a shard is doing; without telemetry, what its lock file says."""
+    shard, holder, now = held.shard, held.holder, tail.state
+    if now is None or _is_of_another(now.start, holder):
+        names = holder.devices or []
+        return Job(
+            shard=shard.name,
+            state=held.state,
+            host=holder.host or "",
+            pid=holder.pid,
+            stage="run" if names else "wait",
+            devices=[DeviceNow(name=name) for name in names],
+            records=shard.records,
+            rows_done=shard.work.rows if shard.work else 0,
+            cost=shard.cost,
+            cost_left=shard.cost_left,
+        )
+    start, sample = now.start, now.sample or {}
+    stage = sample.get("stage") or ("load" if now.devices else "wait")
+    rows = min(shard.records, int(sample.get("rows_done", start.get("rows_done", 0))))
     left = sample.get("cost_left", shard.cost * (1 - rows / max(1, shard.records)))
     process = sample.get("process", {})
-    since = tail.devices_since or state.start.get("time")
+    since = tail.devices_since or start.get("time")
+    pid = start.get("pid")
     return Job(
         shard=shard.name,
-        state="running" if not tail.is_silent() else holder.state,
-        host=state.start.get("host", str(holder.who.get("host") or "")),
-        pid=_whole(state.start.get("pid")),
+        state=held.state if tail.is_silent() else "running",
+        host=start.get("host", holder.host or ""),
+        pid=None if pid is None else int(pid),
         stage=stage,
-        devices=_devices(state.devices, sample) if stage != "wait" else [],
+        devices=_devices(now.devices, sample) if stage != "wait" else [],
         records=shard.records,
         rows_done=rows,
         rows_failed=int(sample.get("rows_failed", 0)),
@@ -99,7 +119,7 @@ def job_of(shard: Shard, holder: Holder, tail: Tail | None) -> Job:
         speed=tail.rate(SPEED_SECONDS),
         pace=tail.rate(PACE_SECONDS),
         startup_seconds=tail.startup_seconds,
-        computing_seconds=max(0.0, state.time - since) if since else None,
+        computing_seconds=max(0.0, now.time - since) if since else None,
         silent_seconds=tail.silent_seconds(),
         is_silent=tail.is_silent(),
         oom_splits=int(sample.get("oom_splits", 0)),
@@ -110,58 +130,23 @@ def job_of(shard: Shard, holder: Holder, tail: Tail | None) -> Job:
 
 def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
     """Tell whether the file is of an earlier job than the one that holds the lock."""
-    who = holder.who
-    return bool(who) and "pid" in start and start["pid"] != who.get("pid")
-
-
-def _without_telemetry(shard: Shard, holder: Holder) -> Job:
-    names = [str(name) for name in holder.who.get("devices") or []]
-    rows = shard.work.rows if shard.work else 0
-    unknown = DeviceNow("", "", "", "", None, None, None, None, None, [], [])
-    return Job(
-        shard=shard.name,
-        state=holder.state,
-        host=str(holder.who.get("host") or ""),
-        pid=_whole(holder.who.get("pid")),
-        stage="run" if names else "wait",
-        devices=[unknown._replace(name=name) for name in names],
-        records=shard.records,
-        rows_done=rows,
-        rows_failed=0,
-        cost=shard.cost,
-        cost_left=shard.cost * (1 - rows / max(1, shard.records)),
-        speed=None,
-        pace=None,
-        startup_seconds=None,
-        computing_seconds=None,
-        silent_seconds=0.0,
-        is_silent=False,
-        oom_splits=0,
-        cpu_percent=None,
-        memory_mb=None,
-    )
+    return holder.host is not None and "pid" in start and start["pid"] != holder.pid
 
 
 def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
+    """Return the devices that telemetry says are held, with what its last sample measured."""
     measured = {one.get("uuid"): one for one in sample.get("devices", [])}
-    return [_device(one, measured.get(one.get("uuid"), {})) for one in held]
-
-
-def _device(held: dict[str, Any], now: dict[str, Any]) -> DeviceNow:
-    return DeviceNow(
-        kind=held.get("kind", ""),
-        uuid=held.get("uuid", ""),
-        name=held.get("name", ""),
-        slot=held.get("slot", ""),
-        total_mb=held.get("memory_mb"),
-        utilisation=now.get("utilisation"),
-        memory_mb=now.get("memory_mb"),
-        power_w=now.get("power_w"),
-        temperature_c=now.get("temperature_c"),
-        throttle=now.get("throttle", []),
-        of_whole_gpu=held.get("of_whole_gpu", []),
-    )
-
-
-def _whole(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) else None
+    gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
+    found = []
+    for one in held:
+        now = measured.get(one.get("uuid"), {})
+        found.append(
+            DeviceNow(
+                **{key: one.get(key, "") for key in ("kind", "uuid", "name", "slot")},
+                **{key: now.get(key) for key in gauges},
+                total_mb=one.get("memory_mb"),
+                throttle=now.get("throttle", []),
+                of_whole_gpu=one.get("of_whole_gpu", []),
+            )
+        )
+    return found

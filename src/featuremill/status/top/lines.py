@@ -8,7 +8,7 @@ from featuremill.base import words
 from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
 from featuremill.status.top.scene import Scene
-from featuremill.status.view import verdict
+from featuremill.status.view import duration, verdict
 
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800
@@ -17,10 +17,10 @@ LONG_SECONDS, DAY_SECONDS = 600, 64_800
 
 def totals_line(scene: Scene) -> str:
     """Return how far the run is, how fast, and how long yet."""
-    if scene.facts:
-        return f"{end(scene)}: {accounting(scene)}" if scene.plan else end(scene)
     if scene.plan is None:
         return phase(scene)
+    if scene.state:
+        return f"{phase(scene)}: {accounting(scene)}"
     parts = [share(scene), records(scene)]
     if scene.phase == "computing":
         parts += [at_work(scene), *speed(scene), left(scene)]
@@ -32,13 +32,13 @@ def totals_line(scene: Scene) -> str:
 def share(scene: Scene) -> str:
     """Return how much of the work is done: 100 % only for all of it."""
     totals = scene.totals
-    percent = 100 * totals.share if totals.shards_done == totals.shards else 99.9
+    percent = 100 * totals.share if totals.shards == totals.of.shards else 99.9
     return f"{min(percent, 100 * totals.share):.1f} % of the work"
 
 
 def records(scene: Scene) -> str:
     """Return how many records have been computed."""
-    return f"{scene.totals.records_done:,} of {words.records(scene.totals.records)}"
+    return f"{scene.totals.records:,} of {words.records(scene.totals.of.records)}"
 
 
 def at_work(scene: Scene) -> str:
@@ -67,45 +67,34 @@ def left(scene: Scene) -> str:
 
 def failed(scene: Scene) -> list[str]:
     """Return how many records failed, if any did."""
-    return [f"{scene.totals.records_failed:,} failed"] if scene.totals.records_failed else []
+    return [f"{scene.totals.failed:,} failed"] if scene.totals.failed else []
 
 
 def phase(scene: Scene) -> str:
-    """Return what goes on."""
-    if scene.facts:
-        return end(scene)
+    """Return what goes on; of a run that nobody is at how it stands, in status's words."""
+    if scene.state:
+        return verdict(scene.state).rstrip(".")
+    is_computed = scene.plan and scene.totals.shards == scene.totals.of.shards
     return {
         "planning": "planning now",
         "starting": "started, and there is no plan yet",
         "computing": "computing",
         "merging": "merging now",
-        "between": _between(scene),
+        "between": "every part is there; the results are next"
+        if is_computed
+        else "running, and no job computes at this moment",
         "unknown": "whether anybody is at it cannot be told from here",
         "rest": "nobody is at it now",
     }[scene.phase]
 
 
-def _between(scene: Scene) -> str:
-    if scene.totals.shards_done == scene.totals.shards:
-        return "every part is there; the results are next"
-    return "running, and no job computes at this moment"
-
-
-def end(scene: Scene) -> str:
-    """Return how a run that nobody is at stands, in status's words."""
-    assert scene.facts
-    return verdict(scene.facts).rstrip(".")
-
-
 def accounting(scene: Scene) -> str:
     """Return what became of the input's records: by the results, or by the parts there are."""
-    facts = scene.facts
-    results = facts.results if facts else None
-    if results and results.manifest and results.merged == "yes":
-        counts = results.manifest["counts"]
-        whole = counted(counts["input"], "input record")
+    if scene.state and scene.state.delivery.delivery and scene.state.delivery.is_merged:
+        counts = scene.state.delivery.delivery.counts
+        whole = counted(counts.input, "input record")
         kinds = ("ok", "failed", "refused", "duplicate")
-        return f"{whole} = {' + '.join(f'{counts[kind]:,} {kind}' for kind in kinds)}"
+        return f"{whole} = {' + '.join(f'{getattr(counts, kind):,} {kind}' for kind in kinds)}"
     return SEPARATOR.join([share(scene), records(scene), *failed(scene)])
 
 
@@ -116,29 +105,25 @@ def number(value: float) -> str:
     return words.short(value).replace(words.NBSP, " ")
 
 
-def duration(seconds: float) -> str:
-    """Return a time to two units, such as 2 h 10 min."""
-    return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
-
-
 def troubles(scene: Scene) -> list[str]:
     """Return what went wrong, with what helps: records that failed, and jobs."""
-    said = [f"{what} → {remedy}" for what, remedy in reasons(scene)]
-    said += [f"shard {one.shard[:8]} ended: {one_line(one.message)}" for one in scene.ended]
-    return said
+    return [*(f"{what} → {remedy}" for what, remedy in reasons(scene)), *ended(scene)]
+
+
+def ended(scene: Scene) -> list[str]:
+    """Return the jobs that ended badly."""
+    return [f"shard {one.shard[:8]} ended: {one_line(one.message)}" for one in scene.ended]
 
 
 def reasons(scene: Scene) -> list[tuple[str, str]]:
     """Return what became of how many records and why, and what helps: of a run at rest as status
     has it, which counts the records of the input."""
-    if scene.facts:
-        groups = scene.facts.groups
-        told = [(one.number, one.key.status, one.key.reason, one.remedy) for one in groups]
-    else:
-        told = [(one.number, "failed", one.reason, one.remedy) for one in scene.reasons]
     said = [
-        (f"{words.records(number)} {status}: {one_line(plain(reason))}", remedy)
-        for number, status, reason, remedy in told
+        (
+            f"{words.records(one.number)} {one.status}: {one_line(plain(one.reason))}",
+            one.remedy,
+        )
+        for one in (scene.state.failures if scene.state else scene.reasons)
     ]
     if running := sum(job.rows_failed for job in scene.jobs):
         what = f"{words.records(running)} failed in shards that are at work"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -12,69 +11,36 @@ from rich.text import Text
 
 from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
-from featuremill.status.facts import DONE, DONE_WITH_FAILURES
+from featuremill.status.state import DONE, DONE_WITH_FAILURES
 from featuremill.status.top import lines
 from featuremill.status.top.scene import Scene
-from featuremill.status.top.tables import jobs_table, notes, spread_table
+from featuremill.status.top.tables import QUIET, WARN, jobs_table, notes, spread_table
+from featuremill.status.view import duration
 
 MOST_REASONS = 4
-HEADING = 2
-"""Lines of a table beside its rows."""
-LEAST_FOR_HINT = 18
 HINT = "Ctrl-C ends this view, not the run."
-QUIET, GOOD, BAD, WARN = "dim", "green", "red", "yellow"
+GOOD, BAD = "green", "red"
 
 
-def picture(scene: Scene, width: int, height: int | None = None) -> RenderableType:
-    """Return the picture for a terminal of this size; without a height it is as long as it is.
-
-    Where there is no room for everything, remedies give way first, then the rows of devices.
-    """
-    top = [_title(scene, width), *_totals(scene, width)]
-    said = notes(scene)
-    below = [*_waiting(scene), *_failures(scene, width, is_brief=False)]
-    num_jobs, num_uses = sum(len(job.devices) for job in scene.at_work), len(scene.uses)
-    has_hint = scene.facts is None and (height or 0) >= LEAST_FOR_HINT
-    hint = [Text(), Text(HINT, QUIET)] if has_hint else []
-    if height is not None:
-        num_tables = (num_jobs > 0) + (num_uses > 0)
-        fixed = _height([*top, *said, *hint], width) + HEADING * num_tables
-        if fixed + num_jobs + num_uses + _height(below, width) > height:
-            below = [*_waiting(scene), *_failures(scene, width, is_brief=True)]
-        room = height - fixed - _height(below, width)
-        num_jobs, num_uses = _shared_out(room, num_jobs, num_uses)
-    parts = [*top]
-    if num_jobs:
-        parts += [Text(), *jobs_table(scene, width, num_jobs), *said]
-    parts += below
-    if num_uses:
-        parts += [Text(), *spread_table(scene, width, num_uses)]
-    return Group(*parts, *hint)
-
-
-def _shared_out(room: int, num_jobs: int, num_uses: int) -> tuple[int, int]:
-    """Return how many rows each of the two tables gets: the jobs first; a line says what is left
-    out, and a table without a row is none."""
-    if num_jobs + num_uses <= room:
-        return num_jobs, num_uses
-    room += HEADING if num_uses else 0
-    if num_jobs < room:
-        rest = room - num_jobs - HEADING
-        return num_jobs, num_uses if num_uses <= rest else max(0, rest - 1)
-    return max(1, room - 1), 0
-
-
-def _height(parts: Sequence[RenderableType], width: int) -> int:
-    """Return how many lines the parts take: texts, and bars of one line."""
-    texts = [part for part in parts if isinstance(part, Text) and not part.no_wrap]
-    return len(parts) + sum(max(1, len(textwrap.wrap(text.plain, width))) - 1 for text in texts)
+def picture(scene: Scene, width: int, is_live: bool = False) -> RenderableType:
+    """Return the picture for a terminal of this width, with what counts most above: a terminal that
+    is too low shows the beginning."""
+    parts = [_title(scene, width), *_totals(scene, width)]
+    if scene.at_work:
+        parts += [Text(), jobs_table(scene, width), *notes(scene)]
+    parts += [*_waiting(scene), *_failures(scene, width)]
+    if scene.uses:
+        parts += [Text(), spread_table(scene, width)]
+    if is_live:
+        parts += [Text(), Text(HINT, QUIET)]
+    return Group(*parts)
 
 
 def _title(scene: Scene, width: int) -> RenderableType:
     said = lines.phase(scene)
     style = WARN if scene.phase in ("unknown", "rest") else GOOD
-    if scene.facts:
-        status = scene.facts.exit_status
+    if scene.state:
+        status = scene.state.exit_status
         style = {DONE: GOOD, DONE_WITH_FAILURES: WARN}.get(status, BAD)
     folder = one_line(plain(str(scene.given)))
     room = max(8, width - len(said) - 2)
@@ -91,20 +57,14 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
     if scene.plan is None:
         return parts
     totals = scene.totals
-    bar = ProgressBar(
-        total=1.0,
-        completed=totals.share,
-        width=width,
-        complete_style="cyan",
-        finished_style=GOOD,
-    )
+    bar = ProgressBar(1.0, totals.share, width, complete_style="cyan", finished_style=GOOD)
     line = Table.grid()  # a bar alone does not end its line
     line.add_row(bar)
     parts.append(line)
-    if scene.facts:
+    if scene.state:
         parts.append(Text(lines.accounting(scene)))
         return parts
-    shards = f"{totals.shards_done:,} of {counted(totals.shards, 'shard')}"
+    shards = f"{totals.shards:,} of {counted(totals.of.shards, 'shard')}"
     done = lines.SEPARATOR.join([lines.share(scene), lines.records(scene), shards])
     failed = "".join(f"{lines.SEPARATOR}{said}" for said in lines.failed(scene))
     parts.append(Text.assemble(done, (failed, BAD)))
@@ -114,48 +74,42 @@ def _totals(scene: Scene, width: int) -> list[RenderableType]:
 
 
 def _waiting(scene: Scene) -> list[RenderableType]:
-    """Return the jobs that have no device, in one line."""
-    waiting = [job for job in scene.waiting if job.state == "running"]
-    lost = [job for job in scene.waiting if job.state != "running"]
-    found: list[RenderableType] = []
-    if waiting:
-        names = ", ".join(job.shard[:8] for job in waiting)
-        text = f"{counted(len(waiting), 'job')} waiting for a device: shard {names}"
-        found.append(Text(text, QUIET, overflow="ellipsis", no_wrap=True))
-    for job in lost:
-        ago = lines.duration(job.silent_seconds)
-        text = f"shard {job.shard[:8]}: nothing heard from {one_line(job.host)} for {ago}"
-        found.append(Text(text, WARN, overflow="ellipsis", no_wrap=True))
+    """Return the jobs that have no device, in one line, and those that nobody hears of."""
+    said = []
+    if waiting := [job.shard[:8] for job in scene.waiting if job.state == "running"]:
+        jobs = counted(len(waiting), "job")
+        said.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
+    for job in scene.waiting:
+        if job.state != "running":
+            where, ago = one_line(job.host), duration(job.silent_seconds)
+            said.append((f"shard {job.shard[:8]}: nothing heard from {where} for {ago}", WARN))
+    found = [Text(text, style, overflow="ellipsis", no_wrap=True) for text, style in said]
     return [Text(), *found] if found else []
 
 
-def _failures(scene: Scene, width: int, is_brief: bool) -> list[RenderableType]:
-    """Return what failed, and what helps; in brief a line each, and no remedies."""
+def _failures(scene: Scene, width: int) -> list[RenderableType]:
+    """Return what failed, and what helps."""
     found: list[RenderableType] = []
     told = lines.reasons(scene)
     for what, remedy in told[:MOST_REASONS]:
-        found += _cross(what, width, is_brief)
-        found += [] if is_brief else _wrapped(remedy, "  → ", width, QUIET)
+        found += [*_cross(what, width), *_wrapped(remedy, "  → ", width, QUIET)]
     if len(told) > MOST_REASONS:
         found.append(Text(f"  and {len(told) - MOST_REASONS:,} more reasons", QUIET))
-    for one in scene.ended[:MOST_REASONS]:
-        message = f"shard {one.shard[:8]} ended: {one_line(one.message)}"
-        found += _cross(message, width, is_brief)
-    if scene.facts and scene.facts.next:
+    for message in lines.ended(scene)[:MOST_REASONS]:
+        found += _cross(message, width)
+    if scene.state and scene.state.next:
         found += [Text()] if found else []
-        found += [Text("Type next"), *(Text(f"  {plain(one)}") for one in scene.facts.next)]
+        found += [Text("Type next"), *(Text(f"  {plain(one)}") for one in scene.state.next)]
     return [Text(), *found] if found else []
 
 
-def _cross(text: str, width: int, is_brief: bool) -> list[Text]:
+def _cross(text: str, width: int) -> list[Text]:
     found = _wrapped(text, "✗ ", width)
-    if is_brief:
-        found = [Text(f"✗ {text}", no_wrap=True, overflow="ellipsis")]
     found[0].stylize(BAD, 0, 1)
     return found
 
 
-def _wrapped(text: str, first: str, width: int, style: str = "") -> list[Text]:
+def _wrapped(text: str, mark: str, width: int, style: str = "") -> list[Text]:
     """Return a text as lines, those after the first indented as that is behind its mark."""
-    indented = textwrap.wrap(text, width, initial_indent=first, subsequent_indent=" " * len(first))
-    return [Text(line, style) for line in indented or [first]]
+    wrapped = textwrap.wrap(text, width, initial_indent=mark, subsequent_indent=" " * len(mark))
+    return [Text(line, style) for line in wrapped]

@@ -8,34 +8,21 @@ import json
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
 from featuremill.base.text import plain
-from featuremill.status.top import lines, report
+from featuremill.status.top import lines
 from featuremill.status.top.picture import picture
 from featuremill.status.top.scene import Scene
 
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
 
 
-class Show(Protocol):
-    """What one can do with looks at a run."""
-
-    every_seconds: float
-    """Between two looks."""
-
-    def look(self, scene: Scene) -> None:
-        """Show how the run stands now."""
-
-    def end(self, scene: Scene) -> None:
-        """Show how it stood at the last look."""
-
-
 @contextlib.contextmanager
-def show_for(arguments: argparse.Namespace) -> Iterator[Show]:
+def show_for(arguments: argparse.Namespace) -> Iterator[Screen | Lines | Json]:
     """Yield the show that the arguments ask for, here."""
     every: float | None = arguments.every
     if arguments.json:
@@ -70,8 +57,7 @@ class Screen:
     def look(self, scene: Scene) -> None:
         """Draw the screen anew."""
         self._last = scene
-        width, height = self._console.size
-        self._live.update(picture(scene, width, height), refresh=True)
+        self._live.update(picture(scene, self._console.width, is_live=True), refresh=True)
 
     def end(self, scene: Scene) -> None:
         """Leave the last picture behind."""
@@ -131,7 +117,7 @@ class Json:
 
     def look(self, scene: Scene) -> None:
         """Write the object."""
-        text = json.dumps(report.as_json(scene), indent=self._indent, ensure_ascii=False)
+        text = json.dumps(scene.as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 

@@ -3,102 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
-from featuremill.base.words import parsed
-from featuremill.status.rest import working_seconds
+from featuremill.status.time_left import finished_at, working_seconds
 from featuremill.status.top.jobs import Job
-from featuremill.store.receipts import devices_of
+from featuremill.store.receipt import Receipt
 
 Span = tuple[float, float]
-Key = tuple[str, str]
-"""Host and UUID: every host's CPU has the same."""
+"""In seconds since 1970."""
 
 
-class Use(NamedTuple):
+@dataclass
+class Use:
     """What one device did for the run."""
 
     host: str
     uuid: str
+    """Every host's CPU has the same."""
     name: str
-    shards: int
+    shards: int = 0
     """Finished."""
-    running: int
+    running: int = 0
     """Jobs that are on it now."""
-    records: int
+    records: int = 0
     """Of both."""
-    cost: float
-    share_of_time: float
+    cost: float = 0.0
+    share_of_time: float = 0.0
     """Of the time in which anything of the run was computed anywhere, from 0 to 1."""
 
+    def as_json(self) -> dict[str, Any]:
+        """Return it as programs get it."""
+        return {**asdict(self), "share_of_time": round(self.share_of_time, 4)}
 
-class _Sum:
-    """What is added up for one device."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.shards = 0
-        self.records = 0
-        self.cost = 0.0
-        self.spans: list[Span] = []
+@dataclass
+class _Done:
+    """What is added up of the finished parts of one device."""
+
+    use: Use
+    spans: list[Span] = field(default_factory=list)
 
 
 class Spread:
     """Adds up receipts, each of them once."""
 
     def __init__(self) -> None:
-        self._sums: dict[Key, _Sum] = {}
+        self._done: dict[tuple[str, str], _Done] = {}
+        """By host and UUID."""
         self._spans: list[Span] = []
 
-    def add(self, receipt: dict[str, Any]) -> None:
+    def add(self, receipt: Receipt) -> None:
         """Count a finished part to each of the devices that held its model."""
-        span = _span(receipt)
+        end = finished_at(receipt)
+        span = [] if end is None else [(end - working_seconds(receipt), end)]
         self._spans += span
-        for device in devices_of(receipt):
-            key = (str(receipt.get("host", "")), device["uuid"])
-            found = self._sums.setdefault(key, _Sum(device["name"]))
-            found.shards += 1
-            found.records += receipt["rows"]
-            found.cost += receipt["cost"]
-            found.spans += span
+        for device in receipt.devices:
+            done = self._device(receipt.host, device.uuid, device.name)
+            done.use.shards += 1
+            done.use.records += receipt.rows
+            done.use.cost += receipt.cost
+            done.spans += span
+
+    def _device(self, host: str, uuid: str, name: str) -> _Done:
+        return self._done.setdefault((host, uuid), _Done(Use(host, uuid, name)))
 
     def uses(self, jobs: Sequence[Job], now: float) -> list[Use]:
         """Return what each device did, `jobs` being at work now, in the order of names."""
         at_work = [job for job in jobs if job.is_at_work]
-        current: dict[Key, list[Job]] = {}
+        current: dict[tuple[str, str], list[Job]] = {}
         for job in at_work:
             for device in (one for one in job.devices if one.uuid):
+                self._device(job.host, device.uuid, device.name)
                 current.setdefault((job.host, device.uuid), []).append(job)
-                self._sums.setdefault((job.host, device.uuid), _Sum(device.name))
         self._spans = joined(self._spans)
         everything = length([*self._spans, *(_until(now, job) for job in at_work)])
         uses = []
-        for (host, uuid), done in sorted(self._sums.items()):
-            here, done.spans = current.get((host, uuid), []), joined(done.spans)
+        for key, done in sorted(self._done.items(), key=lambda item: item[0]):
+            here, done.spans, use = current.get(key, []), joined(done.spans), done.use
             busy = length([*done.spans, *(_until(now, job) for job in here)])
             uses.append(
-                Use(
-                    host,
-                    uuid,
-                    done.name,
-                    done.shards,
-                    len(here),
-                    done.records + sum(job.rows_done for job in here),
-                    done.cost + sum(job.cost - job.cost_left for job in here),
-                    busy / everything if everything else 0.0,
+                replace(
+                    use,
+                    running=len(here),
+                    records=use.records + sum(job.rows_done for job in here),
+                    cost=use.cost + sum(job.cost - job.cost_left for job in here),
+                    share_of_time=busy / everything if everything else 0.0,
                 )
             )
         return uses
-
-
-def _span(receipt: dict[str, Any]) -> list[Span]:
-    """Return when the part's devices were its own, in seconds since 1970; nothing if that is not
-    told."""
-    try:
-        end = parsed(receipt["finished"])
-        return [(end - working_seconds(receipt["seconds"]), end)]
-    except (KeyError, TypeError, ValueError):
-        return []
 
 
 def _until(now: float, job: Job) -> Span:

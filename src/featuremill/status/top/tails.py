@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-from featuremill.store.telemetry import TAIL_BYTES, State, event_of, followed
+from featuremill.store.telemetry import TAIL_BYTES, State, events_of, followed
 
 MOST_CHANGES = 600
 """Moments that rates are taken from; there is one a batch, or one a second."""
@@ -29,8 +28,6 @@ class Tail:
         """By the job's clock."""
         self.startup_seconds: float | None = None
         """From the device to the first batch."""
-        self.is_growing = False
-        """Whether it was seen to grow, which no clock can be wrong about."""
         self._path = path
         self._offset = 0
         self._heard = 0.0
@@ -38,15 +35,16 @@ class Tail:
 
     def look(self) -> None:
         """Read what was appended since the last look."""
-        try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._offset:  # another file by now
-                    self.__init__(self._path)  # type: ignore[misc]
-                if size > self._offset:
-                    self._read(file, size)
-        except OSError:
-            return
+        events, offset = events_of(self._path, TAIL_BYTES, self._offset)
+        if offset < self._offset:  # another file by now
+            self.__init__(self._path)  # type: ignore[misc]
+        is_first, self._offset = self._offset == 0, offset
+        for event in events:
+            self._take(event)
+        if events:
+            # What was there before tells its age by the job's clock; growth no clock can deny.
+            age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
+            self._heard = time.monotonic() - age
 
     def silent_seconds(self) -> float:
         """Return how long nothing was appended; before the first growth, by the job's clock."""
@@ -55,22 +53,6 @@ class Tail:
     def is_silent(self) -> bool:
         """Tell whether samples are missing that should have come."""
         return self.silent_seconds() > max(LEAST_SILENCE_SECONDS, MISSED * self._gap)
-
-    def _read(self, file: Any, size: int) -> None:
-        is_first = self._offset == 0
-        start = max(0, size - TAIL_BYTES) if is_first else self._offset
-        file.seek(start)
-        content = file.read(size - start)
-        whole = content.rfind(b"\n") + 1  # what follows is being written
-        lines = content[:whole].split(b"\n")
-        self._offset = start + whole
-        for line in lines[1:] if is_first and start else lines:
-            if event := event_of(line):
-                self._take(event)
-        if is_first and self.state:
-            self._heard = time.monotonic() - max(0.0, time.time() - self.state.time)
-        elif whole:
-            self._heard, self.is_growing = time.monotonic(), True
 
     def _take(self, event: dict[str, Any]) -> None:
         before, self.state = self.state, followed(self.state, event)

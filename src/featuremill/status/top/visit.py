@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from featuremill.base.errors import UserError
-from featuremill.status.facts import NOT_DONE
+from featuremill.status.state import NOT_DONE, is_run, refusing_what_cannot_be_read
 from featuremill.status.top.reader import Reader
 from featuremill.status.top.scene import Scene
-from featuremill.status.top.shows import Show, show_for
-from featuremill.status.visit import is_run, said_of_damage
+from featuremill.status.top.shows import Json, Lines, Screen, show_for
 from featuremill.store import run_lock
 from featuremill.store.results import Results
 
@@ -44,10 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.once:
         _await_run(given)
     reader = Reader(given)
-    with said_of_damage(given), _ended_by_its_reader(), show_for(arguments) as show:
+    with refusing_what_cannot_be_read(given), _ended_by_its_reader(), show_for(arguments) as show:
         last = _one_look(reader) if arguments.once else _watch(reader, show)
         show.end(last)
-    return last.facts.exit_status if last.facts else NOT_DONE
+    return last.state.exit_status if last.state else NOT_DONE
 
 
 def _await_run(given: Path) -> None:
@@ -82,14 +81,14 @@ def _one_look(reader: Reader) -> Scene:
     return _known(reader, scene)
 
 
-def _watch(reader: Reader, show: Show) -> Scene:
+def _watch(reader: Reader, show: Screen | Lines | Json) -> Scene:
     """Show the run until nobody is at it; return how it stands then."""
     was_running = False
     still_since: float | None = 0.0  # at the first look, nobody has been at it for long
     known_at = 0.0
     for scene in _looks(reader, show.every_seconds):
         now = time.monotonic()
-        was_running |= bool(scene.snakemake.is_running)
+        was_running |= bool(scene.activity.is_running)
         if scene.phase == "rest":
             still_since = now if still_since is None else still_since
             if was_running or now - still_since >= STILL_SECONDS:
@@ -98,7 +97,7 @@ def _watch(reader: Reader, show: Show) -> Scene:
             still_since = None
         if scene.phase == "unknown" and now - known_at >= UNKNOWN_SECONDS:
             known_at = now
-            if (known := _known(reader, scene)).facts:
+            if (known := _known(reader, scene)).state:
                 return known
         show.look(scene)
     raise AssertionError("looks do not end by themselves")
@@ -109,8 +108,8 @@ def _known(reader: Reader, scene: Scene) -> Scene:
     if scene.phase not in ("rest", "unknown"):
         return scene
     closely = reader.look_closely()
-    assert closely.facts
-    is_over = scene.phase == "rest" or closely.facts.exit_status != NOT_DONE
+    assert closely.state
+    is_over = scene.phase == "rest" or closely.state.exit_status != NOT_DONE
     return closely if is_over else scene
 
 

@@ -1,0 +1,145 @@
+"""Whether there are results, whether they are of this plan and whole, and what else lies beside."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+from pydantic import ValidationError
+
+from featuremill.merge.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
+from featuremill.status.problems import Mend, Problem
+from featuremill.status.shards import Shard
+from featuremill.store.delivery import Delivery, Written, written_of
+from featuremill.store.files import read_json
+from featuremill.store.plan import Plan
+from featuremill.store.receipt import Receipt
+from featuremill.store.results import Results
+
+MANIFEST = "manifest.json"
+FAILED = "failed.tsv"
+Merged = Literal["no", "yes", "older", "damaged"]
+"""older: manifest.json is of another plan, or a part was computed again since; damaged: it cannot
+be read, or an output is not what it says."""
+Reported = Literal["no", "yes", "older"]
+
+
+class DeliveryState(NamedTuple):
+    """How what merge, export and report left stands."""
+
+    merged: Merged = "no"
+    reported: Reported = "no"
+    delivery: Delivery | None = None
+    partial: Sequence[str] = ()
+    """Files, and a folder, with what was computed when someone asked: not the results."""
+    exported: Mapping[str, Written] = MappingProxyType({})
+    problems: Sequence[Problem] = ()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether the results are there, whole, and of this plan."""
+        return self.merged == "yes"
+
+
+def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt]:
+    """Return the receipts that manifest.json holds and that have not been written to since."""
+    if delivery is None:
+        return {}
+    moment = (results.root / MANIFEST).stat().st_mtime
+    try:
+        with os.scandir(results.root / "receipts" / delivery.recipe) as entries:
+            older = {entry.name for entry in entries if entry.stat().st_mtime < moment}
+    except FileNotFoundError:
+        return {}
+    return {one.shard: one for one in delivery.receipts if f"{one.shard}.json" in older}
+
+
+def read_delivery_state(
+    results: Results,
+    plan: Plan,
+    delivery: Delivery | None,
+    shards: list[Shard],
+    verifies: bool,
+) -> DeliveryState:
+    """Return how the results of `plan` stand; hash them if it `verifies`."""
+    root = results.root
+    merged: Merged = "no"
+    problems: list[Problem] = []
+    if delivery:
+        problems = _older(delivery, plan, shards)
+        merged = "older" if problems else "yes"
+        if merged == "yes":
+            problems = _outputs(root, delivery, verifies)
+            merged = "damaged" if problems else "yes"
+    elif (root / MANIFEST).exists():
+        what = f"{MANIFEST}: it cannot be read, so nobody can tell what the results are."
+        problems = [Problem("manifest_damaged", what, Mend("merge"))]
+        merged = "damaged"
+    partial = sorted(name for name in partial_results() if (root / name).exists())
+    try:
+        exported = written_of(read_json(root / EXPORTS) or {})
+    except ValidationError:  # nothing depends on it
+        exported = {}
+    problems += _exports(root, exported, verifies)
+    return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
+
+
+def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> list[Problem]:
+    """Return why the results are not of this plan and these parts."""
+    if not delivery.is_of(plan):
+        what = f"{MANIFEST}: the results are of an earlier plan, and not of plan.json."
+        return [Problem("results_older", what, Mend("merge"))]
+    found = [(s.name, s.receipt.part) for s in shards if s.receipt]
+    again = sum(part != delivery.parts[name] for name, part in found)
+    if again:
+        what = f"{MANIFEST}: parts that are others than those in the results: {again:,}."
+        return [Problem("results_older", what, Mend("merge"))]
+    return []
+
+
+def _outputs(root: Path, delivery: Delivery, verifies: bool) -> list[Problem]:
+    """Return which results are not what manifest.json says."""
+    problems = [
+        Problem(f"output_{code}", what, Mend("merge", seen_by="nobody" if is_hidden else "start"))
+        for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies)
+    ]
+    if not (root / FAILED).exists():
+        problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
+    return problems
+
+
+def _exports(root: Path, exported: Mapping[str, Written], verifies: bool) -> list[Problem]:
+    """Return which exported files are not what was written: the results are whole without them."""
+    names = {file: name for name, file in FILES.items()}
+    problems = []
+    for file, code, what, _ in _not_as_told(root, exported, verifies):
+        by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."
+        problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
+    return problems
+
+
+def _not_as_told(
+    root: Path, files: Mapping[str, Written], verifies: bool
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the name of each file that is not what was written, in a word what it is, how, and
+    whether only hashing tells."""
+    for name, about in files.items():
+        path = root / name
+        if not path.exists():
+            yield name, "missing", f"{path.name}: it is gone.", False
+        elif (size := bytes_of(path)) != about.bytes:
+            what = f"{path.name}: it has {size:,} bytes, and {about.bytes:,} were written."
+            yield name, "damaged", what, False
+        elif verifies and digest_of_result(path) != about.sha256:
+            yield name, "damaged", f"{path.name}: its bytes are not those that were written.", True
+
+
+def _reported(root: Path) -> Reported:
+    report, manifest = root / "report.html", root / MANIFEST
+    if not report.exists():
+        return "no"
+    is_older = not manifest.exists() or report.stat().st_mtime < manifest.stat().st_mtime
+    return "older" if is_older else "yes"
