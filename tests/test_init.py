@@ -66,7 +66,7 @@ def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
     assert all(name in text for name in ESM2)
     assert max(len(line) for line in text.splitlines()) <= 100
     words = " ".join(text.replace("#", " ").split())
-    fields = config.Run.model_fields | config.Shards.model_fields
+    fields = config.Config.model_fields | config.Shards.model_fields
     fields |= find_workload("esm2").Options.model_fields
     for name, field in fields.items():
         if name not in ("options", "shards"):

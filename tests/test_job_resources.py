@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from running_runs import RECIPE, RunningRun
 
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.flow import job_resources
 from featuremill.flow.job_resources import JobResources
 from featuremill.store.files import write_sealed
@@ -15,7 +15,7 @@ from featuremill.workloads.esm2 import memory, sources
 
 
 def asked(folder, device="cuda", weights=(), gpu_model="", inputs="in.fa"):
-    run = Run(run="test", inputs=[inputs], device=device)
+    run = Config(run="test", inputs=[inputs], device=device)
     return JobResources(run, str(folder), tuple(map(str, weights)), gpu_model)
 
 

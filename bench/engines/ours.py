@@ -108,7 +108,7 @@ class Ours:
     def _weights(self) -> Weights:
         return weights.read(self._subject.weights)
 
-    def _plan(self, fasta: Path, folder: Path, output: Output) -> dict[str, Any]:
+    def _plan(self, fasta: Path, folder: Path, output: Output) -> Plan:
         config = {
             "run": "bench",
             "inputs": [str(fasta)],
@@ -117,9 +117,10 @@ class Ours:
             "shards": {"cost": ONE_SHARD},
             "device": self.device.kind,
         }
-        return plan(Results(folder), validate(config), self._weights(), self._subject.weights)
+        path = self._subject.weights
+        return plan(Results(folder), validate(config), self._weights(), path).plan
 
-    def _work(self, folder: Path, planned: dict[str, Any], shard: str) -> None:
+    def _work(self, folder: Path, planned: Plan, shard: str) -> None:
         job = Job(
             run_folder=str(folder),
             recipe=planned["recipe"],

@@ -31,6 +31,7 @@ from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.extract.supervisor import Job
 from featuremill.lease.devices import Device
 from featuremill.store import journal
+from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
@@ -114,7 +115,8 @@ class Worker:
         self.devices = this_process.with_processors([Device(**device) for device in job.devices])
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings["workload"])
-        refuse_other_versions(folder, job.settings, self.workload)
+        settings = Settings.model_validate(job.settings)  # border
+        refuse_other_versions(folder, settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings["options"] | job.execution)
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))

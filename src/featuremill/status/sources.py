@@ -10,6 +10,7 @@ from typing import Any
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store.files import read_json, sha256_of
+from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.workload.recipe import other_versions_here
 
@@ -83,7 +84,7 @@ def check_weights(folder: Results, plan: dict[str, Any], has_work: bool) -> list
 
 def check_versions(plan: dict[str, Any]) -> list[Problem]:
     """Return whether the plan is for other versions than those here, whose values would differ."""
-    others = other_versions_here(plan)
+    others = other_versions_here(Settings.model_validate(plan["settings"]))  # border
     what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
     return [Problem("version_changed", what, Mend("plan"))] if others else []
 

@@ -14,19 +14,31 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    cast,
+    runtime_checkable,
+)
 
 from pydantic import BaseModel, ConfigDict
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
+from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
+from featuremill.lease.devices import Device as Device
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from featuremill.lease.devices import Device
-
 BUILT_IN = ("composition", "esm2")
+DEFAULT = "esm2"
+"""The workload of a config that names none, and the one whose models `featuremill weights`
+converts."""
 
 
 class Record(NamedTuple):
@@ -54,6 +66,27 @@ class Weights(NamedTuple):
     """Of the file, and so of the values: their conversion always gives the same bytes."""
     metadata: dict[str, str]
     """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint to be converted."""
+
+    kind: Literal["bundled", "published", "local"]
+    name: str
+    location: str
+    """The path or URL that it is known by."""
+    path: Path
+    """The file itself; of a published model, where it is or will be downloaded to."""
+
+
+class Converted(NamedTuple):
+    """What a checkpoint became."""
+
+    name: str
+    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
+    sha256: str
+    metadata: dict[str, str]
+    """As in `Weights`."""
 
 
 class WorkloadOptions(BaseModel):
@@ -142,6 +175,77 @@ class Workload(Protocol):
         """Wait for a result of `run`; return one row a payload, in order, as `schema` says.
 
         Runs on a thread of its own, in the order of the batches, while the next one is computed.
+        """
+
+
+class Checkpoints(Protocol):
+    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
+
+    def is_path(self, model: str) -> bool:
+        """Tell whether `model` is the path of a checkpoint and not a name."""
+
+    def name_of(self, model: str) -> str:
+        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+
+        Raises:
+            UserError: there is no such model.
+        """
+
+    def refuse_missing(self, model: str) -> None:
+        """Raise UserError where `model` is the path of a checkpoint that is not there."""
+
+    def locate(self, model: str) -> Checkpoint:
+        """Return where the checkpoint of `model` is or is to come from."""
+
+    def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
+        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
+        where it is not here."""
+
+
+@runtime_checkable
+class HasCheckpoints(Protocol):
+    """What a workload may offer besides: `isinstance(workload, HasCheckpoints)` asks for it."""
+
+    CHECKPOINTS: Checkpoints
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """What a workload may offer besides: `isinstance(workload, TellsMemory)` asks whether it does.
+
+    doctor, audit and estimate say nothing about the memory of one that does not. Imports no torch,
+    but where a checkpoint has to be looked into.
+    """
+
+    def weights_ahead(self, options: Any) -> Weights:
+        """Return what is known of the model before its weights are here: their name and metadata,
+        with an empty path and digest; raise UserError where nothing is."""
+
+    def weights_mb(self, weights: Weights) -> float:
+        """Return the size of the weights in MiB, by their metadata alone."""
+
+    def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
+        """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
+
+        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
+        a batch may cost.
+        """
+
+
+@runtime_checkable
+class TellsWays(Protocol):
+    """What a workload may offer besides, for doctor: by what it would compute on a device."""
+
+    WAYS: Sequence[str]
+    """What `ways` tells of: "dtype", then the operations."""
+
+    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
+        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
+        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
+        Called in a process of its own, which sees that device only.
+
+        Raises:
+            WorkloadError: no way to compute an operation is right.
         """
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record
+from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2 import tokens
 from featuremill.workloads.esm2.options import Options
 
@@ -19,12 +20,14 @@ if TYPE_CHECKING:
 
     from featuremill.lease.devices import Device
     from featuremill.workload import Weights
+    from featuremill.workloads.esm2 import memory
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
     from featuremill.workloads.esm2.transfer import Transfer
 
 __all__ = [
+    "CHECKPOINTS",
     "COST_UNIT",
     "VERSION",
     "Options",
@@ -32,12 +35,15 @@ __all__ = [
     "collect",
     "cost",
     "load",
+    "memory_mb",
     "prepare",
     "records",
     "resolve",
     "run",
     "schema",
     "weights",
+    "weights_ahead",
+    "weights_mb",
 ]
 
 VERSION = "1"
@@ -142,6 +148,44 @@ def batch_cost(options: Options, device: Device) -> int:
     if device.kind == "cpu":
         return CPU_BATCH_TOKENS
     return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what is known of the model before it is converted."""
+    from featuremill.workload import Weights
+    from featuremill.workloads.esm2 import memory
+
+    known = memory.model_of(options.model)
+    metadata = {
+        "num_layers": str(known.num_layers),
+        "embed_dim": str(known.width),
+        "dtype": {value: key for key, value in memory.FILE_DTYPES.items()}[known.file_dtype],
+    }
+    return Weights(known.name, Path(), "", metadata)
+
+
+def weights_mb(weights: Weights) -> float:
+    """Return the size of the converted weights in MiB."""
+    from featuremill.workloads.esm2 import memory
+
+    known = _known(weights)
+    numbers = known.num_matrix_numbers + known.num_other_numbers
+    return numbers * memory.NUMBER_BYTES[known.file_dtype] / 2**20
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    from featuremill.workloads.esm2 import memory
+
+    return memory.estimate_mb(_known(weights), device.kind, options.dtype, batch_cost)
+
+
+def _known(weights: Weights) -> memory.Model:
+    from featuremill.workloads.esm2 import memory
+
+    facts = weights.metadata
+    shape = int(facts["num_layers"]), int(facts["embed_dim"])
+    return memory.Model(weights.name, *shape, memory.FILE_DTYPES[facts["dtype"]])
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
