@@ -1,9 +1,9 @@
 """What a cluster is asked for: it grows with shard, model, input and attempt, and suffices."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
+from plans import plan_json, write_weights
 from running_runs import RECIPE, RunningRun
 
 from featuremill.config import Config
@@ -26,11 +26,7 @@ def wildcards(run, number=0):
 def converted(folder, num_bytes, name="model"):
     """Leave weights/<name>.json and a file of that size without contents."""
     file = sized(folder / f"{name}.safetensors", num_bytes)
-    path = folder / f"{name}.json"
-    path.write_text(
-        json.dumps({"path": str(file), "metadata": {"num_layers": "33", "embed_dim": "1280"}})
-    )
-    return path
+    return write_weights(folder / f"{name}.json", file, num_bytes)
 
 
 @pytest.mark.parametrize("name", sources.PUBLISHED_GIGABYTES)
@@ -83,8 +79,8 @@ def planned(run, weights, costs):
     shards = [
         {**entry, "cost": cost} for entry, cost in zip(run.plan["shards"], costs, strict=True)
     ]
-    more = {"settings": settings, "device": "cuda", "gpus": 1, "weights": str(weights)}
-    write_sealed(run.folder.plan, {**run.plan, **more, "shards": shards})
+    more = {"settings": settings, "device": "cuda", "weights": str(weights), "shards": shards}
+    write_sealed(run.folder.plan, plan_json(**more))
 
 
 def test_time_grows_with_shard_and_attempt_and_is_less_on_a_faster_card(tmp_path):
@@ -102,7 +98,8 @@ def test_time_grows_with_shard_and_attempt_and_is_less_on_a_faster_card(tmp_path
 def test_a_workload_of_unknown_speed_gets_an_hour_an_attempt(tmp_path):
     run = RunningRun(tmp_path, 1)
     settings = {"workload": "poison", "version": "1", "options": {}}
-    write_sealed(run.folder.plan, {**run.plan, "settings": settings, "device": "cuda", "gpus": 1})
+    shards = run.plan["shards"]
+    write_sealed(run.folder.plan, plan_json(shards, settings=settings, device="cuda"))
     resources = asked(run.folder.root)
     assert [resources.extract_minutes(wildcards(run), attempt) for attempt in (1, 2)] == [60, 120]
 

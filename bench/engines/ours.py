@@ -28,6 +28,7 @@ from featuremill.config import validate
 from featuremill.extract.supervisor import Job
 from featuremill.extract.worker import Worker
 from featuremill.plan.command import plan
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
@@ -92,8 +93,8 @@ class Ours:
         self.seconds = {"plan": round(time.perf_counter() - started, 3)}
         # The weights are loaded already; a worker that loads them again would get the same ones.
         with patch.object(esm2, "load", lambda *_: model):
-            for shard in planned["shards"]:
-                self._work(folder, planned, shard["shard"])
+            for entry in planned.shards:
+                self._work(folder, planned, entry.shard)
 
     def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
         (path,) = (folder / "store" / "journals").rglob("*.arrows")
@@ -123,12 +124,12 @@ class Ours:
     def _work(self, folder: Path, planned: Plan, shard: str) -> None:
         job = Job(
             run_folder=str(folder),
-            recipe=planned["recipe"],
+            recipe=planned.recipe,
             shard=shard,
-            settings=planned["settings"],
-            execution=planned["execution"],
-            cost_unit=planned["cost_unit"],
-            weights=planned["weights"],
+            settings=planned.settings.as_json(),
+            execution=planned.execution,
+            cost_unit=planned.cost_unit,
+            weights=planned.weights,
             threads=torch.get_num_threads(),
             stall_seconds=STALL_SECONDS,
             supervisor_pid=os.getpid(),

@@ -224,13 +224,6 @@ def _row(facts: Facts, slots: int, speed: Speed) -> dict[str, Any]:
     )
     seconds = [shortest.seconds, usual.seconds, longest.seconds]
     slot_seconds = max(usual.seconds * jobs, 1e-9)
-    saved = 0.0
-    if best:
-        now, then = (
-            makespan.wasted(work.cost, cost, jobs, rates.middle, startup.middle)
-            for cost in (work.cost / len(work.left), best.cost)
-        )
-        saved = (now - then) * facts.place.gpus_a_job / HOUR
     return {
         "slots": slots,
         "jobs": jobs,
@@ -252,7 +245,6 @@ def _row(facts: Facts, slots: int, speed: Speed) -> dict[str, Any]:
         "shards_a_job": len(work.left) / jobs,
         "best_cost": best.cost if best else None,
         "best_why": best.why if best else "",
-        "best_saves_hours": saved,
     }
 
 

@@ -12,9 +12,6 @@ from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
 
 WIDTH = 96
-WORTH_SAVING = 0.02
-LEAST_SAVED_HOURS = 0.05
-"""Share of the device hours, and device hours, from which on another shard cost is worth a word."""
 LONG_HOURS = 100.0
 """From which on a table has hours instead of h:mm:ss, in all its rows."""
 MOST_SHARDS = 5000
@@ -92,19 +89,15 @@ def _table(answer: Answer) -> Iterator[str]:
     what, rows = _slot(answer), answer["rows"]
     say = _clock if max(row["hours"]["most"] for row in rows) < LONG_HOURS else _spelled
     headings = [f"{what}s", "time", f"{what} hours", "start-up", "idle", "shards a job"]
-    headings += ["best shards.cost", "saves"] if answer["is_cut"] else ["shards.cost"]
-    cells = [_cells(row, say, answer["is_cut"]) for row in rows]
+    headings.append("auto's shards.cost" if answer["is_cut"] else "shards.cost")
+    cells = [_cells(row, say) for row in rows]
     widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
     for texts in [headings, *cells]:
         yield "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
 
 
-def _cells(row: Answer, say: Callable[[float], str], is_cut: bool) -> list[str]:
+def _cells(row: Answer, say: Callable[[float], str]) -> list[str]:
     is_ranged = row["speed"]["is_assumed"] or not row["startup_seconds"]["is_measured"]
-    is_better = _is_worth_it(row)
-    best = [f"{row['best_cost']:_}" if is_better or not is_cut else "as it is"]
-    if is_cut:
-        best.append(f"{_hours(row['best_saves_hours'])} h" if is_better else "")
     return [
         f"{row['slots']:,}",
         _ranged(row["hours"], is_ranged, say),
@@ -112,7 +105,7 @@ def _cells(row: Answer, say: Callable[[float], str], is_cut: bool) -> list[str]:
         f"{100 * row['startup_share']:.0f} %",
         f"{100 * row['idle_share']:.0f} %",
         f"{row['shards_a_job']:.1f}",
-        *best,
+        f"{row['best_cost']:_}" if row["best_cost"] else "",
     ]
 
 
@@ -137,22 +130,8 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 600 else clock(seconds)
 
 
-def _is_worth_it(row: Answer) -> bool:
-    least = max(LEAST_SAVED_HOURS, WORTH_SAVING * row["device_hours"]["middle"])
-    return bool(row["best_cost"]) and row["best_saves_hours"] > least
-
-
 def _notes(answer: Answer) -> Iterator[str]:
     """Yield what else there is to say, a paragraph each."""
-    rows, what = answer["rows"], _slot(answer)
-    worth = [row for row in rows if _is_worth_it(row)]
-    if worth:
-        best, now = f"{worth[-1]['best_cost']:_}", answer["shard_cost"]
-        given = f"`shards: {{cost: {best}}}` in the config (now {now:_}): " if now != "auto" else ""
-        yield (
-            f"{given}shards of {best}, which `auto` chooses with {worth[-1]['slots']:,}, lose "
-            f"fewer {what} hours to start-ups and to waiting at the end."
-        )
     around = answer["around_seconds"]
     plan = "planned already" if answer["is_planned"] else f"plan {_seconds(around['plan'])}"
     weights = "" if answer["has_weights"] else "; to fetch and convert the weights comes on top"
@@ -174,8 +153,7 @@ def _notes(answer: Answer) -> Iterator[str]:
             f"{answer['crash_seconds']:.0f} s, however large shards are."
         )
     yield from _warnings(answer)
-    is_advised = worth or any(_wants_smaller(answer, row) for row in rows)
-    if answer["is_planned"] and is_advised:
+    if answer["is_planned"] and any(_wants_smaller(answer, row) for row in answer["rows"]):
         yield (
             f"Shards that are cut already keep their size: results/{answer['run']}/store/plan.json "
             "has to go before the next plan, which then computes everything anew."
