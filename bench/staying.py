@@ -15,6 +15,7 @@ from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.speeds.assumed import Shape
 from featuremill.plan.speeds.earlier import Asked
+from featuremill.store.plan import Settings
 from featuremill.workloads.esm2 import memory
 
 DEVICE = "NVIDIA H100 80GB HBM3"
@@ -38,7 +39,8 @@ def main() -> int:
 
 def _cells(num_records: int, name: str, gpus: int) -> list[str]:
     model = memory.model_of(memory.weights_ahead(name))
-    settings = {"workload": "esm2", "version": "", "options": {"model": name, "dtype": "bf16"}}
+    options = {"model": name, "dtype": "bf16"}
+    settings = Settings(workload="esm2", version="", options=options, weights_sha256=None)
     asked = Asked(settings, DEVICE, is_gpu=True)
     shape = Shape(model.num_layers, model.width)
     speed = speeds.find(asked, Path("no-earlier-runs"), shape, MEAN_TOKENS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,8 +48,7 @@ class Subject:
             checkpoint = self._folder / f"{self.shape.name}.pt"
             self._folder.mkdir(parents=True, exist_ok=True)
             self._save(checkpoint)
-            entry = weights.convert(str(checkpoint), self._folder / "cache")
-            path.write_text(json.dumps(entry))
+            weights.convert(str(checkpoint), self._folder / "cache").write(path)
             checkpoint.unlink()
         return path
 

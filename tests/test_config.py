@@ -190,7 +190,7 @@ def test_the_schema_refuses_what_the_model_refuses(wrong):
 
 def test_every_option_is_described():
     for model in (
-        config.Run,
+        config.Config,
         config.Shards,
         config.Labels,
         *(find_workload(name).Options for name in BUILT_IN),

@@ -66,7 +66,7 @@ def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
     assert all(name in text for name in ESM2)
     assert max(len(line) for line in text.splitlines()) <= 100
     words = " ".join(text.replace("#", " ").split())
-    fields = config.Run.model_fields | config.Shards.model_fields
+    fields = config.Config.model_fields | config.Shards.model_fields
     fields |= find_workload("esm2").Options.model_fields
     for name, field in fields.items():
         if name not in ("options", "shards"):
@@ -159,7 +159,7 @@ def test_two_sequences_under_one_id_are_found_in_several_passes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As in a plan: with more records than are held in memory, refused ones among them."""
-    monkeypatch.setattr("featuremill.config.init.ids.RECORDS_A_WRITE", 7)
+    monkeypatch.setattr("featuremill.plan.spool.CHUNK_RECORDS", 7)
     monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_PASS", 37)
     monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_BLOCK", 5)
     records = [f">p{number}\nMKV{'L' * number}\n>\n\n" for number in range(300)]

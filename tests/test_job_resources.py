@@ -1,13 +1,13 @@
 """What a cluster is asked for: it grows with shard, model, input and attempt, and suffices."""
 
 import dataclasses
-import json
 from types import SimpleNamespace
 
 import pytest
+from plans import write_weights
 from running_runs import RECIPE, RunningRun
 
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.flow import job_resources
 from featuremill.flow.job_resources import JobResources
 from featuremill.store.plan import Settings
@@ -16,7 +16,7 @@ from featuremill.workloads.esm2 import memory, sources
 
 
 def asked(folder, device="cuda", weights=(), gpu_model="", inputs="in.fa"):
-    run = Run(run="test", inputs=[inputs], device=device)
+    run = Config(run="test", inputs=[inputs], device=device)
     return JobResources(run, str(folder), tuple(map(str, weights)), gpu_model)
 
 
@@ -27,11 +27,7 @@ def wildcards(run, number=0):
 def converted(folder, num_bytes, name="model"):
     """Leave weights/<name>.json and a file of that size without contents."""
     file = sized(folder / f"{name}.safetensors", num_bytes)
-    path = folder / f"{name}.json"
-    path.write_text(
-        json.dumps({"path": str(file), "metadata": {"num_layers": "33", "embed_dim": "1280"}})
-    )
-    return path
+    return write_weights(folder / f"{name}.json", file, num_bytes)
 
 
 @pytest.mark.parametrize("name", sources.PUBLISHED)

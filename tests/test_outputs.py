@@ -398,8 +398,8 @@ def test_what_cannot_be_exported_is_said(run):
     with pytest.raises(UserError, match=r"embeddings\.npy: it belongs to the results, and is gone"):
         export(run, ["npy"])
     plan = json.loads(run.plan.read_text())
-    [shard] = plan["shards"]
-    part = run.part(plan["recipe"], shard["shard"])
+    [shard] = plan.shards
+    part = run.part(plan.recipe, shard.shard)
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 4
     part.write_bytes(content)
@@ -512,16 +512,16 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
 
 
 def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
-    plan = json.loads(run.plan.read_text())
+    plan = run.read_plan()
     values = table.drop_columns(list(ABOUT)).schema
-    [shard] = plan["shards"]
-    part = run.part(plan["recipe"], shard["shard"])
+    [shard] = plan.shards
+    part = run.part(plan.recipe, shard.shard)
     assert needs_of_run(run, plan, values)[0].num_bytes == 0
     size = part.stat().st_size
     part.unlink()
     whole = needs_of_run(run, plan, values)[0].num_bytes
     assert 0.85 * whole < size < 1.2 * whole  # compression takes a tenth of them
-    run.journal(plan["recipe"], shard["shard"]).write_bytes(bytes(10_000))
+    run.journal(plan.recipe, shard.shard).write_bytes(bytes(10_000))
     assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
     # So are results that the new ones take the place of.
     monkeypatch.setenv("FEATUREMILL_OUTPUTS", "npy fair_esm_pt")

@@ -52,7 +52,8 @@ def make_plan(folder, fasta, cost=500, replan=False, threads=1):
             "shards": {"cost": cost},
         }
     )
-    return plan(Results(folder), config, None, replan=replan, threads=threads)
+    made = plan(Results(folder), config, None, replan=replan, threads=threads)
+    return made.plan.as_json()
 
 
 def shard_names(result):
@@ -167,7 +168,7 @@ def add_shard(folder, result, records):
     with pa.ipc.new_file(str(run.shard(name)), SHARD) as writer:
         writer.write_table(table)
     last = read_sealed(run.store / "plan.json")
-    last["shards"].append({"shard": name})
+    last["shards"].append({**last["shards"][0], "shard": name})
     write_sealed(run.store / "plan.json", last)
     return name
 

@@ -442,7 +442,9 @@ def write_records(path, drawn):
 
 def planned(folder, cost):
     run = {"inputs": [str(folder / "in.fa")], "workload": "composition", "device": "cpu"}
-    return plan(Results(folder), config.validate({**run, "shards": {"cost": cost}}), None)
+    return plan(
+        Results(folder), config.validate({**run, "shards": {"cost": cost}}), None
+    ).plan.as_json()
 
 
 def kinds_of(records):

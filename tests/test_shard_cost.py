@@ -10,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from nvml_node import Gpu
+from plans import receipt_json, wasted
 from programs import Workflow, fasta, random_records
 
 from featuremill.__main__ import main
@@ -17,7 +18,6 @@ from featuremill.config import validate
 from featuremill.lease import devices
 from featuremill.plan import speeds
 from featuremill.plan.command import plan
-from featuremill.plan.estimate import makespan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs
 from featuremill.plan.speeds.assumed import Rates
@@ -90,9 +90,9 @@ def test_what_is_chosen_wastes_hardly_more_than_any_other_cut():
     total, rate, startup = 3.6e10, 250_000, 8.0
     for slots in (1, 4, 64):
         cost = choose(work(int(total)), speed(rate, startup), slots).cost
-        waste = makespan.wasted(total, cost, slots, rate, startup)
+        waste = wasted(total, cost, slots, rate, startup)
         for factor in (1 / 16, 1 / 4, 1 / 2, 2, 4):
-            other = makespan.wasted(total, cost * factor, slots, rate, startup)
+            other = wasted(total, cost * factor, slots, rate, startup)
             assert waste < other + 0.03 * total / rate
 
 
@@ -100,20 +100,21 @@ SURVEY = """
 import itertools, json, os
 from pathlib import Path
 from featuremill.plan.command import planning_device
-from featuremill.plan.estimate.model import model_of
 from featuremill.plan.sizing import Sizing
 from featuremill.workload.recipe import settings_of
+from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import find_workload
 
 esm2 = find_workload("esm2")
 for name in {models}:
     options = esm2.Options(model=name)
-    model = model_of(esm2, options)
+    weights = esm2.weights_ahead(options)
     device = planning_device("auto")
-    settings = settings_of("esm2", esm2, options, device, model.weights)
+    settings = settings_of("esm2", esm2, options, device, weights)
     path = Path(name + ".json")
-    path.write_text(json.dumps({{"metadata": model.weights.metadata}}))
-    values = esm2.schema(esm2.Options.model_validate(settings["options"]), model.weights)
+    metadata = weights.metadata
+    WeightsFile(name=name, path="", bytes=0, sha256="", metadata=metadata).write(path)
+    values = esm2.schema(esm2.Options.model_validate(settings.options), weights)
     sizing = Sizing("auto", Path("results"), settings, path, values, "tokens", device, 1)
     for records, gpus in itertools.product({records}, (1, 4, 8)):
         os.environ["FEATUREMILL_DEVICES"] = ",".join(map(str, range(gpus)))
@@ -169,20 +170,22 @@ class Plans:
     def __call__(self, run, cost="auto", **config):
         asked = {"inputs": [str(self.input)], "workload": "composition", "device": self.device}
         asked |= {"run": run, "shards": {"cost": cost}, **config}
-        return plan(Results(self.results / run), validate(asked), None, threads=1)
+        made = plan(Results(self.results / run), validate(asked), None, threads=1)
+        return {**made.plan.as_json(), "cut": made.why_cut}
 
     def measure(self, run, rate, name, kind="cpu", startup=1.0, **damage):
         """Leave the receipt of a shard of `run` that was computed at this rate."""
         planned = json.loads((self.results / run / "plan.json").read_text())
-        receipt = {
+        recipe, shard = planned["recipe"], planned["shards"][0]["shard"]
+        told = {
             "cost": round(1000 * rate),
             "seconds": {"compute": 1000.0, "total": 1000.0 + startup, "wait": 0.0},
             "devices": [{"kind": kind, "uuid": "x", "name": name}],
             "threads": 64,
             "finished": "2026-01-01T00:00:00.000+00:00",
-            **damage,
         }
-        path = Results(self.results / run).receipt(planned["recipe"], planned["shards"][0]["shard"])
+        receipt = receipt_json(recipe=recipe, shard=shard, **{**told, **damage})
+        path = Results(self.results / run).receipt(recipe, shard)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(receipt))
 

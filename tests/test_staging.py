@@ -150,7 +150,7 @@ def test_a_cache_of_somebody_else_serves_a_group():
         "os.setgid(int(sys.argv[1])); os.setuid(65534)\n"
         "for cache in sys.argv[2:]:\n"
         "    try:\n"
-        f"        print(weights.convert({MODEL!r}, Path(cache))['path'])\n"
+        f"        print(weights.convert({MODEL!r}, Path(cache)).path)\n"
         "    except weights.UserError as error:\n"
         "        print(error)\n"
     )
@@ -163,7 +163,7 @@ def test_a_cache_of_somebody_else_serves_a_group():
     with open_folder() as folder:
         mask = os.umask(0o002)
         try:
-            written = Path(weights.convert(MODEL, folder / "cache")["path"])
+            written = Path(weights.convert(MODEL, folder / "cache").path)
         finally:
             os.umask(mask)
         assert {path.stat().st_mode & 0o777 for path in written.parent.iterdir()} == {0o664}

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import plan_json
 from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill.config import validate
@@ -17,7 +18,6 @@ from featuremill.flow.refusals import is_computed
 from featuremill.store import journal
 from featuremill.store.files import read_json, read_sealed, write_sealed
 from featuremill.store.results import Results
-from featuremill.workload.recipe import other_versions_here
 
 VERSIONS = ("1.1", "2.1", "1.2")
 """Of the workload and of the engine: either may be raised alone."""
@@ -82,8 +82,7 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
     plan = Results(Path("results/my")).plan
-    settings = {"workload": "composition", "version": "0"}
-    write_sealed(plan, {"workload": "composition", "settings": settings})
+    write_sealed(plan, plan_json(settings={"version": "0"}))
     names = {"modify_rulename": lambda name: f"my_{name}"}
     workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
     said = []
@@ -99,8 +98,8 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     "plan", [{}, {"workload": "composition", "settings": None}, {"workload": "gone"}]
 )
 def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
-    assert other_versions_here(plan) == ""
     write_sealed(Results(tmp_path).plan, plan)
+    assert start.others_planned_for(SimpleNamespace(workload="composition"), str(tmp_path)) == ""
     assert not is_computed(str(tmp_path))
 
 

@@ -22,6 +22,7 @@ from programs import Desk
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
+from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
@@ -88,15 +89,15 @@ def test_verb_writes_what_read_finds(cache, tmp_path, environment):
         "dtype": "",
         "license": "",
     }
-    assert_same_network(entry, fair_esm_bundled())
+    assert_same_network(WeightsFile.read(output), fair_esm_bundled())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_fair_esm_checkpoint(cache, tmp_path, tiny, dtype):
     path = save_fair_esm(tiny, tmp_path / "my model.pt", dtype)
     entry = weights.convert(str(path), cache)
-    assert entry["metadata"]["dtype"] == str(dtype).removeprefix("torch.")
-    tensors = load_file(entry["path"])
+    assert entry.metadata["dtype"] == str(dtype).removeprefix("torch.")
+    tensors = load_file(entry.path)
     assert {tensor.dtype for tensor in tensors.values()} == {dtype}  # nothing lost, nothing added
     as_stored = {k: v.to(dtype) for k, v in tiny.state_dict().items()}
     rounded = fair_esm(*TINY, as_stored)
@@ -116,14 +117,14 @@ def test_the_same_values_are_the_same_weights(cache, tmp_path, tiny):
     state = {k: v.clone() for k, v in tiny.state_dict().items() if "lm_head" not in k}
     save_file(state, tmp_path / "plain.safetensors", {"attention_heads": "2"})
     plain = weights.convert(str(tmp_path / "plain.safetensors"), cache)
-    assert first["source"]["sha256"] != other["source"]["sha256"]
+    assert first.source.sha256 != other.source.sha256
     for entry in (other, again, plain):
-        assert entry["sha256"] == first["sha256"]
-        assert entry["name"] == first["name"]  # so the recipe is the same, too
+        assert entry.sha256 == first.sha256
+        assert entry.name == first.name  # so the recipe is the same, too
     changed = fair_esm(*TINY)
     changed.layers[1].fc1.bias += 1e-3
     different = weights.convert(str(save_fair_esm(changed, tmp_path / "one.pt")), cache)
-    assert different["sha256"] != first["sha256"] and different["name"] != first["name"]
+    assert different.sha256 != first.sha256 and different.name != first.name
 
 
 @pytest.mark.parametrize("prefix", ["", "esm."])
@@ -161,7 +162,7 @@ def test_heads_of_published_shapes_need_no_config(cache, tmp_path):
     path = save_hugging_face(model, tmp_path / "esm")
     (path.parent / "config.json").unlink()
     entry = weights.convert(str(path), cache)
-    assert entry["metadata"]["attention_heads"] == "20"
+    assert entry.metadata["attention_heads"] == "20"
 
 
 def test_a_published_name_is_taken_from_the_hub_folder(cache, tmp_path, monkeypatch):
@@ -171,10 +172,10 @@ def test_a_published_name_is_taken_from_the_hub_folder(cache, tmp_path, monkeypa
     model = fair_esm(6, 320, 20)
     path = save_fair_esm(model, hub / "esm2_t6_8M_UR50D.pt")
     entry = weights.convert("esm2_t6_8M_UR50D", cache)
-    assert entry["name"] == "esm2_t6_8M_UR50D" and entry["metadata"]["license"] == "MIT"
+    assert entry.name == "esm2_t6_8M_UR50D" and entry.metadata["license"] == "MIT"
     assert_same_network(entry, model)
     local = weights.convert(str(path), cache)
-    assert (local["name"], local["sha256"]) == (entry["name"], entry["sha256"])
+    assert (local.name, local.sha256) == (entry.name, entry.sha256)
     path.unlink()
     assert weights.convert("esm2_t6_8M_UR50D", cache) == entry
 
@@ -228,11 +229,11 @@ def test_damaged_cache_is_converted_again(cache, caplog):
 def test_read_says_how_to_heal(cache, tmp_path):
     entry = weights.convert("mill_t6_8M", cache)
     output = tmp_path / "w.json"
-    for text in ("{", "[]", json.dumps({**entry, "path": "/nowhere"})):
+    for text in ("{", "[]", json.dumps({**entry.as_json(), "path": "/nowhere"})):
         output.write_text(text)
         with pytest.raises(UserError, match=r"delete .*w\.json and run again"):
             weights.read(output)
-    output.write_text(json.dumps(entry))
+    output.write_text(json.dumps(entry.as_json()))
     assert weights.read(output).path.exists()
     with weights.read(output).path.open("ab") as file:
         file.write(b"x")
@@ -313,7 +314,7 @@ def test_other_networks_are_refused(cache, tmp_path, tiny, change, reason):
 def test_settings_must_fit_the_tensors(cache, tmp_path, tiny, settings, reason):
     path = save_fair_esm(tiny, tmp_path / "m.pt", **settings)
     if reason is None:  # the rotary frequencies tell
-        assert weights.convert(str(path), cache)["metadata"]["attention_heads"] == "2"
+        assert weights.convert(str(path), cache).metadata["attention_heads"] == "2"
         return
     with pytest.raises(UserError, match=reason):
         weights.convert(str(path), cache)
@@ -401,7 +402,7 @@ def test_older_esm_is_named_as_such(cache, tmp_path):
 def test_values_are_stored_as_they_are(cache):
     """Every number of the bundled checkpoint is found again, in its own type."""
     source = load_file(BUNDLED)
-    ours = load_file(weights.convert("mill_t6_8M", cache)["path"])
+    ours = load_file(weights.convert("mill_t6_8M", cache).path)
     for layer in range(6):
         parts = [source[f"layers.{layer}.self_attn.{x}_proj.weight"] for x in "qkv"]
         assert torch.equal(ours[f"layers.{layer}.qkv.weight"], torch.cat(parts))

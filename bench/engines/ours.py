@@ -28,6 +28,7 @@ from featuremill.config import validate
 from featuremill.extract.supervisor import Job
 from featuremill.extract.worker import Worker
 from featuremill.plan.command import plan
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
@@ -92,8 +93,8 @@ class Ours:
         self.seconds = {"plan": round(time.perf_counter() - started, 3)}
         # The weights are loaded already; a worker that loads them again would get the same ones.
         with patch.object(esm2, "load", lambda *_: model):
-            for shard in planned["shards"]:
-                self._work(folder, planned, shard["shard"])
+            for entry in planned.shards:
+                self._work(folder, planned, entry.shard)
 
     def read(self, folder: Path, output: Output, proteins: list[Protein]) -> Features:
         (path,) = (folder / "store" / "journals").rglob("*.arrows")
@@ -108,7 +109,7 @@ class Ours:
     def _weights(self) -> Weights:
         return weights.read(self._subject.weights)
 
-    def _plan(self, fasta: Path, folder: Path, output: Output) -> dict[str, Any]:
+    def _plan(self, fasta: Path, folder: Path, output: Output) -> Plan:
         config = {
             "run": "bench",
             "inputs": [str(fasta)],
@@ -117,17 +118,18 @@ class Ours:
             "shards": {"cost": ONE_SHARD},
             "device": self.device.kind,
         }
-        return plan(Results(folder), validate(config), self._weights(), self._subject.weights)
+        path = self._subject.weights
+        return plan(Results(folder), validate(config), self._weights(), path).plan
 
-    def _work(self, folder: Path, planned: dict[str, Any], shard: str) -> None:
+    def _work(self, folder: Path, planned: Plan, shard: str) -> None:
         job = Job(
             run_folder=str(folder),
-            recipe=planned["recipe"],
+            recipe=planned.recipe,
             shard=shard,
-            settings=planned["settings"],
-            execution=planned["execution"],
-            cost_unit=planned["cost_unit"],
-            weights=planned["weights"],
+            settings=planned.settings.as_json(),
+            execution=planned.execution,
+            cost_unit=planned.cost_unit,
+            weights=planned.weights,
             threads=torch.get_num_threads(),
             stall_seconds=STALL_SECONDS,
             supervisor_pid=os.getpid(),

@@ -48,8 +48,8 @@ VERBS = {
 }
 """What can be typed, and what it does."""
 MODULES = {
-    "init": "config.init",
-    "estimate": "plan.estimate",
+    "init": "plan.init",
+    "estimate": "plan.estimate.command",
     "run": "flow.run",
     "weights": "workload.weights",
     "export": "merge.export",

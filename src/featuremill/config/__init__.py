@@ -16,12 +16,14 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store.formats import FORMATS, OutputName
-from featuremill.workload import BUILT_IN, find_workload, weights
+from featuremill.workload import BUILT_IN, DEFAULT, find_workload, weights
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
+PATTERN = re.compile(r"\{\s*\w+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
+"""A name in braces, with a constraint perhaps: what Snakemake takes for a wildcard."""
 MAX_NAME = 100
 """Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
@@ -59,7 +61,7 @@ class Labels(Section):
         return self
 
 
-class Run(Section):
+class Config(Section):
     """A run: which records go in, what is computed of them, and what is written."""
 
     run: str = "demo"
@@ -68,7 +70,7 @@ class Run(Section):
     inputs: tuple[str, ...] = Field(min_length=1)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
     flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""
-    workload: str = "esm2"
+    workload: str = DEFAULT
     """What is computed: a built-in workload or one that another package registers."""
     options: dict[str, Any] = Field(default_factory=dict)
     """The workload's own options; see below."""
@@ -131,25 +133,29 @@ class Run(Section):
         return {} if value is None else value  # YAML's value of `options:` with nothing below it
 
 
-def validate(raw: Mapping[str, Any], source: str = "config", places: Places | None = None) -> Run:
-    """Return the validated run; raise UserError naming each wrong key and the nearest valid one.
+def validate(
+    raw: Mapping[str, Any], source: str = "config", places: Places | None = None
+) -> Config:
+    """Return the validated config; raise UserError naming each wrong key and the nearest valid one.
 
     `places` say in the messages where in `raw` a key stands, and `source` does for all others.
     """
     places = places or {}
     _refuse_impossible(raw, source, places)
-    run = _checked(Run, raw, (), _sections, source, places)
-    workload = run.workload
+    config = _checked(Config, raw, (), _sections, source, places)
+    workload = config.workload
     try:
         keys = find_workload(workload).Options
     except UserError as error:
         raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
-    options = _checked(keys, run.options, ("options",), lambda: _others(workload), source, places)
-    run = run.model_copy(update={"options": options.model_dump(mode="json")})
-    if model := model_of(run):
+    options = _checked(
+        keys, config.options, ("options",), lambda: _others(workload), source, places
+    )
+    config = config.model_copy(update={"options": options.model_dump(mode="json")})
+    if model := model_of(config):
         with _at_the_model(source, places):
             weights.name_of(model)
-    return run
+    return config
 
 
 def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
@@ -171,25 +177,25 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> N
                 )
 
 
-def read(path: Path, has_weights: bool = False) -> Run:
-    """Return the validated run of the YAML file `path`.
+def read(path: Path, has_weights: bool = False) -> Config:
+    """Return the validated config in the YAML file `path`.
 
     A checkpoint that it names has to be there unless the run `has_weights`, made of it before.
     """
     raw, places = load(path)
-    run = validate(raw, str(path), places)
-    check_outputs(run, str(path))
-    model = model_of(run)
+    config = validate(raw, str(path), places)
+    check_outputs(config, str(path))
+    model = model_of(config)
     if model and not has_weights and not Path(weights.json_of(model)).exists():
         with _at_the_model(str(path), places):
             weights.refuse_missing(model)
-    return run
+    return config
 
 
-def model_of(run: Run) -> str | None:
+def model_of(config: Config) -> str | None:
     """Return the model whose weights the run needs: a name, or the path of a checkpoint."""
-    workload = find_workload(run.workload)
-    return workload.weights(workload.Options.model_validate(run.options))
+    workload = find_workload(config.workload)
+    return workload.weights(workload.Options.model_validate(config.options))
 
 
 @contextlib.contextmanager
@@ -228,33 +234,47 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
     return yaml_lines.load(str(path), text)
 
 
-def check_outputs(run: Run, source: str = "config") -> None:
+def refuse_patterns(config: Config) -> None:
+    """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
+    labels = [config.labels.file]
+    names = {"inputs": config.inputs, "options": config.options.values(), "labels": labels}
+    for key, values in names.items():
+        for value in values:
+            if isinstance(value, str) and PATTERN.search(value):
+                raise UserError(
+                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
+                    "replace; rename the file, or name it through a link without braces."
+                )
+
+
+def check_outputs(config: Config, source: str = "config") -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
-    delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
-    for output in run.outputs:
+    delivered = find_workload(config.workload).Options.model_validate(config.options).delivers()
+    for output in config.outputs:
         need = FORMATS[output].kind
         if need and need not in delivered:
             raise UserError(
                 f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
-                f"workload {run.workload!r} delivers none; change the options or drop the output."
+                f"workload {config.workload!r} delivers none; change the options or drop the "
+                "output."
             )
 
 
-def without_effect(run: Run) -> list[str]:
-    """Return a sentence for each setting of `run` that changes nothing."""
-    delivered = find_workload(run.workload).Options.model_validate(run.options).delivers()
+def without_effect(config: Config) -> list[str]:
+    """Return a sentence for each setting of `config` that changes nothing."""
+    delivered = find_workload(config.workload).Options.model_validate(config.options).delivers()
     found = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(delivered)
-        if not any(FORMATS[output].kind in (None, kind) for output in run.outputs)
+        if not any(FORMATS[output].kind in (None, kind) for output in config.outputs)
     ]
-    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
+    if config.labels.file and not {"parquet", "parquet_dataset"} & set(config.outputs):
         found.append(
             "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
             "and outputs names neither."
         )
-    if run.device == "cpu" and run.gpus > 1:
-        found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
+    if config.device == "cpu" and config.gpus > 1:
+        found.append(f"gpus: {config.gpus} changes nothing with device: cpu.")
     return found
 
 
@@ -291,7 +311,7 @@ def _sections() -> dict[str, str]:
 
 def _others(workload: str) -> dict[str, str]:
     """Return where a key belongs that is no option of `workload`."""
-    hints = dict.fromkeys(Run.model_fields, "it belongs to the top level, outside 'options:'")
+    hints = dict.fromkeys(Config.model_fields, "it belongs to the top level, outside 'options:'")
     for other in BUILT_IN:
         for name in find_workload(other).Options.model_fields:
             text = f"it is one of workload {other!r}, but this run's is {workload!r}"

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from featuremill.base import environment
 from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def readme() -> str:
     """Return the Markdown page on every key of a run and of the built-in workloads."""
-    sections = [INTRODUCTION, "## Every run\n", *_table(Run)]
+    sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     for name in BUILT_IN:
         workload = find_workload(name)
         summary = (workload.__doc__ or "").partition("\n")[0]
@@ -115,7 +115,7 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
 
 def run_schema() -> Schema:
     """Return the JSON schema of a run; which options are valid depends on its workload."""
-    schema = Run.model_json_schema()
+    schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
     schema["allOf"] = []
     for name in BUILT_IN:
@@ -123,7 +123,7 @@ def run_schema() -> Schema:
         definitions |= options.pop("$defs", {})
         definitions[f"{name}_options"] = options
         chosen: Schema = {"properties": {"workload": {"const": name}}}
-        if name != Run.model_fields["workload"].default:
+        if name != Config.model_fields["workload"].default:
             chosen["required"] = ["workload"]  # a config without the key would match too
         valid = {"properties": {"options": {"$ref": f"#/$defs/{name}_options"}}}
         schema["allOf"].append({"if": chosen, "then": valid})

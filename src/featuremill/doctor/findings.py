@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.doctor import compiling, host
 from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
@@ -25,7 +25,7 @@ USUAL_MEMORY_MB = 2048
 MAX_NAMED = 3
 """Processes that are named before it says: and so many more."""
 
-WORKLOAD = str(Run.model_fields["workload"].default)
+WORKLOAD = str(Config.model_fields["workload"].default)
 """For which a machine is looked at: what a config computes that names none."""
 
 Severity = Literal["error", "warning", "note"]

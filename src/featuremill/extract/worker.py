@@ -32,6 +32,7 @@ from featuremill.extract.supervisor import Job
 from featuremill.extract.telemetry.process import allocated_peak_mb, peak_memory_mb
 from featuremill.lease.devices import Device, with_processors
 from featuremill.store import journal
+from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
@@ -115,7 +116,8 @@ class Worker:
         self.devices = with_processors([Device(**device) for device in job.devices])
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings["workload"])
-        refuse_other_versions(folder, job.settings, self.workload)
+        settings = Settings.model_validate(job.settings)  # border
+        refuse_other_versions(folder, settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings["options"] | job.execution)
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))

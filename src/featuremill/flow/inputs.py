@@ -17,7 +17,7 @@ from typing import Any
 from snakemake.logging import logger
 
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.config.yaml_lines import Places
 from featuremill.flow.module_import import is_imported
 from featuremill.flow.screen import SCREEN, RefusedError
@@ -30,7 +30,7 @@ from featuremill.workload.weights import refuse_missing
 EXCEPTION = "MissingInputException"
 
 
-def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
+def explain_missing(workflow: Any, config: Mapping[str, Any], run: Config) -> None:
     """Have Snakemake say where the config names a file that is missing, and nothing more."""
     if workflow.output_settings.verbose:
         return
@@ -54,7 +54,7 @@ def explain_missing(workflow: Any, config: Mapping[str, Any], run: Run) -> None:
             handler.addFilter(matters)
 
 
-def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Path]) -> None:
+def _refuse_unplanned(run: Config, named: str, places: Places, configs: Sequence[Path]) -> None:
     """Refuse inputs that are not there and were never planned.
 
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
@@ -72,7 +72,7 @@ def _refuse_unplanned(run: Run, named: str, places: Places, configs: Sequence[Pa
                 raise RefusedError(f"{place}: inputs: {error}{hint}") from None
 
 
-def _elsewhere(path: Path, run: Run, configs: Sequence[Path]) -> str:
+def _elsewhere(path: Path, run: Config, configs: Sequence[Path]) -> str:
     """Return the command that finds the inputs, where a config was named from another folder than
     its paths are seen from; empty where `path` is there, or they are not beside it either."""
     for config in configs:
@@ -85,7 +85,7 @@ def _elsewhere(path: Path, run: Run, configs: Sequence[Path]) -> str:
 
 
 def _sentences(
-    run: Run, lines: set[str], named: str, places: Places, configs: Sequence[Path]
+    run: Config, lines: set[str], named: str, places: Places, configs: Sequence[Path]
 ) -> Iterator[str]:
     labels = [run.labels.file] if run.labels.file else []
     asked_for = {

@@ -14,21 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.plan import speeds
-from featuremill.store import files
+from featuremill.plan.estimate.overheads import host_mb
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
+from featuremill.store.weights_file import WeightsFile
 
 MB, GB = 2**20, 10**9
-PROCESS_MB = 2000
-"""Of a job that computes: Snakemake's own two processes in it, Python, PyArrow and torch."""
-CUDA_HOST_MB = 2000
-"""Of the host's memory for a CUDA context and its libraries: a usual value, not measured here."""
-WEIGHTS_ON_GPU = 1.5
-"""Host memory by the size of the weights' file: it is mapped, and copied to the GPU in pieces."""
-WEIGHTS_ON_CPU = 4.0
-"""The mapped file and a copy in the number type of the computation: 3.3 of an fp16 file in fp32,
-as `doctor/memory.py` reckons, and batches."""
 PLAN_MB, PLAN_MB_A_GB = 4000, 250
 MERGE_MB, MERGE_MB_A_GB = 4000, 50
 """docs/scale.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what merge
@@ -54,16 +47,10 @@ def gpu_model(workflow: Any) -> str:
     return str(found.raw).strip("'\"") if found else ""
 
 
-def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
-    """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
-    of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
-    return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
-
-
 class JobResources(NamedTuple):
     """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
 
-    run: Run
+    run: Config
     results: str
     """results/<run>."""
     weights: tuple[str, ...]
@@ -119,21 +106,21 @@ class JobResources(NamedTuple):
 def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
     """Return the seconds that each shard may take; nothing where no speed is known."""
     folder = Results(Path(results))
-    plan = files.read_sealed(folder.plan) if mtime else None
+    plan = folder.find_plan() if mtime else None
     if plan is None:
         return {}
     speed = _speed(folder.root, plan, gpu_model)
     return {
-        entry["shard"]: speeds.seconds_of_shard(entry["cost"], speed, is_limit=True)
-        for entry in plan["shards"]
+        entry.shard: speeds.seconds_of_shard(entry.cost, speed, is_limit=True)
+        for entry in plan.shards
         if speed is not None
     }
 
 
-def _speed(folder: Path, plan: Mapping[str, Any], gpu_model: str) -> speeds.Speed | None:
+def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
     for device in dict.fromkeys((gpu_model, "")):  # a cluster's own names mean nothing to us
         try:
-            return speeds.of_plan(folder, plan, device if plan["device"] != "cpu" else "")
+            return speeds.of_plan(folder, plan, device if plan.device != "cpu" else "")
         except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
             continue
     return None
@@ -148,9 +135,8 @@ def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
     """Return the size of the converted weights that weights/<name>.json names."""
-    entry = files.read_json(Path(path))
-    file = Path(entry["path"]) if entry else None
-    return _size(file) / MB if file else 0.0
+    found = WeightsFile.find(Path(path))
+    return _size(Path(found.path)) / MB if found else 0.0
 
 
 def _size(path: Path) -> int:

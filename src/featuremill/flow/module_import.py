@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.config import Run, load
+from featuremill.config import Config, load
 from featuremill.config.yaml_lines import Places
 from featuremill.flow.screen import RefusedError
 from featuremill.workload.weights import is_path
@@ -29,7 +29,7 @@ def below_prefix(workflow: Any, path: str) -> str:
     return str(workflow.modifier.path_modifier.replace_prefix(path))
 
 
-def run_below_prefix(workflow: Any, run: Run) -> Run:
+def run_below_prefix(workflow: Any, run: Config) -> Config:
     """Return the run with its files named as they are found from here."""
     options = {
         key: below_prefix(workflow, value) if key == "model" and is_path(str(value)) else value
@@ -71,7 +71,7 @@ def _sections_like(
             yield from _sections_like(config, value, (*path, str(key)))
 
 
-def share(workflow: Any, run: Run, results: str, weights_files: list[str]) -> None:
+def share(workflow: Any, run: Config, results: str, weights_files: list[str]) -> None:
     """Let runs stand side by side in one workflow: the rule of the first makes the weights that
     several of them need.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.flow import module_import
 from featuremill.flow.screen import RefusedError
 from featuremill.inputs import TableOptions
@@ -42,7 +42,7 @@ def refuse_default_storage(workflow: Any) -> None:
 
 
 def refuse_without_packages(
-    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
+    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
 ) -> None:
     """Refuse to begin where this Python lacks what the jobs are going to compute with.
 
@@ -65,7 +65,7 @@ def refuse_without_packages(
         ) from None
 
 
-def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
+def refuse_without_gpu(workflow: Any, run: Config, results: str) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
@@ -82,7 +82,7 @@ def refuse_without_gpu(workflow: Any, run: Run, results: str) -> None:
         ) from None
 
 
-def refuse_wrong_labels(workflow: Any, run: Run) -> None:
+def refuse_wrong_labels(workflow: Any, run: Config) -> None:
     """Refuse a table of labels without the column that is asked for, before all is computed.
 
     Where another workflow imports this one, a rule of it may still make the table.
@@ -96,7 +96,7 @@ def refuse_wrong_labels(workflow: Any, run: Run) -> None:
         raise RefusedError(f"config: labels: {error}") from None
 
 
-def refuse_another_config(run: Run, results: str, config: str) -> None:
+def refuse_another_config(run: Config, results: str, config: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
     Another config is another file that asks for something else: other inputs, another workload, or
@@ -121,7 +121,7 @@ def refuse_another_config(run: Run, results: str, config: str) -> None:
             )
 
 
-def asked_by(run: Run, results: str) -> dict[str, Any]:
+def asked_by(run: Config, results: str) -> dict[str, Any]:
     """Return what determines the results of a `run`: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
     working = run_lock.whole_path(Path(results)).parent.parent
@@ -171,10 +171,10 @@ def is_computed(results: str) -> bool:
     """Tell whether all of the last plan is computed: its receipts say so, or the results
     (`keep: results` removes receipts)."""
     folder = Results(Path(results))
-    plan = files.read_sealed(folder.plan)
-    if not plan or not {"recipe", "shards"} <= set(plan) or recipe.other_versions_here(plan):
+    plan = folder.find_plan()
+    if plan is None or recipe.other_versions_here(plan.settings):
         return False
-    if all(folder.receipt(plan["recipe"], s["shard"]).exists() for s in plan["shards"]):
+    if all(folder.receipt(plan.recipe, entry.shard).exists() for entry in plan.shards):
         return True
     manifest = files.read_json(folder.root / "manifest.json")
     return manifest is not None and are_results_of(plan, manifest)

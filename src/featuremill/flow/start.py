@@ -15,7 +15,7 @@ from snakemake.logging import logger
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.flow import file_times, module_import
 from featuremill.flow.refusals import (
     asked_by,
@@ -30,7 +30,7 @@ from featuremill.flow.refusals import (
 )
 from featuremill.flow.screen import RefusedError
 from featuremill.flow.support import checkpoint_files, executes, only_looks, weights_json
-from featuremill.inputs import TableOptions
+from featuremill.inputs import TableOptions, source
 from featuremill.merge.outputs import FILES
 from featuremill.status import state
 from featuremill.store import command_line, files, run_lock
@@ -42,7 +42,7 @@ _claimed: dict[Path, TextIO] = {}
 """The main process's locks on its runs, held for as long as it lives."""
 
 
-def prepare(workflow: Any, run: Run, results: str, weights_files: Sequence[str]) -> None:
+def prepare(workflow: Any, run: Config, results: str, weights_files: Sequence[str]) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     is_dry = workflow.output_settings.dryrun and not only_looks()
     if workflow.is_main_process and is_dry and (others := others_planned_for(run, results)):
@@ -112,7 +112,7 @@ def claim_run(results: str, **about: Any) -> None:
         run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
-def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None:
+def forget_plan_of_other_versions(workflow: Any, run: Config, results: str) -> None:
     """Have Snakemake plan again what was planned for another version of the workload or engine: it
     sees neither, and a shard that was begun would go on with values of both.
 
@@ -128,15 +128,15 @@ def forget_plan_of_other_versions(workflow: Any, run: Run, results: str) -> None
         Results(Path(results)).plan.unlink()
 
 
-def others_planned_for(run: Run, results: str) -> str:
+def others_planned_for(run: Config, results: str) -> str:
     """Return how the versions that are installed differ from those that the run is planned for."""
-    plan = files.read_sealed(Results(Path(results)).plan)
+    plan = Results(Path(results)).find_plan()
     # With another workload Snakemake plans again anyway.
-    is_same = plan and plan.get("workload") == run.workload
-    return recipe.other_versions_here(plan) if plan and is_same else ""
+    is_same = plan and plan.workload == run.workload
+    return recipe.other_versions_here(plan.settings) if plan and is_same else ""
 
 
-def forget_what_is_gone(run: Run, results: str) -> None:
+def forget_what_is_gone(run: Config, results: str) -> None:
     """Have Snakemake see what it would take for done, because the results stand.
 
     Without store/ nothing is computed, whatever receipts say. Without plan.json (messages say when
@@ -157,7 +157,7 @@ def forget_what_is_gone(run: Run, results: str) -> None:
 
 
 def forget_lost_weights(
-    workflow: Any, run: Run, results: str, weights_files: Sequence[str]
+    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
 ) -> None:
     """Have weights converted again that are gone from the cache: their bytes are always the same,
     so nothing is computed again.
@@ -174,7 +174,7 @@ def forget_lost_weights(
                 path.unlink()
 
 
-def _is_planned(run: Run, results: str, model: Weights) -> bool:
+def _is_planned(run: Config, results: str, model: Weights) -> bool:
     """Tell whether the last plan is still that of this config and these inputs."""
     from featuremill.plan.command import planning_device
 
@@ -223,7 +223,7 @@ def forget_what_is_not_whole(results: str) -> None:
             (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
-def tell_what_goes(run: Run, results: str) -> None:
+def tell_what_goes(run: Config, results: str) -> None:
     """Say which results merge is going to remove, as `outputs` no longer names them."""
     root = Path(results)
     written = (files.read_json(root / "manifest.json") or {}).get("outputs", {})
@@ -235,11 +235,11 @@ def tell_what_goes(run: Run, results: str) -> None:
             )
 
 
-def check_times(run: Run, results: str) -> None:
+def check_times(run: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))
     try:
-        file_times.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+        source.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
     except UserError as error:
         raise RefusedError(str(error)) from None
     file_times.bring_back(Path(results), clock)

@@ -16,14 +16,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import WILDCARD_REGEX
 from snakemake.logging import logger
 from snakemake.scheduling.job_scheduler import JobScheduler
 
 from featuremill.base import environment, this_process
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.config import Run, check_outputs, load, model_of, validate, without_effect
+from featuremill.config import (
+    Config,
+    check_outputs,
+    load,
+    model_of,
+    refuse_patterns,
+    validate,
+    without_effect,
+)
 from featuremill.config.yaml_lines import Places
 from featuremill.extract import slurm_job
 from featuremill.flow import module_import
@@ -69,13 +76,13 @@ LOOKING_SHORT = {"-S", "-D", "-l", "--lt", "--containerize", "--print-compilatio
 _started = time.time()
 
 
-def validated(config: Mapping[str, Any], workflow: Any) -> Run:
+def validated(config: Mapping[str, Any], workflow: Any) -> Config:
     """Return the validated run, or stop Snakemake with one sentence."""
     try:
         source, places = sources(config, workflow)
         run = validate(config, source, places)
         check_outputs(run, source)
-        refuse_wildcards(run)
+        refuse_patterns(run)
     except UserError as error:
         raise RefusedError(str(error)) from None
     for sentence in without_effect(run):
@@ -100,20 +107,7 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     return source, places
 
 
-def refuse_wildcards(run: Run) -> None:
-    """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
-    labels = [run.labels.file]
-    names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
-    for key, values in names.items():
-        for value in values:
-            if isinstance(value, str) and WILDCARD_REGEX.search(value):
-                raise UserError(
-                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
-                    "replace; rename the file, or name it through a link without braces."
-                )
-
-
-def weights_json(run: Run) -> list[str]:
+def weights_json(run: Config) -> list[str]:
     """Return the weights file that the run needs, as a list of one, or of none."""
     model = model_of(run)
     return [json_of(model)] if model else []
@@ -124,7 +118,7 @@ def weights_names(paths: list[str]) -> str:
     return "|".join(re.escape(Path(path).stem) for path in paths)
 
 
-def checkpoint_files(run: Run) -> list[str]:
+def checkpoint_files(run: Config) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
     model = str(run.options.get("model", ""))
     if model.startswith("~"):  # which Snakemake does not look up
@@ -132,7 +126,7 @@ def checkpoint_files(run: Run) -> list[str]:
     return [model] if is_path(model) else []
 
 
-def report_labels(run: Run) -> list[str]:
+def report_labels(run: Config) -> list[str]:
     """Return the arguments of `featuremill report` that colour its map."""
     labels = run.labels
     return [f"--label-file={labels.file}", f"--label={labels.column}"] if labels.file else []
@@ -258,7 +252,7 @@ def closing_words(results: str) -> str:
     if manifest is None or not is_new:
         return ""  # only a part of the workflow was asked for
     counts = manifest["counts"]
-    is_demo = manifest["run"] == Run.model_fields["run"].default
+    is_demo = manifest["run"] == Config.model_fields["run"].default
     written = "\n".join(f"  {results}/{name}" for name in [*manifest["outputs"], "report.html"])
     load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (

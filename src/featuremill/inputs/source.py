@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +190,25 @@ def has_nul(path: Path | str, line: int) -> UserError:
         f"{path}:{line}: there are NUL bytes here, so a part of the file was lost on a disk or on "
         "the way; copy or download it again."
     )
+
+
+def refuse_future(inputs: Iterable[str], clock: Path) -> None:
+    """Refuse inputs whose time lies in the future: Snakemake refuses an output that is older.
+
+    Raises:
+        UserError: naming the first one.
+    """
+    now = now_by(clock)
+    for path in inputs:
+        if Path(path).exists() and (time := Path(path).stat().st_mtime) > now:
+            when = datetime.datetime.fromtimestamp(time).isoformat(" ", "seconds")
+            raise UserError(
+                f"{path}: it was last changed in the future ({when}), by a clock that was wrong "
+                "here or where it came from; Snakemake refuses what is made of it, so touch it."
+            )
+
+
+def now_by(clock: Path) -> float:
+    """Return the time of the file system, whose clock may be another than ours; touches `clock`."""
+    clock.touch()
+    return clock.stat().st_mtime

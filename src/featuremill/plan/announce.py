@@ -5,34 +5,17 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Sequence
-from typing import Any
 
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.lease.devices import Device
-from featuremill.merge.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
+from featuremill.store.formats import FORMATS, fair_esm_columns
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 
-ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
-ONE_BY_ONE = (
-    "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
-    "parquet_dataset is the output for so many."
-)
-ONE_FILE_EACH = (
-    "a file a record is slow to write, to list and to copy, and many clusters limit their number; "
-    "parquet_dataset is the output for so many."
-)
-LARGE = {
-    "parquet": (5_000_000, ONE_FILE),
-    "per_protein_h5": (1_000_000, ONE_BY_ONE),
-    "per_residue_h5": (1_000_000, ONE_BY_ONE),
-    "fair_esm_pt": (100_000, ONE_FILE_EACH),
-}
-"""From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
-not read."""
 MANY_FILES = 50_000
 MANY_OF_FREE = 0.05
 """Files of an output that are worth a word: so many, or such a share of those the disk can hold."""
@@ -42,66 +25,67 @@ GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
-def announce(folder: Results, plan: dict[str, Any], sizing: Sizing) -> None:
+def announce(folder: Results, plan: Plan, why_cut: str, sizing: Sizing) -> None:
     """Log the run's size, model, device and expected bytes, and what looks odd.
 
     Raises:
         UserError: when an output cannot hold these values, or the disk not what will be written.
     """
     needs = needs_of_run(folder, plan, sizing.values)
-    for line in describe(folder, plan, needs, sizing.device):
+    for line in describe(folder, plan, why_cut, needs, sizing.device):
         log.info("%s", line)
     for line in [*warnings(folder, plan, sizing), *many_files(needs)]:
         log.warning("%s", line)
     if "fair_esm_pt" in asked_outputs():
-        fair_esm_pt.columns_of(sizing.values)
+        fair_esm_columns(sizing.values)
     disk_space.check(needs, folder.root)
 
 
 def describe(
-    folder: Results, plan: dict[str, Any], needs: Sequence[Need], device: Device
+    folder: Results, plan: Plan, why_cut: str, needs: Sequence[Need], device: Device
 ) -> list[str]:
     """Return the lines that say what will be done."""
-    options = plan["settings"]["options"]
+    options = plan.settings.options
     model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
     return [
-        *sizes_of(folder, plan),
-        f"{plan['workload']} ({model}) on {_where(plan, device)}",
+        *sizes_of(folder, plan, why_cut),
+        f"{plan.workload} ({model}) on {_where(plan, device)}",
         f"to be written, about: {disk_space.described(needs)}; "
         f"{human_bytes(shutil.disk_usage(folder.root).free)} are free",
     ]
 
 
-def sizes_of(folder: Results, plan: dict[str, Any]) -> list[str]:
-    """Return the lines that say how much there is to do."""
-    counts, lengths, shards = plan["counts"], plan["lengths"], plan["shards"]
-    left_out = [f"{counts[k]:,} {k}" for k in ("refused", "duplicate") if counts[k]]
-    num_done = sum(folder.part(plan["recipe"], s["shard"]).exists() for s in shards)
+def sizes_of(folder: Results, plan: Plan, why_cut: str) -> list[str]:
+    """Return the lines that say how much there is to do; `why_cut` has the size of new shards."""
+    counts, lengths, shards = plan.counts, plan.lengths, plan.shards
+    kinds = {"refused": counts.refused, "duplicate": counts.duplicate}
+    left_out = [f"{number:,} {kind}" for kind, number in kinds.items() if number]
+    num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
     done = f", {num_done:,} of them done already" if num_done else ""
     return [
-        f"{counted(counts['input'], 'record')}, {counted(lengths['total'], 'residue')}, "
-        f"longest {lengths['longest']:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counted(counts['unique'], 'distinct record')} to compute "
+        f"{counted(counts.input, 'record')}, {counted(lengths.total, 'residue')}, "
+        f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
+        f"{counted(counts.unique, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
-        *([plan["cut"]] if plan["cut"] else []),
+        *([why_cut] if why_cut else []),
     ]
 
 
-def _where(plan: dict[str, Any], device: Device) -> str:
-    is_spread = device.kind == "cuda" and plan["gpus"] > 1
-    return f"{plan['gpus']} × {device.name} a job" if is_spread else device.name
+def _where(plan: Plan, device: Device) -> str:
+    is_spread = device.kind == "cuda" and plan.gpus > 1
+    return f"{plan.gpus} × {device.name} a job" if is_spread else device.name
 
 
-def warnings(folder: Results, plan: dict[str, Any], sizing: Sizing) -> list[str]:
+def warnings(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
-    lines = [f"{counted(count, 'record')}: {note}" for note, count in plan["notes"].items()]
-    for reason, count in plan["refusals"].items():
+    lines = [f"{counted(count, 'record')}: {note}" for note, count in plan.notes.items()]
+    for reason, count in plan.refusals.items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
-    shards = [s for s in plan["shards"] if not folder.part(plan["recipe"], s["shard"]).exists()]
-    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan["counts"]["planned"])]
+    shards = [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
+    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan.counts.planned)]
 
 
-def _uneven(folder: Results, shards: list[dict[str, Any]], sizing: Sizing) -> list[str]:
+def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> list[str]:
     """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
     the end, and more of them would be worth it."""
     num_gpus = slots_told()
@@ -110,9 +94,12 @@ def _uneven(folder: Results, shards: list[dict[str, Any]], sizing: Sizing) -> li
         return []
     idle = num_gpus - len(shards) * sizing.gpus
     what = f"{idle} will idle" if idle > 0 else "some will idle while others finish"
-    left = [sum(shard[key] for shard in shards) for key in ("cost", "wanted", "bytes")]
-    cost = max(1, left[0] // (GOOD_SHARDS_A_JOB * num_jobs))
-    if known := sizing.choice(*left):  # what `auto` would not do is no advice
+    left = sum(shard.cost for shard in shards)
+    records, payload_bytes = sum(s.wanted for s in shards), sum(s.bytes for s in shards)
+    cost = max(1, left // (GOOD_SHARDS_A_JOB * num_jobs))
+    if known := sizing.choice(
+        left, records, payload_bytes
+    ):  # what `auto` would not do is no advice
         if known[0].num_shards <= len(shards):
             return []
         cost = known[0].cost
@@ -147,8 +134,9 @@ def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> lis
 
     `outputs` are those of the run, if not those of the workflow that this is a job of.
     """
+    formats = {name: FORMATS[name] for name in (asked_outputs() if outputs is None else outputs)}
     return [
-        f"outputs: {output} for {num_records:,} records: {LARGE[output][1]}"
-        for output in (asked_outputs() if outputs is None else outputs)
-        if output in LARGE and num_records > LARGE[output][0]
+        f"outputs: {output} for {num_records:,} records: {format.why_no_more}"
+        for output, format in formats.items()
+        if format.most_records is not None and num_records > format.most_records
     ]

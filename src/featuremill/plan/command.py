@@ -11,10 +11,9 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -22,21 +21,19 @@ from featuremill.base import run_log
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
-from featuremill.config import Run, model_of, read, validate
+from featuremill.config import Config, model_of, read, validate
 from featuremill.lease.devices import Device, cpu, cuda_devices
-from featuremill.merge.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.hands import Hands
 from featuremill.plan.manifest import write_manifest
 from featuremill.plan.reading import Spooled, read_records
-from featuremill.plan.repeats import repeated_rows
-from featuremill.plan.rows import Rows
-from featuremill.plan.shards import Cutter, Shard
-from featuremill.plan.sizing import Cut, Sizing
-from featuremill.plan.spool import Tally, ids_path
-from featuremill.store.files import read_sealed, sha256_of, write_sealed
+from featuremill.plan.shards import Cutter
+from featuremill.plan.sizing import Sizing
+from featuremill.store.files import sha256_of
+from featuremill.store.formats import ABOUT
 from featuremill.store.journal import COLUMNS
+from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 from featuremill.workload import weights as weights_verb
@@ -77,8 +74,8 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Results(arguments.run_folder)
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
-        result = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
-        line.text = "; ".join(sizes_of(folder, result))
+        made = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
+        line.text = "; ".join(sizes_of(folder, *made))
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -92,16 +89,23 @@ def _parsed(text: str) -> dict[str, Any]:
     return value
 
 
+class Planned(NamedTuple):
+    """What planning came to."""
+
+    plan: Plan
+    why_cut: str
+    """What there is to say of the size of new shards; empty where the config says it."""
+
+
 def plan(
     folder: Results,
-    config: Run,
+    config: Config,
     weights: Weights | None,
     weights_path: Path | None = None,
     replan: bool = False,
     threads: int | None = None,
-) -> dict[str, Any]:
-    """Plan `config` into `folder` and return what `plan.json` says, and as `cut` what there is to
-    say of the size of new shards.
+) -> Planned:
+    """Plan `config` into `folder`.
 
     As many `threads` (all cores, if there is no number) share the work on a large input; what comes
     out does not depend on them.
@@ -113,13 +117,12 @@ def plan(
     workload = find_workload(config.workload)
     device = planning_device(config.device)
     options, settings = _settled(config, workload, device, weights)
-    values = _values(config.workload, workload, options, weights)
     sizing = Sizing(
         config.shards.cost,
         folder.root.parent,
         settings,
         weights_path,
-        values,
+        _values(config.workload, workload, options, weights),
         workload.COST_UNIT,
         device,
         config.gpus,
@@ -130,23 +133,15 @@ def plan(
         spool_folder = folder.store / "spool"
         shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
         try:
-            last = {} if replan else read_sealed(folder.store / "plan.json") or {}
+            last = None if replan else Plan.find(folder.store / "plan.json")
             with Hands(threads or num_cores()) as hands:
-                about_records, cut = _plan_records(
-                    folder, config, workload, options, sizing, last, hands
-                )
+                result, why_cut = _planned(folder, config, workload, options, sizing, last, hands)
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
-        result = {
-            **_about_run(config, workload, options, settings),
-            "weights": str(weights_path) if weights_path else None,
-            **about_records,
-        }
-        write_sealed(folder.store / "plan.json", result)
-        write_sealed(folder.plan, result)
-    result["cut"] = cut.why
-    announce(folder, result, sizing)
-    return result
+        result.write(folder.store / "plan.json")
+        result.write(folder.plan)
+    announce(folder, result, why_cut, sizing)
+    return Planned(result, why_cut)
 
 
 def _values(name: str, workload: Workload, options: Any, weights: Weights | None) -> pa.Schema:
@@ -171,88 +166,80 @@ def planning_device(choice: str) -> Device:
 
 
 def _settled(
-    config: Run, workload: Workload, device: Device, weights: Weights | None
-) -> tuple[Any, dict[str, Any]]:
+    config: Config, workload: Workload, device: Device, weights: Weights | None
+) -> tuple[Any, Settings]:
     """Return the options with every "auto" settled, and the settings they come to."""
     options = workload.Options.model_validate(config.options)
     settings = settings_of(config.workload, workload, options, device, weights)
     execution = options.model_dump(mode="json", include=options.EXECUTION)
-    return workload.Options.model_validate(settings["options"] | execution), settings
+    return workload.Options.model_validate(settings.options | execution), settings
 
 
-def _about_run(
-    config: Run, workload: Workload, options: Any, settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what `plan.json` says whatever the records are."""
-    return {
-        "version": PLAN_VERSION,
-        "run": config.run,
-        "workload": config.workload,
-        "workload_version": workload.VERSION,
-        "cost_unit": workload.COST_UNIT,
-        "recipe": recipe_of(settings),
-        "settings": settings,
-        "execution": options.model_dump(mode="json", include=options.EXECUTION),
-        "device": config.device,
-        "gpus": config.gpus,
-    }
-
-
-def _plan_records(
+def _planned(
     folder: Results,
-    config: Run,
+    config: Config,
     workload: Workload,
     options: Any,
     sizing: Sizing,
-    last: Mapping[str, Any],
+    last: Plan | None,
     hands: Hands,
-) -> tuple[dict[str, Any], Cut]:
-    """Read the records, write shards and manifest; return what `plan.json` says of them, and how
-    new shards were cut."""
+) -> Planned:
+    """Read the records, write shards and manifest; return the plan, which is not written yet."""
     scratch = folder.store / "spool"
     scratch.mkdir()
-    (spools, tally), inputs = _read(scratch, config, workload, options, hands)
-    rows = Rows(spools)
-    repeats = repeated_rows(rows, [ids_path(spool) for spool in spools])
-    names = [shard["shard"] for shard in last.get("shards", [])]
+    spooled, inputs = _read(scratch, config, workload, options, hands)
+    tally, repeats = spooled.tally, spooled.repeats
+    names = [entry.shard for entry in last.shards] if last else []
     old = spool_old_shards(folder, names, scratch / "old")
-    cutter = Cutter(folder, spools, tally.records, old, hands)
+    cutter = Cutter(folder, spooled.folders, tally.records, old, hands)
     homeless = cutter.place()
     mean_bytes = tally.total_length / (tally.records - tally.refused)
     cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
     cutter.cut(cut.cost)
-    write_manifest(folder.manifest, rows, cutter.locations, cutter.numbers, repeats, cutter.shards)
-    about_records = {
-        "inputs": inputs,
-        "counts": {
-            "input": tally.records,
-            "refused": tally.refused,
-            "duplicate": len(repeats),
-            "planned": tally.records - tally.refused - len(repeats),
-            "unique": cutter.unique,
-        },
-        "notes": dict(sorted(tally.notes.items())),
-        "refusals": dict(sorted(tally.refusals.items())),
-        "lengths": {"total": tally.total_length, "longest": tally.longest},
-        "manifest_sha256": sha256_of(folder.manifest),
-        "shards": [_describe_shard(shard) for shard in cutter.shards],
-    }
-    return about_records, cut
+    write_manifest(
+        folder.manifest, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
+    )
+    result = Plan(
+        version=PLAN_VERSION,
+        run=config.run,
+        workload=config.workload,
+        workload_version=workload.VERSION,
+        cost_unit=workload.COST_UNIT,
+        recipe=recipe_of(sizing.settings),
+        settings=sizing.settings,
+        execution=options.model_dump(mode="json", include=options.EXECUTION),
+        device=config.device,
+        gpus=config.gpus,
+        weights=str(sizing.weights) if sizing.weights else None,
+        inputs=inputs,
+        counts=spooled.counts(cutter.unique),
+        notes=dict(sorted(tally.notes.items())),
+        refusals=dict(sorted(tally.refusals.items())),
+        lengths=spooled.lengths,
+        manifest_sha256=sha256_of(folder.manifest),
+        shards=cutter.shards,
+    )
+    return Planned(result, cut.why)
 
 
 def _read(
-    scratch: Path, config: Run, workload: Workload, options: Any, hands: Hands
-) -> tuple[Spooled, list[dict[str, Any]]]:
+    scratch: Path, config: Config, workload: Workload, options: Any, hands: Hands
+) -> tuple[Spooled, list[Input]]:
     """Spool the records; return that, and what `plan.json` says of each input."""
     before = [_identity(path) for path in config.inputs]
-    records = workload.records([Path(path) for path in config.inputs], options)
-    spooled = read_records(records, config.workload, options, scratch, hands)
-    inputs = _describe_inputs(config, spooled.tally)
+    spooled = read_records(config, workload, options, scratch, hands)
+    inputs = [
+        Input(
+            path=name,
+            bytes=Path(name).stat().st_size,
+            records=spooled.tally.by_source[str(Path(name))],
+            sha256=sha256_of(Path(name)),
+        )
+        for name in config.inputs
+    ]
     for path, identity in zip(config.inputs, before, strict=True):
         if _identity(path) != identity:
             raise UserError(f"{path}: it changed while it was read; run the same command again.")
-    if spooled.tally.records == spooled.tally.refused:
-        raise UserError(nothing_left(config, spooled.tally))
     return spooled, inputs
 
 
@@ -262,38 +249,3 @@ def _identity(path: str) -> tuple[int, int, int] | None:
         return None
     about = Path(path).stat()
     return about.st_size, about.st_mtime_ns, about.st_ino
-
-
-def nothing_left(config: Run, tally: Tally) -> str:
-    """Return the sentence for an input of which no record is left to compute."""
-    inputs = ", ".join(config.inputs)
-    if not tally.records:
-        return f"{inputs}: there is no record in the input; check the path in `inputs`."
-    count, reason = min((-count, reason) for reason, count in tally.refusals.items())
-    all_of_them = (
-        "the only record was" if tally.records == 1 else f"all {tally.records:,} records were"
-    )
-    return (
-        f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; "
-        "check that the input is what the workload expects."
-    )
-
-
-def _describe_inputs(config: Run, tally: Tally) -> list[dict[str, Any]]:
-    described = []
-    for name in config.inputs:
-        sha256 = sha256_of(Path(name))
-        size = Path(name).stat().st_size
-        records = tally.by_source[str(Path(name))]
-        described.append({"path": name, "bytes": size, "records": records, "sha256": sha256})
-    return described
-
-
-def _describe_shard(shard: Shard) -> dict[str, Any]:
-    return {
-        "shard": shard.name,
-        "records": shard.records,
-        "wanted": shard.wanted,
-        "cost": shard.cost,
-        "bytes": shard.bytes,
-    }

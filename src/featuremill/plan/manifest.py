@@ -13,8 +13,8 @@ import pyarrow.parquet
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
-from featuremill.plan.shards import Shard
 from featuremill.store.files import replacing
+from featuremill.store.plan import PlannedShard
 
 log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
@@ -47,13 +47,13 @@ def write_manifest(
     locations: npt.NDArray[np.void],
     numbers: npt.NDArray[np.int64],
     repeats: npt.NDArray[np.int64],
-    shards: list[Shard],
+    shards: list[PlannedShard],
 ) -> None:
     """Join the spooled `rows` with where each one went, and write them block by block.
 
     `numbers` are the indices in `shards` of what `locations` call their shard.
     """
-    names = pa.array([shard.name for shard in shards], pa.string())
+    names = pa.array([shard.shard for shard in shards], pa.string())
     shown = Progress(log, "writing the manifest")
     start = 0
     with (

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from featuremill.base import environment
-from featuremill.merge.outputs import files_of
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS
+from featuremill.store.formats import FORMATS, files_of
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 COUNTING_RESIDUES = ("tokens", "residues")
@@ -26,7 +25,7 @@ def asked_outputs() -> list[str]:
 
 def needs_of_run(
     folder: Results,
-    plan: dict[str, Any],
+    plan: Plan,
     values: pa.Schema,
     outputs: Sequence[str] | None = None,
 ) -> list[Need]:
@@ -35,13 +34,13 @@ def needs_of_run(
     `outputs` are the results it ends in, if not those of the workflow that this is a job of.
     """
     outputs = asked_outputs() if outputs is None else outputs
-    num_rows, total = plan["counts"]["planned"], plan["lengths"]["total"]
+    num_rows, total = plan.counts.planned, plan.lengths.total
     needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
     if outputs:
         # Long proteins may be cut off: their cost is that of what is left of them.
-        if plan["cost_unit"] in COUNTING_RESIDUES:
-            cost = sum(shard["cost"] for shard in plan["shards"])
-            total = min(total, cost * num_rows // max(1, plan["counts"]["unique"]))
+        if plan.cost_unit in COUNTING_RESIDUES:
+            cost = sum(shard.cost for shard in plan.shards)
+            total = min(total, cost * num_rows // max(1, plan.counts.unique))
         merging = disk_space.stored_bytes(values, num_rows, total)
         results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]
@@ -61,17 +60,17 @@ def _without_what_is_there(need: Need) -> Need:
     )
 
 
-def _unpaid_parts(folder: Results, plan: dict[str, Any], values: pa.Schema) -> int:
-    counts_residues = plan["cost_unit"] in COUNTING_RESIDUES
+def _unpaid_parts(folder: Results, plan: Plan, values: pa.Schema) -> int:
+    counts_residues = plan.cost_unit in COUNTING_RESIDUES
     unpaid = 0
-    for shard in plan["shards"]:
-        if folder.part(plan["recipe"], shard["shard"]).exists():
+    for shard in plan.shards:
+        if folder.part(plan.recipe, shard.shard).exists():
             continue
-        num_rows, residues = shard["records"], shard["bytes"]
+        num_rows, residues = shard.records, shard.bytes
         if counts_residues:
             # The cost is that of the wanted records, and a part has all.
-            residues = min(residues, shard["cost"] * num_rows // max(1, shard["wanted"]))
-        journal = folder.journal(plan["recipe"], shard["shard"])
+            residues = min(residues, shard.cost * num_rows // max(1, shard.wanted))
+        journal = folder.journal(plan.recipe, shard.shard)
         begun = journal.stat().st_size if journal.exists() else 0
         unpaid += max(0, disk_space.stored_bytes(values, num_rows, residues) - begun)
     return unpaid

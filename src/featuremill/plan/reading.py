@@ -5,43 +5,95 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
+from featuremill.config import Config
 from featuremill.plan.hands import Hands
-from featuremill.plan.spool import Chunk, Tally, chunks_of, spool
-from featuremill.workload import Record
+from featuremill.plan.repeats import Ordinals, repeated_rows
+from featuremill.plan.rows import Rows
+from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
+from featuremill.store.plan import Counts, Lengths
+from featuremill.workload import Workload
 
 log = logging.getLogger("featuremill.plan")
 
 
-class Spooled(NamedTuple):
-    """What reading left behind."""
+class Spooled:
+    """What reading an input left behind."""
 
-    folders: list[Path]
-    """One for each process that spooled; chunks were dealt to them in turn."""
-    tally: Tally
+    def __init__(self, inputs: tuple[str, ...], folders: list[Path], tally: Tally) -> None:
+        self.folders = folders
+        """One for each process that spooled; chunks were dealt to them in turn."""
+        self.tally = tally
+        self.rows = Rows(folders)
+        self._inputs = inputs
+
+    @cached_property
+    def repeats(self) -> Ordinals:
+        """The ordinals of rows that repeat an earlier row's id and payload, ascending.
+
+        Raises:
+            UserError: when no record is left to compute, or an id stands for two payloads.
+        """
+        if self.tally.records == self.tally.refused:
+            raise UserError(self._nothing_left())
+        return repeated_rows(self.rows, [ids_path(folder) for folder in self.folders])
+
+    def counts(self, unique: int) -> Counts:
+        """Return what a plan says of the records, of which so many payloads are to be computed."""
+        tally = self.tally
+        return Counts(
+            input=tally.records,
+            refused=tally.refused,
+            duplicate=len(self.repeats),
+            planned=tally.records - tally.refused - len(self.repeats),
+            unique=unique,
+        )
+
+    @property
+    def lengths(self) -> Lengths:
+        """What a plan says of the payloads' lengths."""
+        return Lengths(total=self.tally.total_length, longest=self.tally.longest)
+
+    def _nothing_left(self) -> str:
+        inputs, tally = ", ".join(self._inputs), self.tally
+        if not tally.records:
+            return f"{inputs}: there is no record in the input; check the path in `inputs`."
+        count, reason = min((-count, reason) for reason, count in tally.refusals.items())
+        all_of_them = f"all {tally.records:,} records were"
+        if tally.records == 1:
+            all_of_them = "the only record was"
+        return (
+            f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; "
+            "check that the input is what the workload expects."
+        )
 
 
 def read_records(
-    records: Iterable[Record], workload: str, options: Any, folder: Path, hands: Hands
+    config: Config, workload: Workload, options: Any, folder: Path, hands: Hands
 ) -> Spooled:
-    """Spool every record below `folder`; the hands are started if it takes more than a chunk."""
-    chunks = _with_progress(chunks_of(records))
+    """Spool every record of the config's inputs below `folder`; the hands are started if it takes
+    more than a chunk."""
+    records = workload.records([Path(path) for path in config.inputs], options)
+    chunks = with_progress(chunks_of(records))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
         hands.start()
     folders = [folder / str(number) for number in range(hands.num_started or 1)]
     settled = options.model_dump_json()
-    tasks = [(each, workload, settled) for each in folders]
+    tasks = [(each, config.workload, settled) for each in folders]
     tally = Tally()
     for part in hands.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    return Spooled(folders, tally)
+    return Spooled(config.inputs, folders, tally)
 
 
-def _with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Yield the chunks, and log how far that is."""
     shown = Progress(log, "reading")
     for chunk in chunks:
         yield chunk

@@ -13,9 +13,10 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +27,14 @@ from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, kind_of
 from featuremill.base.sizes import counted
 from featuremill.plan.places import Places, move_rows, place_of, places_in
+from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.agreement import read_plan_of_manifest, refuse_what_was_cleaned
-from featuremill.store.files import read_sealed, replacing, sha256_of, write_sealed
+from featuremill.store.files import replacing, sha256_of
 from featuremill.store.parts import failed_rows, open_part
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import digests, read_shard, read_verified, write_shard
+from featuremill.store.shard_file import digests, read_shard, read_verified
 
 NAMES = [kind.name for kind in KINDS]
 log = logging.getLogger("featuremill.retry")
@@ -113,7 +116,7 @@ def retry(folder: Results, kinds: Sequence[str], is_dry_run: bool = False) -> No
         log.info("%s would run again: %s", num_records, told)
         return
     moved, shards = _write_shards(folder, plan, chosen)
-    _replace_plan(folder, plan.as_json(), chosen, moved, shards)
+    _replace_plan(folder, plan, chosen, moved, shards)
     log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
     log.info("now run: %s", command_line.again(folder.root))
 
@@ -134,31 +137,31 @@ def _choose(failed: Failed, kinds: Sequence[str]) -> Failed:
     return failed.among(np.isin(failed.kinds, [NAMES.index(kind) for kind in kinds or NAMES]))
 
 
-def _failed(folder: Results, plan: dict[str, Any]) -> Failed:
+def _failed(folder: Results, plan: Plan) -> Failed:
     """Return every failed record that the plan asks for, out of the parts that are finished."""
-    recipe, found, num_left = plan["recipe"], [], 0
-    for number, shard in enumerate(plan["shards"]):
-        receipt = read_sealed(folder.receipt(recipe, shard["shard"]))
+    recipe, found, num_left = plan.recipe, [], 0
+    for number, shard in enumerate(plan.shards):
+        receipt = folder.find_receipt(recipe, shard.shard)
         if receipt is None:
             num_left += 1
-        elif receipt.get("failed"):
+        elif receipt.failed:
             try:
                 open_part(folder, plan, shard, only_look=True)
             except IntegrityError as problem:
                 log.warning("%s", problem)
                 num_left += 1
             else:
-                found.append(_failed_places(folder.part(recipe, shard["shard"]), number))
+                found.append(_failed_places(folder.part(recipe, shard.shard), number))
     if num_left:
         log.warning(
             "%s not finished: what fails there is not in this",
-            f"{num_left:,} of {counted(len(plan['shards']), 'shard')} "
+            f"{num_left:,} of {counted(len(plan.shards), 'shard')} "
             + ("is" if num_left == 1 else "are"),
         )
     places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
     kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
-    for rows in places_in(folder.manifest, [shard["shard"] for shard in plan["shards"]]):
+    for rows in places_in(folder.manifest, [shard.shard for shard in plan.shards]):
         at, is_there = _find(places, rows.places)
         costs[at] = rows.costs[is_there]
         np.add.at(num_rows, at, 1)
@@ -181,34 +184,22 @@ def _find(places: Places, wanted: Places) -> tuple[npt.NDArray[np.int64], npt.ND
     return at[is_there], is_there
 
 
-def _write_shards(
-    folder: Results, plan: dict[str, Any], chosen: Failed
-) -> tuple[Places, list[dict[str, Any]]]:
+def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, list[PlannedShard]]:
     """Write the chosen records as new shards; return each one's place in them, and the shards.
 
     A place counts the new shards from 0.
     """
-    names = [shard["shard"] for shard in plan["shards"]]
+    names = [shard.shard for shard in plan.shards]
     order = np.argsort(_sha256(folder, names, chosen.places))
     cost = chosen.costs[order]
-    num_shards = max(1, round(cost.sum() / max(1, *(shard["cost"] for shard in plan["shards"]))))
-    middle = np.cumsum(cost) - cost / 2
-    number = np.minimum(middle * num_shards // max(1, cost.sum()), num_shards - 1)
-    edges = np.flatnonzero(np.diff(number)) + 1
+    largest = max(1, *(shard.cost for shard in plan.shards))
     moved = np.empty(len(order), np.int64)
-    shards: list[dict[str, Any]] = []
-    for piece in np.split(order, edges):
-        name = write_shard(folder, _payloads(folder, names, chosen.places[piece]))
+    shards: list[PlannedShard] = []
+    for ((_, start, end, shard_cost),) in cuts([(0, cost)], int(cost.sum()), largest):
+        piece = order[start:end]
         moved[piece] = place_of(len(shards), np.arange(len(piece)))
-        shards.append(
-            {
-                "shard": name,
-                "records": len(piece),
-                "wanted": len(piece),
-                "cost": int(chosen.costs[piece].sum()),
-                "bytes": folder.shard(name).stat().st_size,
-            }
-        )
+        table = _payloads(folder, names, chosen.places[piece])
+        shards.append(write_new(folder, table, shard_cost))
     return moved, shards
 
 
@@ -248,10 +239,10 @@ def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table
 
 def _replace_plan(
     folder: Results,
-    plan: dict[str, Any],
+    plan: Plan,
     chosen: Failed,
     moved: Places,
-    new: list[dict[str, Any]],
+    new: list[PlannedShard],
 ) -> None:
     """Put the new shards at the end of the plan and the manifest.
 
@@ -259,26 +250,31 @@ def _replace_plan(
     which knows the new shards by then. So a kill at any point leaves a plan that agrees with its
     manifest. What needs room on the disk is written before.
     """
-    shards = [dict(shard) for shard in plan["shards"]]
-    for place, cost in zip(chosen.places.tolist(), chosen.costs.tolist(), strict=True):
-        shards[place >> 32]["wanted"] -= 1
-        shards[place >> 32]["cost"] -= cost
-    kept = [shard for shard in shards if shard["wanted"] > 0]
-    old_names = [shard["shard"] for shard in plan["shards"]]
-    new_names = [shard["shard"] for shard in (*kept, *new)]
+    gone, gone_cost = np.zeros((2, len(plan.shards)), np.int64)
+    np.add.at(gone, chosen.places >> 32, 1)
+    np.add.at(gone_cost, chosen.places >> 32, chosen.costs)
+    kept = [
+        replace(shard, wanted=shard.wanted - num, cost=shard.cost - cost) if num else shard
+        for shard, num, cost in zip(plan.shards, gone.tolist(), gone_cost.tolist(), strict=True)
+        if shard.wanted > num
+    ]
+    old_names = [shard.shard for shard in plan.shards]
+    new_names = [shard.shard for shard in (*kept, *new)]
     moved = moved + place_of(len(kept), np.zeros_like(moved))
     with replacing(folder.plan) as new_plan, replacing(folder.manifest) as new_manifest:
         move_rows(folder.manifest, new_manifest, old_names, new_names, chosen.places, moved)
-        plan = plan | {"manifest_sha256": sha256_of(new_manifest), "shards": kept + new}
-        write_sealed(folder.store / "plan.json", plan)
-        new_plan.write_text(files.as_text(files.sealed(plan)), "utf-8")
+        plan = plan.model_copy(
+            update={"manifest_sha256": sha256_of(new_manifest), "shards": kept + new}
+        )
+        plan.write(folder.store / "plan.json")
+        new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
         for old_file, new_file in ((folder.plan, new_plan), (folder.manifest, new_manifest)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
         files.sync(new_plan)
         folder.plan.unlink()
         for shard in new:
-            _forget(folder, plan["recipe"], shard["shard"])
+            _forget(folder, plan.recipe, shard.shard)
 
 
 def _forget(folder: Results, recipe: str, shard: str) -> None:
@@ -288,8 +284,8 @@ def _forget(folder: Results, recipe: str, shard: str) -> None:
     merge must run again although the plan may be the same to the byte.
     """
     journal, part = folder.journal(recipe, shard), folder.part(recipe, shard)
-    kept = read_sealed(part.with_suffix(".json"))
-    if kept is None or kept.get("failed") != 0:
+    kept = folder.find_kept_receipt(recipe, shard)
+    if kept is None or kept.failed:
         results = folder.root / "manifest.json"
         receipts = folder.receipt(recipe, shard), part.with_suffix(".json")
         for path in (results, *receipts, part, folder.telemetry(recipe, shard)):

@@ -25,6 +25,7 @@ from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.hands import Hands
 from featuremill.store.files import take_space
+from featuremill.store.plan import PlannedShard
 from featuremill.store.results import Results
 from featuremill.store.shard_file import write_shard
 
@@ -35,16 +36,6 @@ LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
 there; shard NOWHERE when it is refused."""
 NUM_GROUPS = 32
 """Groups of new shards that are written side by side."""
-
-
-class Shard(NamedTuple):
-    """A shard of the plan and how much of it is wanted."""
-
-    name: str
-    records: int
-    wanted: int
-    cost: int
-    bytes: int
 
 
 class Work(NamedTuple):
@@ -66,6 +57,7 @@ class Piece(NamedTuple):
     bucket: int
     start: int
     end: int
+    cost: int
 
 
 class Placed(NamedTuple):
@@ -95,7 +87,7 @@ class Cutter:
         old: Sequence[OldShard],
         hands: Hands,
     ) -> None:
-        self.shards: list[Shard] = []
+        self.shards: list[PlannedShard] = []
         self.numbers: Integers
         """The index in `shards` of what a location calls its shard."""
         self.unique = 0
@@ -130,17 +122,22 @@ class Cutter:
             self._homeless_cost += placed.homeless_cost
         return Homeless(self._homeless_cost, self.unique - int(used.sum()))
 
+    def cuts(self, shard_cost: int) -> Iterator[list[Piece]]:
+        """Yield the pieces of each shard that what has no home is cut into; writes nothing."""
+        work = self._work
+        costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
+        return cuts(costs, self._homeless_cost, shard_cost)
+
     def cut(self, shard_cost: int) -> None:
         """Cut what has no home into new shards."""
         work, used, used_cost = self._work, self._used, self._used_cost
-        costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
-        new = list(cuts(costs, self._homeless_cost, shard_cost))
+        new = list(self.cuts(shard_cost))
         size_of_group = -(-len(new) // NUM_GROUPS)
         groups = [
             (work, len(self._old) + first, new[first : first + size_of_group])
             for first in range(0, len(new), size_of_group or 1)
         ]
-        written: list[Shard] = []
+        written: list[PlannedShard] = []
         shown = Progress(log, "cutting new shards", "shards")
         for shards in self._hands.map(_write_shards, groups):
             written += shards
@@ -148,7 +145,7 @@ class Cutter:
         stays = np.append(used > 0, np.ones(len(new), bool))
         self.numbers = np.where(stays, np.cumsum(stays) - 1, NOWHERE)
         self.shards = [
-            Shard(old.name, old.records, int(num), int(cost), old.file_bytes)
+            PlannedShard(old.name, old.records, int(num), int(cost), old.file_bytes)
             for old, num, cost in zip(self._old, used, used_cost, strict=True)
             if num
         ] + written
@@ -221,7 +218,8 @@ def cuts(
             # one.
             border = cost_a_shard * (num_done + 1) - 0.5
             end = min(max(int(np.searchsorted(running, border)), start) + 1, len(running))
-            pieces.append(Piece(number, start, end))
+            before = running[start - 1] if start else cost_before
+            pieces.append(Piece(number, start, end, int(running[end - 1] - before)))
             start = end
             if running[end - 1] >= border:
                 yield pieces
@@ -232,14 +230,14 @@ def cuts(
         yield pieces
 
 
-def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> list[Shard]:
+def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> list[PlannedShard]:
     """Write new shards, of which the first has the number `first`, and place their records."""
     shards = []
     locations = np.memmap(work.locations, LOCATION, "r+")
     bucket, number = None, NOWHERE
     for index, pieces in enumerate(cuts, first):
         tables = []
-        rows = cost = 0
+        rows = 0
         for piece in pieces:
             if bucket is None or piece.bucket != number:
                 number = piece.bucket
@@ -247,19 +245,20 @@ def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> li
                 homeless = np.flatnonzero(_homes(work, bucket, number)["shard"] == NOWHERE)
             taken = homeless[piece.start : piece.end]
             tables.append(bucket.take(taken))
-            cost += int(bucket.cost[taken].sum())
             ordinals, rank = bucket.askers(taken)
             locations["shard"][ordinals] = index
             locations["row"][ordinals] = rows + rank
             rows += len(taken)
-        shards.append(_write_shard(work.folder, pa.concat_tables(tables).combine_chunks(), cost))
+        table = pa.concat_tables(tables).combine_chunks()
+        shards.append(write_new(work.folder, table, sum(piece.cost for piece in pieces)))
     return shards
 
 
-def _write_shard(folder: Results, table: pa.Table, cost: int) -> Shard:
+def write_new(folder: Results, table: pa.Table, cost: int) -> PlannedShard:
+    """Write a new shard, of which all is wanted; return what the plan says of it."""
     name = write_shard(folder, table)
     size = folder.shard(name).stat().st_size
-    return Shard(name, table.num_rows, table.num_rows, cost, size)
+    return PlannedShard(name, table.num_rows, table.num_rows, cost, size)
 
 
 def _file_backed(path: Path, num_records: int) -> npt.NDArray[np.void]:

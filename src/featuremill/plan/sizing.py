@@ -4,7 +4,7 @@ side."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Choice, choose, words, work_of
 from featuremill.plan.speeds import Speed
 from featuremill.plan.speeds.earlier import Asked
+from featuremill.store.plan import Settings
 
 UNKNOWN_COST = 2_000_000
 """Where nothing is known of the speed: as many residues are some minutes of a CPU, and no more of
@@ -41,7 +42,7 @@ class Sizing(NamedTuple):
     """`shards.cost` of the config."""
     results: Path
     """The folder of runs, whose receipts count."""
-    settings: dict[str, Any]
+    settings: Settings
     weights: Path | None
     """weights/<name>.json, if the workload has any."""
     values: pa.Schema
@@ -63,7 +64,7 @@ class Sizing(NamedTuple):
         return Cut(
             UNKNOWN_COST,
             f"shards.cost: auto takes {UNKNOWN_COST:,} {self.unit} a shard, as nothing is known "
-            f"yet of the speed of workload {self.settings['workload']} on {where}; shards that "
+            f"yet of the speed of workload {self.settings.workload} on {where}; shards that "
             "it has computed there tell the next plan",
         )
 
@@ -81,7 +82,7 @@ class Sizing(NamedTuple):
             before = Asked(self.settings, self.device.name, is_gpu=False)
             if known := speeds.measured(before, self.results):
                 return known
-        shape = speeds.shape_of(str(self.weights) if self.weights else None)
+        shape = speeds.shape_of(self.weights)
         for asked in self._asked():
             try:
                 return speeds.find(asked, self.results, shape, mean_cost, stand_in=USUAL_CARD)

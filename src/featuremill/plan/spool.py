@@ -13,7 +13,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,27 +53,6 @@ BUCKET = pa.schema(
 ID_KEY = np.dtype([("hash", "<u8"), ("ordinal", "<i8")])
 
 
-@dataclass
-class Tally:
-    """What the first pass counted."""
-
-    records: int = 0
-    refused: int = 0
-    total_length: int = 0
-    longest: int = 0
-    refusals: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-    by_source: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: Tally) -> None:
-        """Count in what another process counted."""
-        self.longest = max(self.longest, other.longest)
-        for each in fields(self):
-            if each.name != "longest":
-                total = getattr(self, each.name) + getattr(other, each.name)
-                setattr(self, each.name, total)
-
-
 class Chunk(NamedTuple):
     """Some records that follow one another, by column."""
 
@@ -86,6 +65,51 @@ class Chunk(NamedTuple):
     lines: tuple[int, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def good_lengths(self) -> list[int]:
+        """Return the bytes of each payload that is not refused."""
+        if not any(self.reasons):
+            return list(map(len, self.payloads))
+        return [len(p) for p, reason in zip(self.payloads, self.reasons, strict=True) if not reason]
+
+
+@dataclass
+class Tally:
+    """What an input holds: records, what they were refused for, what was mended or cut in them."""
+
+    records: int = 0
+    total_length: int = 0
+    """Of the good ones, in bytes."""
+    longest: int = 0
+    refusals: Counter[str] = field(default_factory=Counter)
+    """Records by the head of the reason they were refused for."""
+    notes: Counter[str] = field(default_factory=Counter)
+    by_source: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def refused(self) -> int:
+        """The number of records that were refused."""
+        return self.refusals.total()
+
+    def count(self, chunk: Chunk) -> None:
+        """Count in the records of a chunk."""
+        self.records += len(chunk.ids)
+        self.by_source.update(chunk.sources)
+        for note in filter(None, chunk.notes):
+            self.notes.update(map(head_of, note.split("; ")))
+        self.refusals.update(head_of(reason) for reason in chunk.reasons if reason)
+        good = chunk.good_lengths()
+        self.total_length += sum(good)
+        self.longest = max(self.longest, max(good, default=0))
+
+    def add(self, other: Tally) -> None:
+        """Count in what another process counted."""
+        self.records += other.records
+        self.total_length += other.total_length
+        self.longest = max(self.longest, other.longest)
+        self.refusals += other.refusals
+        self.notes += other.notes
+        self.by_source += other.by_source
 
 
 def chunks_of(records: Iterable[Record]) -> Iterator[Chunk]:
@@ -176,7 +200,7 @@ class Spool(ExitStack):
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
         self._add_to_buckets(chunk, digests, costs)
-        self._count(chunk, lengths)
+        self.tally.count(chunk)
 
     def _add_to_buckets(
         self, chunk: Chunk, digests: list[bytes | None], costs: np.ndarray[tuple[int], np.dtype]
@@ -209,16 +233,3 @@ class Spool(ExitStack):
         keys["ordinal"] = ordinals
         keys["hash"] = [xxhash.xxh3_64_intdigest(chunk.ids[n].encode()) for n in accepted]
         self._ids.write(keys.tobytes())
-
-    def _count(self, chunk: Chunk, lengths: np.ndarray[tuple[int], np.dtype]) -> None:
-        tally = self.tally
-        tally.records += len(chunk.ids)
-        tally.by_source.update(chunk.sources)
-        for note in filter(None, chunk.notes):
-            tally.notes.update(map(head_of, note.split("; ")))
-        refusals = [head_of(reason) for reason in chunk.reasons if reason]
-        tally.refused += len(refusals)
-        tally.refusals.update(refusals)
-        accepted = lengths[[not reason for reason in chunk.reasons]]
-        tally.total_length += int(accepted.sum())
-        tally.longest = max(tally.longest, int(accepted.max(initial=0)))

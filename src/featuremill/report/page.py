@@ -18,7 +18,7 @@ import yaml
 
 from featuremill import __version__
 from featuremill.base import words
-from featuremill.config import Run
+from featuremill.config import Config
 from featuremill.merge.outputs import FILES, file_name
 from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
 from featuremill.report.chart import Figure, clock_of
@@ -298,7 +298,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     if facts.labels:
         config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
     told = delivery.settings.as_json() | _besides(delivery)
-    config |= {key: told[key] for key in Run.model_fields if key in told and key not in config}
+    config |= {key: told[key] for key in Config.model_fields if key in told and key not in config}
     gpus = len({device.uuid for r in receipts if r.is_on_gpu for device in r.devices})
     limit = f" --resources gpu={gpus}" if gpus else ""
     checks = "".join(

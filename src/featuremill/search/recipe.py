@@ -19,10 +19,11 @@ from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
+from featuremill.store.plan import Settings
 from featuremill.store.receipts import device_name, is_on_gpu
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
 from featuremill.workload import weights as weights_verb
-from featuremill.workload.recipe import other_versions, settings_of, versions
+from featuremill.workload.recipe import ENGINE_VERSION, settings_of
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.search")
@@ -143,13 +144,14 @@ class Recipe:
                 f"{self._root}: its recipe cannot be computed on this device: {error} Another one "
                 "may do (--device); records of the run are found by their ids without."
             ) from None
-        if here != settings:
+        if here.as_json() != settings:  # border
             raise self._other_versions(settings)
         execution = plan.get("execution", {})
         return self.workload.Options.model_validate(settings["options"] | execution)
 
     def _other_versions(self, settings: dict[str, Any]) -> UserError:
-        others = other_versions(settings, versions(self.workload))
+        told = Settings.model_validate(settings)  # border
+        others = told.other_versions(self.workload.VERSION, ENGINE_VERSION)
         others = others or f"another workload {settings['workload']} than the one"
         return UserError(
             f"{self._root}: here is {others}, which computed it, so that vectors of the two cannot "

@@ -110,7 +110,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem
 
 def _check_versions(plan: Plan) -> list[Problem]:
     """Return whether the plan is for other versions than those here, whose values would differ."""
-    others = other_versions_here(plan.as_json())  # border
+    others = other_versions_here(plan.settings)
     what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
     return [Problem("version_changed", what, Mend("plan"))] if others else []
 

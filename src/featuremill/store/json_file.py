@@ -57,7 +57,7 @@ class JsonFile(Record):
     older files have none."""
 
     version: int = 1
-    seal: str | None = Field(None, exclude=True)
+    seal: str | None = Field(default=None, exclude=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:

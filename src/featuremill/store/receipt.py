@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
 
 from featuremill.store.json_file import JsonFile, Number, Record
+
+MOST_PARTS = 50
+"""The newest parts, which tell most of the devices that are at work now."""
 
 
 class UsedDevice(Record):
@@ -107,6 +110,16 @@ class Receipt(JsonFile):
         told = self.telemetry
         return None if "energy_j" in told.of_whole_gpu else told.energy_j
 
+    @property
+    def working_seconds(self) -> float:
+        """How long the job was at it while it had its device."""
+        return float(self.seconds.get("total", 0.0)) - float(self.seconds.get("wait", 0.0))
+
+    @property
+    def startup_seconds(self) -> float:
+        """How much of that came before the first batch and after the last commit."""
+        return max(0.0, self.working_seconds - self.seconds.get("compute", 0.0))
+
     def counts(self, num_rows: int, num_failed: int) -> bool:
         """Tell whether it counts what its part holds: so many rows, so many of them failed."""
         return (self.rows, self.ok, self.failed) == (num_rows, num_rows - num_failed, num_failed)
@@ -117,3 +130,12 @@ def name_of_devices(devices: Sequence[UsedDevice]) -> str:
     names = [device.name for device in devices]
     counts = {name: names.count(name) for name in names}
     return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())
+
+
+def newest_whole(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """Return the newest `receipts` that tell how long a part takes, the oldest of them first.
+
+    Parts that went on from an earlier job's batches do not tell: their seconds are of the end only.
+    """
+    whole = [receipt for receipt in receipts if receipt.cost and not receipt.resumed_batches]
+    return sorted(whole, key=lambda receipt: receipt.finished)[-MOST_PARTS:]

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BUILT_IN = ("composition", "esm2")
+DEFAULT = "esm2"
+"""The workload of a config that names none, and the one whose models `featuremill weights`
+converts."""
 
 
 class Record(NamedTuple):
@@ -63,6 +66,27 @@ class Weights(NamedTuple):
     """Of the file, and so of the values: their conversion always gives the same bytes."""
     metadata: dict[str, str]
     """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint to be converted."""
+
+    kind: Literal["bundled", "published", "local"]
+    name: str
+    location: str
+    """The path or URL that it is known by."""
+    path: Path
+    """The file itself; of a published model, where it is or will be downloaded to."""
+
+
+class Converted(NamedTuple):
+    """What a checkpoint became."""
+
+    name: str
+    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
+    sha256: str
+    metadata: dict[str, str]
+    """As in `Weights`."""
 
 
 class WorkloadOptions(BaseModel):
@@ -152,6 +176,37 @@ class Workload(Protocol):
 
         Runs on a thread of its own, in the order of the batches, while the next one is computed.
         """
+
+
+class Checkpoints(Protocol):
+    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
+
+    def is_path(self, model: str) -> bool:
+        """Tell whether `model` is the path of a checkpoint and not a name."""
+
+    def name_of(self, model: str) -> str:
+        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+
+        Raises:
+            UserError: there is no such model.
+        """
+
+    def refuse_missing(self, model: str) -> None:
+        """Raise UserError where `model` is the path of a checkpoint that is not there."""
+
+    def locate(self, model: str) -> Checkpoint:
+        """Return where the checkpoint of `model` is or is to come from."""
+
+    def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
+        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
+        where it is not here."""
+
+
+@runtime_checkable
+class HasCheckpoints(Protocol):
+    """What a workload may offer besides: `isinstance(workload, HasCheckpoints)` asks for it."""
+
+    CHECKPOINTS: Checkpoints
 
 
 @runtime_checkable

@@ -8,12 +8,12 @@ share would pass for one of the first.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
+from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 
@@ -24,26 +24,29 @@ values for the same input and options. A workload has a VERSION of its own."""
 
 def settings_of(
     name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
-) -> dict[str, Any]:
-    """Return everything that determines the values, as JSON holds it; its digest is the recipe.
+) -> Settings:
+    """Return everything that determines the values; its digest is the recipe.
 
     Raises:
         UserError: for options that cannot be met on `device`.
     """
     resolved = workload.resolve(options, device, weights)
-    settings = {
-        "workload": name,
-        "version": workload.VERSION,
-        "options": resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
-        "weights_sha256": weights.sha256 if weights else None,
-    }
+    settings = Settings(
+        workload=name,
+        version=workload.VERSION,
+        options=resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
+        weights_sha256=weights.sha256 if weights else None,
+    )
     # The first engine's recipes do not name it, and what was computed by them stays good.
-    return settings if ENGINE_VERSION == 1 else settings | {"engine": ENGINE_VERSION}
+    if ENGINE_VERSION == 1:
+        return settings
+    return settings.model_copy(update={"engine": ENGINE_VERSION})
 
 
-def recipe_of(settings: Mapping[str, Any]) -> str:
+def recipe_of(settings: Settings) -> str:
     """Return the digest of everything that determines the values."""
-    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    told = settings.as_json()
+    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return digest_of([canonical.encode()])
 
 
@@ -52,37 +55,23 @@ def versions(workload: Workload) -> dict[str, Any]:
     return {"workload_version": workload.VERSION, "engine_version": ENGINE_VERSION}
 
 
-def other_versions(settings: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    """Return how `found` (versions, as a receipt tells them) differ from those of a plan's
-    `settings`, in words; nothing where they agree, or where a receipt of 0.1 does not tell."""
-    planned = {
-        f"workload {settings['workload']}": (settings["version"], "workload_version"),
-        "featuremill's engine": (settings.get("engine", 1), "engine_version"),
-    }
-    return " and ".join(
-        f"version {found[key]} of {what} and not version {version}"
-        for what, (version, key) in planned.items()
-        if found.get(key, version) != version
-    )
-
-
-def other_versions_here(plan: Mapping[str, Any]) -> str:
-    """Return how the versions that are installed differ from those of `plan`, as `other_versions`;
-    nothing where its workload is not installed, or where it is no whole plan, which others say."""
+def other_versions_here(settings: Settings) -> str:
+    """Return how the versions that are installed differ from those of a plan's `settings`, in
+    words; nothing where they agree, or where its workload is not installed, which others say."""
     try:
-        workload = find_workload(plan["workload"])
-        return other_versions(plan["settings"], versions(workload))
-    except (UserError, LookupError, TypeError):
+        workload = find_workload(settings.workload)
+    except UserError:
         return ""
+    return settings.other_versions(workload.VERSION, ENGINE_VERSION)
 
 
-def refuse_other_versions(folder: Results, settings: Mapping[str, Any], workload: Workload) -> None:
+def refuse_other_versions(folder: Results, settings: Settings, workload: Workload) -> None:
     """Refuse to compute what a plan with these `settings` asks for by other versions than its own.
 
     Raises:
         UserError: where they differ.
     """
-    if others := other_versions(settings, versions(workload)):
+    if others := settings.other_versions(workload.VERSION, ENGINE_VERSION):
         raise UserError(
             f"{folder.plan}: here is {others}, which it was made for; run the same command again: "
             "it plans anew."

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.store import files
-from featuremill.workload import Weights, refuse_without_packages
-from featuremill.workloads.esm2 import sources
-from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.sources import Source, is_path, name_of, refuse_missing
-
-__all__ = ["add_arguments", "convert", "is_path", "name_of", "read", "refuse_missing", "run"]
+from featuremill.store.weights_file import CheckpointFile, WeightsFile
+from featuremill.workload import (
+    DEFAULT,
+    Checkpoint,
+    Checkpoints,
+    HasCheckpoints,
+    Weights,
+    find_workload,
+)
 
 LAYOUT = "esm2-1"
 """Folder of the converted files; another one whenever what is written changes."""
@@ -43,6 +45,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", type=Path, help="folder for converted weights and its locks")
 
 
+def _checkpoints() -> Checkpoints:
+    return cast(HasCheckpoints, find_workload(DEFAULT)).CHECKPOINTS
+
+
+def is_path(model: str) -> bool:
+    """Tell whether `model` is the path of a checkpoint and not a name."""
+    return _checkpoints().is_path(model)
+
+
+def name_of(model: str) -> str:
+    """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+
+    Raises:
+        UserError: there is no such model.
+    """
+    return _checkpoints().name_of(model)
+
+
+def refuse_missing(model: str) -> None:
+    """Raise UserError where `model` is the path of a checkpoint that is not there."""
+    _checkpoints().refuse_missing(model)
+
+
 def json_of(model: str) -> str:
     """Return where the rules keep what they know of the weights of `model`, a name or a path."""
     return f"weights/{name_of(model)}.json"
@@ -50,9 +75,9 @@ def json_of(model: str) -> str:
 
 def run(arguments: argparse.Namespace) -> None:
     """Convert the model if that has not been done, and write the JSON."""
-    entry = convert(arguments.model, arguments.cache)
-    files.write_sealed(arguments.output, entry)
-    _log.info("%s → %s (%.1f MB)", entry["name"], entry["path"], entry["bytes"] / 1e6)
+    found = convert(arguments.model, arguments.cache)
+    found.write(arguments.output)
+    _log.info("%s → %s (%.1f MB)", found.name, found.path, found.bytes / 1e6)
 
 
 def read(path: Path) -> Weights:
@@ -60,42 +85,23 @@ def read(path: Path) -> Weights:
     heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
-    entry = files.read_sealed(path)
-    if entry is None or not _is_whole(entry):
+    found = WeightsFile.find(path)
+    if found is None:
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
-    if not _are_there(entry):
-        raise UserError(f"{path}: its weights {entry['path']} are gone or not whole; {heal}.")
-    return weights_of(entry)
+    if not found.is_there:
+        raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
+    return weights_of(found)
 
 
 def lost(path: Path) -> Weights | None:
     """Return the weights that the JSON `path` names if they are gone, as from an emptied cache."""
-    entry = files.read_sealed(path)
-    if entry is None or not _is_whole(entry) or _are_there(entry):
-        return None
-    return weights_of(entry)
+    found = WeightsFile.find(path)
+    return None if found is None or found.is_there else weights_of(found)
 
 
-def _are_there(entry: dict[str, Any]) -> bool:
-    path = Path(entry["path"])
-    return path.is_file() and path.stat().st_size == entry["bytes"]
-
-
-def _is_whole(entry: dict[str, Any]) -> bool:
-    """Tell whether `entry` says all that `Weights` promises."""
-    facts = entry.get("metadata")
-    return (
-        all(isinstance(entry.get(key), str) for key in ("name", "path", "sha256"))
-        and isinstance(facts, dict)
-        and all(isinstance(value, str) for value in facts.values())
-        and all(facts.get(key, "").isdecimal() for key in ("num_layers", "embed_dim"))
-        and "bytes" in entry
-    )
-
-
-def weights_of(entry: dict[str, Any]) -> Weights:
-    """Return the weights that the JSON object `entry` describes."""
-    return Weights(entry["name"], Path(entry["path"]), entry["sha256"], entry["metadata"])
+def weights_of(found: WeightsFile) -> Weights:
+    """Return the weights that a JSON file tells of."""
+    return Weights(found.name, Path(found.path), found.sha256, found.metadata)
 
 
 def cache_folder(given: Path | None = None) -> Path:
@@ -107,9 +113,10 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
-def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
-    """Return the JSON object for `model`, converting its checkpoint unless the cache has it."""
-    source = sources.locate(model)
+def convert(model: str, cache: Path | None = None) -> WeightsFile:
+    """Return what there is to say of the weights of `model`, converting its checkpoint unless the
+    cache has it."""
+    source = _checkpoints().locate(model)
     # A published model goes by its name, so that its checkpoint may be deleted once converted.
     key = source.name
     if source.kind != "published":
@@ -117,15 +124,16 @@ def convert(model: str, cache: Path | None = None) -> dict[str, Any]:
     folder = cache_folder(cache).absolute() / LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
-    entry = None if _may_be_written(lock) else _cached(record)
-    if entry is None:
+    found = None if _may_be_written(lock) else _cached(record)
+    if found is None:
         with _locked(lock):
-            entry = _cached(record)
-            if entry is None:
-                entry = _convert(source, folder / f"{key}.safetensors")
-                files.write_json(record, entry)
-    entry["source"]["location"] = source.location
-    return entry
+            found = _cached(record)
+            if found is None:
+                found = _convert(source, folder / f"{key}.safetensors")
+                files.write_json(record, found.as_json())
+    assert found.source
+    here = found.source.model_copy(update={"location": source.location})
+    return found.model_copy(update={"source": here})
 
 
 def _may_be_written(lock: Path) -> bool:
@@ -133,56 +141,46 @@ def _may_be_written(lock: Path) -> bool:
     return not lock.parent.exists() or os.access(lock if lock.exists() else lock.parent, os.W_OK)
 
 
-def _cached(record: Path) -> dict[str, Any] | None:
+def _cached(record: Path) -> WeightsFile | None:
     """Return what an earlier conversion left, if its file still has the bytes that it had then."""
     if not record.exists():
         return None
     try:
-        entry: dict[str, Any] = json.loads(record.read_text())
+        found = WeightsFile.find(record)
         # Beside it, wherever the cache is mounted here.
-        path, sha256 = record.with_suffix(".safetensors"), entry["sha256"]
-        if files.sha256_of(path) == sha256:
+        path = record.with_suffix(".safetensors")
+        if found is None or found.source is None:
+            reason = "its JSON is not what was written"
+        elif files.sha256_of(path) == found.sha256:
             _log.info("found converted weights %s", path)
-            return {**entry, "path": str(path)}
-        reason = "its sha256 is not the one it was written with"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+            return found.model_copy(update={"path": str(path)})
+        else:
+            reason = "its sha256 is not the one it was written with"
+    except OSError as error:
         reason = str(error)
     _log.warning("cached weights %s are damaged (%s); converting again", record, reason)
     return None
 
 
-def _convert(source: Source, path: Path) -> dict[str, Any]:
-    """Write the weights of `source` to `path`; return the JSON object that describes them."""
-    if source.kind == "published" and not source.path.is_file():
-        sources.download(source)
-    refuse_without_packages(Options)
-    from featuremill.workloads.esm2 import checkpoint
-
-    _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path)
+def _convert(source: Checkpoint, path: Path) -> WeightsFile:
+    """Write the weights of `source` to `path`; return what there is to say of them."""
     with files.replacing(path) as temporary:
-        sha256 = checkpoint.write(found, temporary)
-    metadata = found.metadata()
-    if source.kind == "published":
-        metadata["license"] = sources.PUBLISHED_LICENSE
-    name = source.name
-    if source.kind == "local" and name not in sources.PUBLISHED:
-        # The recipe must not depend on where a file lies or on what somebody called it.
-        name = f"esm2_t{found.num_layers}_w{found.width}-{sha256[:8]}"
-    return {
-        "version": VERSION,
-        "name": name,
-        "path": str(path),
-        "bytes": path.stat().st_size,
-        "sha256": sha256,
-        "source": {
-            "kind": source.kind,
-            "location": source.location,
-            "sha256": files.sha256_of(source.path),
-            "bytes": source.path.stat().st_size,
-        },
-        "metadata": metadata,
-    }
+        made = _checkpoints().convert(source, temporary)
+    about_source = CheckpointFile(
+        kind=source.kind,
+        location=source.location,
+        sha256=files.sha256_of(source.path),
+        bytes=source.path.stat().st_size,
+    )
+    return WeightsFile(
+        version=VERSION,
+        name=made.name,
+        path=str(path),
+        bytes=path.stat().st_size,
+        sha256=made.sha256,
+        source=about_source,
+        metadata=made.metadata,
+    )
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def asked(arguments: argparse.Namespace) -> Asked:
         if path.suffix in (".yaml", ".yml"):
             raise UserError(f"{path}: this is a config; say --config {path}.")
     run = config.read(arguments.config) if arguments.config else None
-    name = run.workload if run else config.Run.model_fields["workload"].default
+    name = run.workload if run else config.Config.model_fields["workload"].default
     workload = find_workload(name)
     if "dtype" not in workload.Options.model_fields:
         raise UserError(

@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from featuremill.base.errors import UserError
 from featuremill.store.files import sha256_of
+from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import FORMATS, sidecar_of
+from featuremill.store.formats import files_of as files_of
 
 FILES = {name: format.file for name, format in FORMATS.items()}
 FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder)
@@ -29,8 +31,6 @@ IDENTITY = pa.schema(
     }
 )
 """What stands before the values in every block."""
-ABOUT = ("id", "accession", "description", "length", "sha256")
-"""Columns of a finished table that are no values."""
 
 
 def file_name(file: str, is_partial: bool) -> str:
@@ -49,14 +49,6 @@ def partial_results() -> list[str]:
         *(sidecar_of(file) for file in results),
         *(file_name(file, is_partial=True) for file in written),
     ]
-
-
-def files_of(path: Path) -> list[Path]:
-    """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
-    if not path.is_dir():
-        return [path]
-    found = [*path.glob("part-*.parquet"), *path.rglob("*.pt")]
-    return sorted(file for file in found if file.is_file())  # headers make folders of any name
 
 
 def bytes_of(path: Path) -> int:

@@ -23,13 +23,8 @@ from featuremill.base.errors import UserError
 from featuremill.merge.outputs import Target
 from featuremill.merge.outputs.vectors import matrices, matrix
 from featuremill.store.files import write_json
+from featuremill.store.formats import fair_esm_columns
 
-KEYS = {
-    "mean": "mean_representations",
-    "bos": "bos_representations",
-    "residues": "representations",
-}
-COLUMN = re.compile(rf"({'|'.join(KEYS)})_layer_([0-9]+)")
 UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 """What a file system answers to a name that it cannot take, or that is taken."""
 SHORTENED = 60
@@ -37,27 +32,11 @@ SHORTENED = 60
 NOT_PLAIN = re.compile(r"[^\w .=|-]")
 
 
-def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
-    """Return, for each column of `values`, the key and the layer that extract.py has it under.
-
-    Raises:
-        UserError: when there is a column that extract.py has no key for.
-    """
-    found = {field.name: COLUMN.fullmatch(field.name) for field in values}
-    others = [name for name, match in found.items() if not match]
-    if others:
-        raise UserError(
-            f"outputs: fair_esm_pt holds columns such as mean_layer_6, and not {others[0]!r}; "
-            "it is for workload esm2: drop it."
-        )
-    return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
-
-
 class Writer:
     """Writes one file a record."""
 
     def __init__(self, target: Target) -> None:
-        self._columns = columns_of(target.values)
+        self._columns = fair_esm_columns(target.values)
         try:
             import torch
         except ImportError:

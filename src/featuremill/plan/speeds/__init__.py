@@ -1,27 +1,26 @@
 """How fast a device is at a model: measured where anything was measured, else a stated assumption.
 
 In this order: a number that somebody gives; receipts of earlier runs of the same model on the same
-device (`earlier.py`); a record of `make bench`; a card's peak figures times an assumed share
-(`table.py`, `assumed.py`). The answer always says which of them it is.
+device (`earlier.py`); a card's peak figures times an assumed share (`table.py`, `assumed.py`). The
+answer always says which of them it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.lease import devices
 from featuremill.plan.speeds import assumed, earlier
 from featuremill.plan.speeds.assumed import Rates, Shape
-from featuremill.plan.speeds.earlier import Asked
+from featuremill.plan.speeds.earlier import Asked, Found
 from featuremill.plan.speeds.table import Card, card_of, cards_called
-from featuremill.report import roofs
-from featuremill.store import files
+from featuremill.store.plan import Plan
+from featuremill.store.weights_file import WeightsFile
 
-Kind = Literal["given", "earlier run", "benchmark", "assumption"]
+Kind = Literal["given", "earlier run", "assumption"]
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
 Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1000`: 0.11 + 0.14 s
@@ -68,12 +67,12 @@ def seconds_of_shard(cost: float, speed: Speed, is_limit: bool = False) -> float
     return speed.startup_seconds.middle + cost / speed.rates.middle
 
 
-def of_plan(run_folder: Path, plan: Mapping[str, Any], device: str = "", threads: int = 0) -> Speed:
+def of_plan(run_folder: Path, plan: Plan, device: str = "", threads: int = 0) -> Speed:
     """Return how fast a job of a planned run is on a `device`, for its time limit.
 
     Args:
         run_folder: results/<run>; runs beside it count as earlier ones.
-        plan: what its plan.json says.
+        plan: of that run.
         device: as NVML or a cluster calls the GPU ("NVIDIA A100-SXM4-40GB", "a100"); without one,
             what earlier runs used, else the slowest card of the table.
         threads: of a job on a CPU; 0 for any.
@@ -82,24 +81,20 @@ def of_plan(run_folder: Path, plan: Mapping[str, Any], device: str = "", threads
         UserError: when nothing is known: a workload without a model, on a device that has computed
             nothing of it yet; or a GPU that is not in the table.
     """
-    is_gpu = plan["device"] == "cuda" or bool(device)
-    if plan["device"] == "auto" and not is_gpu:
+    is_gpu = plan.device == "cuda" or bool(device)
+    if plan.device == "auto" and not is_gpu:
         is_gpu = bool(devices.cuda_devices())
-    unique = max(1, plan["counts"]["unique"])
-    mean = sum(shard["cost"] for shard in plan["shards"]) / unique
+    mean = sum(shard.cost for shard in plan.shards) / max(1, plan.counts.unique)
     name = device if is_gpu else devices.cpu().name
-    asked = Asked(plan["settings"], name, is_gpu, plan["gpus"] if is_gpu else 1, threads)
-    return find(asked, run_folder.parent, shape_of(plan.get("weights")), mean)
+    asked = Asked(plan.settings, name, is_gpu, plan.gpus if is_gpu else 1, threads)
+    weights = Path(plan.weights) if plan.weights else None
+    return find(asked, run_folder.parent, shape_of(weights), mean)
 
 
-def shape_of(weights: str | None) -> Shape | None:
-    """Return the architecture that weights/<name>.json tells of; None where it does not."""
-    entry = files.read_json(Path(weights)) if weights else None
-    about = (entry or {}).get("metadata", {})
-    try:
-        return Shape(int(about["num_layers"]), int(about["embed_dim"]))
-    except (KeyError, TypeError, ValueError):
-        return None
+def shape_of(weights: Path | None) -> Shape | None:
+    """Return the architecture of the model whose weights/<name>.json this is; None for none."""
+    found = WeightsFile.find(weights) if weights else None
+    return assumed.shape_told(found.metadata) if found else None
 
 
 class Startup(NamedTuple):
@@ -120,11 +115,12 @@ def measured(asked: Asked, results: Path) -> Speed | None:
     found = earlier.look(results, asked)
     if found is None:
         return None
-    rates = Rates(found.slowest, found.cost / found.seconds, found.fastest)
+    rates = Rates(min(found.rates), found.usual_rate, max(found.rates))
     runs = ", ".join(str(results / run) for run in found.runs[:3])
     more = f" and {len(found.runs) - 3} more" if len(found.runs) > 3 else ""
-    source = f"measured: {counted(found.num_parts, 'part')} of {runs}{more}"
-    return Speed(found.device, rates, *_measured_startup(found), "earlier run", source)
+    source = f"measured: {counted(len(found.parts), 'part')} of {runs}{more}"
+    device = found.parts[-1].device_name
+    return Speed(device, rates, *_measured_startup(found), "earlier run", source)
 
 
 def find(
@@ -132,7 +128,6 @@ def find(
     results: Path,
     shape: Shape | None,
     mean_cost: float = USUAL_TOKENS,
-    records: Sequence[Path] = (),
     stand_in: str = SLOWEST,
 ) -> Speed:
     """Return the best that is known of the speed `asked` for.
@@ -142,7 +137,6 @@ def find(
         results: the folder of runs, whose receipts count.
         shape: of the model; None for workloads that are no ESM-2.
         mean_cost: of a record, as attention's cost grows with it.
-        records: benchmark records of `make bench`.
         stand_in: card of the table whose speed is assumed of a GPU that nobody names.
 
     Raises:
@@ -150,18 +144,15 @@ def find(
     """
     if known := measured(asked, results):
         return known
-    startup = startup_of(asked, results)
-    if benchmarked := _benchmark(asked, records, startup):
-        return benchmarked
     if not asked.is_gpu and (scaled := _scaled(asked, results)):
         return scaled
     if shape is None:
         raise UserError(
-            f"workload {asked.settings['workload']}: nothing is known of its speed on "
+            f"workload {asked.settings.workload}: nothing is known of its speed on "
             f"{asked.device or 'a GPU'}; compute a shard or two there first, or give "
             "--tokens-per-second."
         )
-    return _assumed(asked, shape, mean_cost, startup, stand_in)
+    return _assumed(asked, shape, mean_cost, startup_of(asked, results), stand_in)
 
 
 def startup_of(asked: Asked, results: Path) -> Startup:
@@ -172,19 +163,10 @@ def startup_of(asked: Asked, results: Path) -> Startup:
     return Startup(Rates(*(GPU_STARTUP_SECONDS if asked.is_gpu else CPU_STARTUP_SECONDS)), False)
 
 
-def _measured_startup(found: earlier.Found) -> Startup:
-    usual = found.startup_seconds + AROUND_JOB_SECONDS
-    longest = found.longest_startup_seconds + AROUND_JOB_SECONDS
-    return Startup(Rates(usual, usual, longest), True)
-
-
-def _benchmark(asked: Asked, records: Sequence[Path], startup: Startup) -> Speed | None:
-    threads = {asked.device: asked.threads}
-    found = roofs.measured(records, asked.settings, threads, "featuremill").get(asked.device)
-    if found is None or asked.num_devices > 1:
-        return None
-    rates = Rates(found.rate, found.rate, found.rate)
-    return Speed(asked.device, rates, *startup, "benchmark", found.source)
+def _measured_startup(found: Found) -> Startup:
+    seconds = found.startup_seconds
+    usual = sum(seconds) / len(seconds) + AROUND_JOB_SECONDS
+    return Startup(Rates(usual, usual, max(seconds) + AROUND_JOB_SECONDS), True)
 
 
 def _scaled(asked: Asked, results: Path) -> Speed | None:
@@ -192,21 +174,21 @@ def _scaled(asked: Asked, results: Path) -> Speed | None:
     found = earlier.look(results, asked._replace(threads=0))
     if found is None or not asked.threads:
         return None
-    threads = found.threads
-    share = asked.threads / threads
-    usual = share * found.cost / found.seconds
-    rates = Rates(usual * 0.5, usual, max(usual, found.cost / found.seconds))
+    threads = found.parts[-1].threads or 1
+    usual = asked.threads / threads * found.usual_rate
+    rates = Rates(usual * 0.5, usual, max(usual, found.usual_rate))
     source = (
         f"an assumption: in proportion to threads, from parts with {threads} of them "
         f"({', '.join(found.runs[:3])})"
     )
-    return Speed(found.device, rates, *_measured_startup(found), "assumption", source)
+    device = found.parts[-1].device_name
+    return Speed(device, rates, *_measured_startup(found), "assumption", source)
 
 
 def _assumed(
     asked: Asked, shape: Shape, mean_cost: float, startup: Startup, stand_in: str
 ) -> Speed:
-    dtype = str(asked.settings["options"]["dtype"])
+    dtype = str(asked.settings.options["dtype"])
     if not asked.is_gpu:
         threads = asked.threads or 1
         rates = assumed.on_cpu(shape, mean_cost, dtype, threads)

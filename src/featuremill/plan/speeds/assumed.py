@@ -8,6 +8,7 @@ range, and has to say so.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from featuremill.plan.speeds.table import Card
@@ -44,6 +45,11 @@ class Shape(NamedTuple):
 
     num_layers: int
     width: int
+
+
+def shape_told(metadata: Mapping[str, str]) -> Shape:
+    """Return the architecture that the metadata of weights tell."""
+    return Shape(int(metadata["num_layers"]), int(metadata["embed_dim"]))
 
 
 class Rates(NamedTuple):

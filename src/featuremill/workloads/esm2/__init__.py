@@ -11,6 +11,7 @@ from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record
 from featuremill.workloads.esm2 import memory, tokens
+from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.options import Options
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.transfer import Transfer
 
 __all__ = [
+    "CHECKPOINTS",
     "COST_UNIT",
     "VERSION",
     "WAYS",

@@ -10,12 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
-from featuremill.workload import refuse_without_packages
+from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workloads.esm2.options import Options
 
 _log = logging.getLogger("featuremill.weights")
@@ -49,17 +48,6 @@ PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
 """File names that say nothing: such a checkpoint is called after its folder."""
-
-
-class Source(NamedTuple):
-    """A checkpoint to be converted."""
-
-    kind: Literal["bundled", "published", "local"]
-    name: str
-    location: str
-    """The path or URL that it is known by."""
-    path: Path
-    """The file itself; of a published model, where it is or will be downloaded to."""
 
 
 def bundled_names() -> list[str]:
@@ -114,17 +102,36 @@ def refuse_missing(model: str) -> None:
         ) from error
 
 
-def locate(model: str) -> Source:
+def locate(model: str) -> Checkpoint:
     """Return where the checkpoint of `model` is or is to come from."""
     name = name_of(model)
     if is_path(model):
         refuse_missing(model)
         path = Path(model).expanduser()
-        return Source("local", name, str(path.resolve()), path)
+        return Checkpoint("local", name, str(path.resolve()), path)
     if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
-        return Source("bundled", name, f"featuremill/{path.name}", path)
-    return Source("published", name, URL.format(name=name), _hub_folder() / f"{name}.pt")
+        return Checkpoint("bundled", name, f"featuremill/{path.name}", path)
+    return Checkpoint("published", name, URL.format(name=name), _hub_folder() / f"{name}.pt")
+
+
+def convert(source: Checkpoint, path: Path) -> Converted:
+    """Write the weights of `source` to `path`; fetch it first where it is to be."""
+    if source.kind == "published" and not source.path.is_file():
+        download(source)
+    refuse_without_packages(Options)
+    from featuremill.workloads.esm2 import checkpoint
+
+    _log.info("converting %s", source.path)
+    found = checkpoint.read(source.path)
+    sha256 = checkpoint.write(found, path)
+    metadata = found.metadata()
+    if source.kind == "published":
+        metadata["license"] = PUBLISHED_LICENSE
+    name = source.name
+    if source.kind == "local" and name not in PUBLISHED:
+        name = f"esm2_t{found.num_layers}_w{found.width}-{sha256[:8]}"
+    return Converted(name, sha256, metadata)
 
 
 def _hub_folder() -> Path:
@@ -135,7 +142,7 @@ def _hub_folder() -> Path:
     return Path(torch.hub.get_dir()) / "checkpoints"
 
 
-def download(source: Source) -> None:
+def download(source: Checkpoint) -> None:
     """Fetch a published checkpoint as fair-esm does, to where fair-esm would find it."""
     import torch
 

@@ -19,8 +19,7 @@ from pydantic import BaseModel
 from featuremill import config, inputs
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
-from featuremill.config.init.survey import Survey, names, surveyed
-from featuremill.flow import file_times
+from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.workload import find_workload, refuse_without_packages, weights
 
@@ -40,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="network to use; default: the small one that is built in")
     parser.add_argument(
         "--workload",
-        default=config.Run.model_fields["workload"].default,
+        default=config.Config.model_fields["workload"].default,
         help="what to compute; default: %(default)s",
     )
     for column in ("id", "sequence"):
@@ -86,21 +85,18 @@ def run(arguments: argparse.Namespace) -> None:
     log.info("wrote %s; next: %s", output, command_line.first(output))
 
 
-def _refuse_what_a_run_would(run: config.Run, output: Path) -> None:
+def _refuse_what_a_run_would(checked: config.Config, output: Path) -> None:
     """Refuse a model, names and times of files that a run of this config would end on.
 
     Of packages that are missing it is only said: the jobs may have environments of their own.
     """
-    if model := config.model_of(run):
+    if model := config.model_of(checked):
         weights.refuse_missing(model)
-    if any("{" in name for name in [*run.inputs, str(run.options.get("model", ""))]):
-        from featuremill.flow.support import refuse_wildcards  # imports Snakemake
-
-        refuse_wildcards(run)
+    config.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
-        file_times.refuse_future(run.inputs, Path(clock.name))
+        inputs.source.refuse_future(checked.inputs, Path(clock.name))
     try:
-        refuse_without_packages(find_workload(run.workload).Options)
+        refuse_without_packages(find_workload(checked.workload).Options)
     except UserError as error:
         log.warning("%s", error)
 
@@ -119,19 +115,19 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
 
     Options that `settings` leaves out, and what is empty, stand in it as comments.
     """
-    run = config.Run.model_validate(settings)
+    checked = config.Config.model_validate(settings)
     lines = [
-        f"# A run of featuremill on {names([Path(path) for path in run.inputs])}:",
+        f"# A run of featuremill on {names([Path(path) for path in checked.inputs])}:",
         f"# {counted(found.lengths.total(), 'good record')}, "
-        f"{counted(found.num_residues, 'residue')}.",
+        f"{counted(found.tally.total_length, 'residue')}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
-    for name, about in config.Run.model_fields.items():
-        value = getattr(run, name)
+    for name, about in config.Config.model_fields.items():
+        value = getattr(checked, name)
         if lines[-1]:
             lines.append("")
         if name == "options":
-            lines += ["options:", *_options(run)]
+            lines += ["options:", *_options(checked)]
         elif isinstance(value, BaseModel):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
         else:
@@ -140,11 +136,11 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(run: config.Run) -> Iterator[str]:
+def _options(checked: config.Config) -> Iterator[str]:
     """Yield the options: the model and what was set as keys, the others as comments."""
-    model = find_workload(run.workload).Options
-    values = model.model_validate(run.options).model_dump(mode="json")
-    yield from _entries(model, values, "  ", active={"model", *run.options})
+    model = find_workload(checked.workload).Options
+    values = model.model_validate(checked.options).model_dump(mode="json")
+    yield from _entries(model, values, "  ", active={"model", *checked.options})
 
 
 def _entries(

@@ -1,0 +1,90 @@
+"""Whole plans, receipts and weights files, of which a test says only what it is about."""
+
+import json
+import math
+
+from featuremill.plan.estimate import overheads
+
+
+def plan_json(shards=(), **given):
+    """Return what plan.json says; `shards` may leave out what does not matter."""
+    counts = {"input": 1, "refused": 0, "duplicate": 0, "planned": 1, "unique": 1}
+    settings = {"workload": "composition", "version": "1", "options": {}, "weights_sha256": None}
+    shard = {"shard": "s", "records": 1, "wanted": 1, "cost": 1, "bytes": 1}
+    return {
+        "version": 1,
+        "run": "test",
+        "workload": "composition",
+        "workload_version": "1",
+        "cost_unit": "residues",
+        "recipe": "r",
+        "execution": {},
+        "device": "cpu",
+        "gpus": 1,
+        "weights": None,
+        "inputs": [],
+        "notes": {},
+        "refusals": {},
+        "lengths": {"total": 1, "longest": 1},
+        "manifest_sha256": "",
+        **given,
+        "settings": settings | given.get("settings", {}),
+        "counts": counts | given.get("counts", {}),
+        "shards": [shard | entry for entry in shards],
+    }
+
+
+def receipt_json(**given):
+    """Return what a receipt says."""
+    return {
+        "version": 2,
+        "shard": "s",
+        "recipe": "r",
+        "part": "",
+        "rows": 1,
+        "ok": 1,
+        "failed": 0,
+        "cost": 1,
+        "seconds": {"compute": 1.0, "total": 1.0, "wait": 0.0},
+        "devices": [{"kind": "cpu", "uuid": "x", "name": "a CPU"}],
+        **given,
+    }
+
+
+def write_weights(path, file="gone.safetensors", num_bytes=0, layers=33, width=1280):
+    """Write weights/<name>.json at `path`, of weights in `file`."""
+    about = {
+        "version": 1,
+        "name": path.stem,
+        "path": str(file),
+        "bytes": num_bytes,
+        "sha256": "0" * 64,
+        "metadata": {"num_layers": str(layers), "embed_dim": str(width), "dtype": "float32"},
+    }
+    path.write_text(json.dumps(about))
+    return path
+
+
+def wasted(total, cost, slots, rate, startup):
+    """Return the seconds of slots that shards of `cost` waste, expected before anything runs.
+
+    Each shard costs its start-up, which asks for few of them. At the end a slot waits half a shard
+    on average, since no two take the same time, and a last round that is not full keeps slots
+    without any: that asks for small ones. Snakemake starts them one after the other. What a crash
+    costs asks for neither: a job goes on from its last batch, so that is the start-up and the
+    seconds since the last sync, whatever the shard is.
+    """
+    num_shards = max(1, round(total / cost))
+    shard = total / num_shards / rate
+    jobs_end = math.ceil(num_shards / slots) * (startup + shard)
+    if num_shards > 1:
+        # One round at least, also where some slots have no shard at all.
+        rounds = max(1.0, num_shards / slots)
+        spread = rounds * (startup + shard) + shard / 2 * (1 - 1 / slots)
+        jobs_end = max(jobs_end, spread)
+    a_job = (
+        overheads.SNAKEMAKE_SECONDS_A_JOB + overheads.SNAKEMAKE_SECONDS_A_JOB_LEFT * num_shards / 2
+    )
+    started = min(slots, num_shards) * a_job
+    end = max(started + jobs_end, num_shards * a_job + startup + shard)
+    return end * slots - total / rate
