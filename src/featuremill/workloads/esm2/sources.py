@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
