@@ -8,6 +8,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from snakemake.io import WILDCARD_REGEX
 
 from featuremill import config
 from featuremill.__main__ import main
@@ -213,3 +214,11 @@ def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
         in capsys.readouterr().err
     )
     assert (tmp_path / "README.md").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a{b}.fa", "{a, b{2,3}}", "{ a }", "{a,[^{]}", "{a-b}", "{}", "a{", "}{", "{a,{x}}", "{é,.+}"],
+)
+def test_names_in_braces_are_those_that_snakemake_takes_for_wildcards(name):
+    assert bool(config.PATTERN.search(name)) == bool(WILDCARD_REGEX.search(name))
