@@ -85,9 +85,10 @@ def test_large_values_are_written_as_small_ones_are(tmp_path):
     assert content == whole.getvalue().to_pybytes()
     assert digest == xxhash.xxh3_128_hexdigest(content) == journal.digest_of_file(path)
     start = len(LARGE.serialize())
-    for rows, (end, told) in zip(batches, journal.read_log(opened.log_path).commits, strict=True):
+    for rows, (end, told, num_rows) in zip(batches, journal.read_log(opened.log_path).commits, strict=True):
         assert content[start:end] == rows.serialize().to_pybytes()
         assert told == xxhash.xxh3_64_hexdigest(content[start:end])
+        assert num_rows == rows.num_rows
         start = end
     assert opened.counts == {"ok": 6, "failed": 0} and len(opened.rows_done) == 6
 
@@ -99,7 +100,7 @@ def test_damage_to_large_values_is_seen(tmp_path, kind):
     for first in (0, 3, 6):
         opened.commit(large_batch(first))
     opened.close()
-    kept, end, _ = [end for end, _ in journal.read_log(opened.log_path).commits]
+    kept, end, _ = [commit.end for commit in journal.read_log(opened.log_path).commits]
     at = (kept + end) // 2
     with path.open("r+b") as file:
         if kind == "cut":

@@ -28,19 +28,21 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
-from featuremill.merge.outputs import (
-    ABOUT,
-    FILES,
-    Target,
-    bytes_of,
-    digest_of_result,
-    files_of,
-    open_writer,
-)
+from featuremill.merge.outputs import Target, open_writer
 from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import Need, needs_of_outputs
-from featuremill.store.formats import FORMATS, OutputName, sidecar_of
+from featuremill.store.formats import (
+    ABOUT,
+    FILES,
+    FORMATS,
+    OutputName,
+    bytes_of,
+    digest_of_result,
+    files_of,
+    sidecar_of,
+)
+from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 
 LONG = "word " * 80 + "end"
@@ -320,7 +322,7 @@ def test_small_blocks_make_the_same_files(run, monkeypatch):
     same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
     before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
     monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
-    after = merge(run, same, 0)["outputs"]
+    after = merge(run, same, 0).as_json()["outputs"]
     arrays = [FILES[name] for name in same if name != "h5ad"]  # its texts lie block by block
     before = {FILES[name]: about for name, about in before.items()}
     assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
@@ -441,15 +443,9 @@ def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
 
 def test_results_without_a_record_are_read_too(tmp_path, table):
     """As when every record failed."""
-    about = provenance.provenance_of(
-        {
-            "workload": "w",
-            "workload_version": "1",
-            "recipe": "r",
-            "settings": {"options": {}, "weights_sha256": None},
-        },
-        [],
-    )
+    settings = Settings(workload="w", version="1", options={}, weights_sha256=None)
+    told = {"workload": "w", "workload_version": "1", "recipe": "r", "settings": settings}
+    about = provenance.provenance_of(Plan.model_construct(**told), [])
     values = table.select(POOLED).schema.remove_metadata()
     for name in ("h5ad", "safetensors"):
         (tmp_path / name).touch()

@@ -23,11 +23,12 @@ from featuremill import __main__
 from featuremill.base.errors import UserError
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.merge.outputs import ABOUT, FILES, Target, open_writer
+from featuremill.merge.outputs import Target, open_writer
 from featuremill.search import hits, names, nearest, opening
 from featuremill.search.queries import Queries
 from featuremill.search.vectors import Mapped
 from featuremill.store.files import read_json, read_sealed, write_json, write_sealed
+from featuremill.store.formats import ABOUT, FILES
 from featuremill.store.results import Results
 
 ESCAPE = "\x1b[31mred"

@@ -9,30 +9,13 @@ from typing import Any
 
 from featuremill.base.sizes import counted, human_bytes
 from featuremill.lease.devices import Device
-from featuremill.merge.outputs import fair_esm_pt
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
+from featuremill.store.formats import FORMATS, refuse_columns
 from featuremill.store.results import Results
 
-ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
-ONE_BY_ONE = (
-    "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
-    "parquet_dataset is the output for so many."
-)
-ONE_FILE_EACH = (
-    "a file a record is slow to write, to list and to copy, and many clusters limit their number; "
-    "parquet_dataset is the output for so many."
-)
-LARGE = {
-    "parquet": (5_000_000, ONE_FILE),
-    "per_protein_h5": (1_000_000, ONE_BY_ONE),
-    "per_residue_h5": (1_000_000, ONE_BY_ONE),
-    "fair_esm_pt": (100_000, ONE_FILE_EACH),
-}
-"""From how many records on an output stops being sensible, and why. `npy` never does: it is mapped,
-not read."""
 MANY_FILES = 50_000
 MANY_OF_FREE = 0.05
 """Files of an output that are worth a word: so many, or such a share of those the disk can hold."""
@@ -53,8 +36,7 @@ def announce(folder: Results, plan: dict[str, Any], sizing: Sizing) -> None:
         log.info("%s", line)
     for line in [*warnings(folder, plan, sizing), *many_files(needs)]:
         log.warning("%s", line)
-    if "fair_esm_pt" in asked_outputs():
-        fair_esm_pt.columns_of(sizing.values)
+    refuse_columns(asked_outputs(), sizing.values.names)
     disk_space.check(needs, folder.root)
 
 
@@ -148,7 +130,7 @@ def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> lis
     `outputs` are those of the run, if not those of the workflow that this is a job of.
     """
     return [
-        f"outputs: {output} for {num_records:,} records: {LARGE[output][1]}"
+        f"outputs: {output} for {num_records:,} records: {FORMATS[output].why_not_more}"
         for output in (asked_outputs() if outputs is None else outputs)
-        if output in LARGE and num_records > LARGE[output][0]
+        if num_records > (FORMATS[output].most_records or num_records)
     ]

@@ -24,7 +24,6 @@ from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Run, model_of, read, validate
 from featuremill.lease.devices import Device, cpu, cuda_devices
-from featuremill.merge.outputs import ABOUT
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.hands import Hands
@@ -36,6 +35,7 @@ from featuremill.plan.shards import Cutter, Shard
 from featuremill.plan.sizing import Cut, Sizing
 from featuremill.plan.spool import Tally, ids_path
 from featuremill.store.files import read_sealed, sha256_of, write_sealed
+from featuremill.store.formats import ABOUT
 from featuremill.store.journal import COLUMNS
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload

@@ -8,10 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from featuremill.merge.outputs import files_of
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS
+from featuremill.store.formats import FORMATS, files_of
 from featuremill.store.results import Results
 
 COUNTING_RESIDUES = ("tokens", "residues")

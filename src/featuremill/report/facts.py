@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.merge.outputs import FILES, file_name, files_of
 from featuremill.report import labels, projection, roofs, usage
 from featuremill.report.labels import Labels
 from featuremill.report.roofs import Roof
@@ -26,6 +25,7 @@ from featuremill.report.timeline import seconds_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.status import failed_counts
 from featuremill.store import command_line
+from featuremill.store.formats import FILES, PARTIAL, files_of
 from featuremill.store.receipts import device_name
 from featuremill.store.results import Results
 
@@ -110,7 +110,7 @@ NO_WISHES = Wishes()
 
 def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Facts:
     """Return the facts of the merged run in `root`; raise UserError where there is none."""
-    manifest_path = root / file_name("manifest.json", is_partial)
+    manifest_path = (root / PARTIAL if is_partial else root) / "manifest.json"
     if not manifest_path.exists():
         first = command_line.again(root)
         if is_partial:
@@ -136,7 +136,8 @@ def read(root: Path, is_partial: bool = False, wishes: Wishes = NO_WISHES) -> Fa
 
 
 def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
-    problems = failed_counts.read(root / file_name("failed.tsv", is_partial))
+    place = root / PARTIAL if is_partial else root
+    problems = failed_counts.read(place / "failed.tsv")
     rows, lengths = _lengths(Results(root).manifest)
     shards = sorted(
         (shard_of(receipt) for receipt in manifest["receipts"]), key=lambda s: s.claimed
@@ -146,7 +147,7 @@ def _read(root: Path, manifest: dict[str, Any], is_partial: bool) -> Facts:
     )
     found = {"manifest.parquet": rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
-        path = root / file_name(FILES[output], is_partial)
+        path = place / FILES[output]
         if path.name in manifest["outputs"]:
             paths = files_of(path)
             num_rows = sum(pq.read_metadata(path).num_rows for path in paths)

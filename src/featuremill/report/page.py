@@ -18,11 +18,11 @@ import yaml
 
 from featuremill import __version__
 from featuremill.base import words
-from featuremill.merge.outputs import FILES, file_name
 from featuremill.report import energy, troubles
 from featuremill.report.chart import Figure
 from featuremill.report.facts import Facts
 from featuremill.store.files import make_own_folder, replacing
+from featuremill.store.formats import FILES
 from featuremill.store.receipts import devices_of, is_on_gpu
 from featuremill.workload.weights import cache_folder
 
@@ -268,7 +268,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "outputs": [
             name
             for name, file in FILES.items()
-            if file_name(file, manifest.get("partial", False)) in manifest["outputs"]
+            if file in manifest["outputs"]
         ],
         "max_failed": manifest["counts"]["failed"],
     }

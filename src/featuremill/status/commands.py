@@ -10,6 +10,7 @@ from typing import Any
 from featuremill.status.problems import Mend
 from featuremill.store import command_line, run_lock
 from featuremill.store.files import read_json
+from featuremill.store.formats import FILES
 
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
@@ -76,8 +77,6 @@ class Commands:
             weights = (self._plan or {}).get("weights")
             more = f" --weights {shlex.quote(weights)}" if weights else ""
             return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
-        from featuremill.merge.outputs import FILES  # brings pyarrow, which few calls need
-
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         names = [name for name, file in FILES.items() if file in self._written] or ["parquet"]
         merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"

@@ -56,4 +56,4 @@ def working_seconds(seconds: dict[str, float]) -> float:
 
 
 def _share_done(shard: Shard) -> float:
-    return shard.work.rows / max(1, shard.records) if shard.work else 0.0
+    return (shard.work.rows or 0) / max(1, shard.records) if shard.work else 0.0

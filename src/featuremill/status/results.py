@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill.merge.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.agreement import are_results_of
 from featuremill.store.files import read_json
+from featuremill.store.formats import EXPORTS, FILES, PARTIAL, bytes_of, digest_of_result
 from featuremill.store.results import Results
 
 MANIFEST = "manifest.json"
@@ -69,7 +69,7 @@ def read_results(
 ) -> Delivered:
     """Return what there is of the results of `plan`."""
     path = folder.root / MANIFEST
-    partial = sorted(name for name in partial_results() if (folder.root / name).exists())
+    partial = [f"{PARTIAL}/{name}" for name in folder.partial.names()]
     merged: Merged = "no"
     problems: list[Problem] = []
     if manifest is not None:

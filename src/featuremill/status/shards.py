@@ -8,7 +8,6 @@ import platform
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from featuremill.status.rows import count_rows
 from featuremill.store import lock_holder
 from featuremill.store.files import read_sealed
 from featuremill.store.results import Results
@@ -25,8 +24,8 @@ class Work(NamedTuple):
 
     batches: int
     """Committed."""
-    rows: int
-    """In them."""
+    rows: int | None
+    """In them; None where an early journal does not tell."""
     last_commit: str | None
     """When the journal was last written to, ISO 8601, UTC."""
     who: dict[str, Any]
@@ -132,8 +131,7 @@ def _work(data: Path, who: dict[str, Any]) -> Work:
     state = read_log(log) if log.exists() else None
     if state is None:
         return Work(0, 0, None, who)
-    rows = count_rows(data, [end for end, _ in state.commits])
-    return Work(len(state.commits), rows, _last_change(log), who)
+    return Work(len(state.commits), state.num_rows(data), _last_change(log), who)
 
 
 def _last_change(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from featuremill.base.sizes import counted
 from featuremill.base.text import plain, wrapped
 from featuremill.status.facts import DONE, DONE_WITH_FAILURES, ENDED, Facts
-from featuremill.status.shards import Shard
+from featuremill.status.shards import Shard, Work
 
 WIDTH = 80
 LABEL = 11
@@ -158,7 +158,7 @@ def _listed(heading: str, shards: list[Shard], say: Any) -> Iterator[str]:
 def _running(shard: Shard) -> str:
     work = shard.work
     assert work is not None
-    who, rows = work.who, f"{work.rows:,} of {counted(shard.records, 'record')} committed"
+    who, rows = work.who, _committed(work, shard.records)
     if not who:
         return f"somebody has its lock and has not said who; {rows}"
     device = " + ".join(map(str, who.get("devices") or [])) or "waiting for a device"
@@ -174,10 +174,13 @@ def _running(shard: Shard) -> str:
 def _begun(shard: Shard) -> str:
     work = shard.work
     assert work is not None
-    return (
-        f"goes on from batch {work.batches + 1:,}; "
-        f"{work.rows:,} of {counted(shard.records, 'record')} committed"
-    )
+    return f"goes on from batch {work.batches + 1:,}; {_committed(work, shard.records)}"
+
+
+def _committed(work: Work, num_records: int) -> str:
+    if work.rows is None:
+        return f"{counted(work.batches, 'batch', 'batches')} committed"
+    return f"{work.rows:,} of {counted(num_records, 'record')} committed"
 
 
 def _reasons(facts: Facts, status: str, heading: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
+from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 
@@ -76,13 +77,13 @@ def other_versions_here(plan: Mapping[str, Any]) -> str:
         return ""
 
 
-def refuse_other_versions(folder: Results, settings: Mapping[str, Any], workload: Workload) -> None:
+def refuse_other_versions(folder: Results, settings: Settings, workload: Workload) -> None:
     """Refuse to compute what a plan with these `settings` asks for by other versions than its own.
 
     Raises:
         UserError: where they differ.
     """
-    if others := other_versions(settings, versions(workload)):
+    if others := settings.other_versions(workload.VERSION, ENGINE_VERSION):
         raise UserError(
             f"{folder.plan}: here is {others}, which it was made for; run the same command again: "
             "it plans anew."

@@ -16,7 +16,6 @@ from featuremill.extract.telemetry.gpus import Poller
 from featuremill.extract.telemetry.process import ProcessMeter
 from featuremill.extract.telemetry.rate import Reports
 from featuremill.extract.telemetry.summary import Summary
-from featuremill.status.rows import count_rows
 from featuremill.store import journal
 from featuremill.store.telemetry import (
     EVERY_SECONDS,
@@ -97,14 +96,12 @@ class Sampler:
         self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
 
     def _start(self) -> dict[str, Any]:
-        state = journal.read_log(self._journal_path.with_suffix(".log"))
-        ends = [end for end, _ in state.commits] if state else []
         return {
             "version": VERSION,
             "host": platform.node(),
             "pid": os.getpid(),
             **self._facts,
-            "rows_done": count_rows(self._journal_path, ends) if ends else 0,
+            "rows_done": journal.num_rows_in(self._journal_path),
             "attempt": self._num_earlier + 1,
         }
 

@@ -23,13 +23,13 @@ from featuremill.base.errors import UserError
 from featuremill.merge.outputs import Target
 from featuremill.merge.outputs.vectors import matrices, matrix
 from featuremill.store.files import write_json
+from featuremill.store.formats import FAIR_ESM_COLUMN, refuse_columns
 
 KEYS = {
     "mean": "mean_representations",
     "bos": "bos_representations",
     "residues": "representations",
 }
-COLUMN = re.compile(rf"({'|'.join(KEYS)})_layer_([0-9]+)")
 UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 """What a file system answers to a name that it cannot take, or that is taken."""
 SHORTENED = 60
@@ -43,13 +43,8 @@ def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
     Raises:
         UserError: when there is a column that extract.py has no key for.
     """
-    found = {field.name: COLUMN.fullmatch(field.name) for field in values}
-    others = [name for name, match in found.items() if not match]
-    if others:
-        raise UserError(
-            f"outputs: fair_esm_pt holds columns such as mean_layer_6, and not {others[0]!r}; "
-            "it is for workload esm2: drop it."
-        )
+    refuse_columns(["fair_esm_pt"], values.names)
+    found = {name: FAIR_ESM_COLUMN.fullmatch(name) for name in values.names}
     return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
 
 

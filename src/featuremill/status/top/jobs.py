@@ -116,7 +116,7 @@ def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
 
 def _without_telemetry(shard: Shard, holder: Holder) -> Job:
     names = [str(name) for name in holder.who.get("devices") or []]
-    rows = shard.work.rows if shard.work else 0
+    rows = (shard.work.rows or 0) if shard.work else 0
     unknown = DeviceNow("", "", "", "", None, None, None, None, None, [], [])
     return Job(
         shard=shard.name,

@@ -42,7 +42,7 @@ def totals_of(shards: Sequence[Shard], jobs: Sequence[Job]) -> Totals:
         shards=len(shards),
         shards_done=len(ended),
         records=sum(shard.records for shard in shards),
-        records_done=done + sum(shard.work.rows for shard in begun if shard.work),
+        records_done=done + sum(shard.work.rows or 0 for shard in begun if shard.work),
         records_failed=failed + sum(job.rows_failed for job in jobs),
         cost=float(sum(shard.cost for shard in shards)),
         cost_done=cost + sum(shard.cost - cost_left(shard) for shard in begun),
@@ -51,5 +51,5 @@ def totals_of(shards: Sequence[Shard], jobs: Sequence[Job]) -> Totals:
 
 def cost_left(shard: Shard) -> float:
     """Return what is not computed yet of a shard that nobody is at."""
-    rows = shard.work.rows if shard.work else 0
+    rows = (shard.work.rows or 0) if shard.work else 0
     return shard.cost * (1 - rows / max(1, shard.records))
