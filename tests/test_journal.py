@@ -85,7 +85,9 @@ def test_large_values_are_written_as_small_ones_are(tmp_path):
     assert content == whole.getvalue().to_pybytes()
     assert digest == xxhash.xxh3_128_hexdigest(content) == journal.digest_of_file(path)
     start = len(LARGE.serialize())
-    for rows, (end, told, num_rows) in zip(batches, journal.read_log(opened.log_path).commits, strict=True):
+    for rows, (end, told, num_rows) in zip(
+        batches, journal.read_log(opened.log_path).commits, strict=True
+    ):
         assert content[start:end] == rows.serialize().to_pybytes()
         assert told == xxhash.xxh3_64_hexdigest(content[start:end])
         assert num_rows == rows.num_rows

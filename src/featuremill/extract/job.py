@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
+
 from featuremill.lease.devices import Device
 from featuremill.store.json_file import Record
 from featuremill.store.plan import Settings
@@ -23,11 +25,11 @@ class Job(Record):
     threads: int
     stall_seconds: float
     supervisor_pid: int
-    devices: list[Device] = []
+    devices: list[Device] = Field(default_factory=list)
     """Those of the lease, in the order in which CUDA numbers them."""
-    solo: list[int] = []
+    solo: list[int] = Field(default_factory=list)
     """Rows that were in flight when a worker died: each in a batch of its own now."""
-    condemned: dict[int, str] = {}
+    condemned: dict[int, str] = Field(default_factory=dict)
     """Rows that killed a worker alone, each with its reason: failed, without another try."""
     stacks: int = 2
     """Descriptor of the file that only the timer of a hang writes into."""

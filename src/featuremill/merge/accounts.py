@@ -41,7 +41,8 @@ def account(
 ) -> Accounts:
     """Write `table` and `fasta` and return how many records are ok, failed, and so on.
 
-    `input` is the sum of the others, and "ok" what is left of the planned records: the writers see whether there are as many.
+    `input` is the sum of the others, and "ok" what is left of the planned records: the writers see
+    whether there are as many.
 
     Raises:
         IntegrityError: when the shard of a failed record is gone or not what it was.

@@ -97,9 +97,7 @@ def _outputs(folder: Results) -> list[str]:
     return ["parquet"]
 
 
-def merge(
-    folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2
-) -> Delivery:
+def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2) -> Delivery:
     """Write the results of `folder`'s plan and return what manifest.json says.
 
     Raises:

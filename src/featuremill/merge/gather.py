@@ -147,9 +147,7 @@ class Gatherer:
         a_residue = 1 + expected_bytes(self.values, 0, 1)  # its letter counts too
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
-        for batch in ledger.batches(
-            self._manifest, ["status", "shard", "length", "description"]
-        ):
+        for batch in ledger.batches(self._manifest, ["status", "shard", "length", "description"]):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)

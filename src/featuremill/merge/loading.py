@@ -20,8 +20,8 @@ from featuremill.store.results import Results
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
-    Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are named
-    by their folder, results/demo/partial.
+    Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
+    those of results/demo/partial.
 
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
     vectors of shape (width,), or, per residue, lists of one list of numbers a residue.

@@ -95,7 +95,7 @@ def remove(categories: Iterable[Category]) -> Usage:
         for folder in category.folders:
             for inside, _, _ in os.walk(folder, topdown=False):
                 with contextlib.suppress(OSError):  # not empty, a link, or gone
-                    os.rmdir(inside)
+                    Path(inside).rmdir()
     return Usage(num_files, num_bytes)
 
 

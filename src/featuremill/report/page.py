@@ -265,11 +265,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "options": settings["options"],
         "device": kinds.pop() if len(kinds) == 1 else "auto",
         "gpus": num_together,
-        "outputs": [
-            name
-            for name, file in FILES.items()
-            if file in manifest["outputs"]
-        ],
+        "outputs": [name for name, file in FILES.items() if file in manifest["outputs"]],
         "max_failed": manifest["counts"]["failed"],
     }
     if facts.labels:

@@ -69,9 +69,7 @@ FORMATS = {
         most_records=5_000_000,
         why_not_more=ONE_FILE,
     ),
-    "parquet_dataset": Format(
-        "embeddings", "the same, a million rows a file", 110, is_folder=True
-    ),
+    "parquet_dataset": Format("embeddings", "the same, a million rows a file", 110, is_folder=True),
     "per_protein_h5": Format(
         "per-protein.h5",
         "what reads UniProt's embeddings",

@@ -33,7 +33,7 @@ SCHEMA = pa.schema(
         "row": pa.int32(),
     }
 )
-"""`shard` and `row` are null where the record has no values; `length` and `cost` are of it alone."""
+"""`shard` and `row` say where its values stand; null where a record has none of its own."""
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
