@@ -518,7 +518,7 @@ def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
         (run.root / "new").replace(run.root / name)
     row = table.rows_of(searched.table, ["r3"])["r3"]
     queries = Queries(["r3"], searched.vectors.take(np.array([row])), [row])
-    found = list(hits.hits_of(searched, queries, 3, "cosine", False))
+    found = list(hits.hits_of(searched, queries, hits.Chosen(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 
 

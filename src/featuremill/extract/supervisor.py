@@ -177,7 +177,7 @@ class Supervisor:
         # Beside the journal: that folder can be written, whatever a node's /tmp is.
         with tempfile.TemporaryFile("w+", dir=self._log_path.parent, errors="replace") as stacks:
             changes = {
-                "devices": held.devices,
+                "devices": list(held.devices),
                 "solo": sorted(self._solo),
                 "condemned": self._condemned,
                 "stacks": stacks.fileno(),

@@ -51,12 +51,10 @@ class Hit(NamedTuple):
 
 
 def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
-    """Open the results in `root`; yield, for each lot of queries, the `k` nearest of each query, in
-    the order of the queries, nearest first.
+    """Open the results in `root`; yield the hits of each lot of queries, as `hits_of`.
 
     Raises:
         UserError: when there is nothing to search, or a query is nowhere.
-        IntegrityError: when the results are damaged.
     """
     if chosen.k < 1:
         raise UserError(f"-k: {chosen.k} records are none; give 1 or more.")
@@ -83,10 +81,15 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         )
         lots = reader.of_sequences(asked) if isinstance(asked, Mapping) else reader.read(asked)
     for queries in lots:
-        yield _hits_of(searched, queries, chosen)
+        yield hits_of(searched, queries, chosen)
 
 
-def _hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
+def hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
+    """Yield the nearest of each query, in the order of the queries, nearest first.
+
+    Raises:
+        IntegrityError: when the results are damaged.
+    """
     if not queries.ids:
         return
     nearest = _nearest(searched, queries, chosen)

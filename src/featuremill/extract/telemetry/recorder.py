@@ -14,8 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from featuremill.extract.telemetry.gpus import Poller
-from featuremill.extract.telemetry.rate import Reports
-from featuremill.extract.telemetry.sampler import Sampler
+from featuremill.extract.telemetry.sampler import Reports, Sampler
 from featuremill.lease import Lease
 from featuremill.lease.devices import Device
 from featuremill.store.receipt import Usage
