@@ -1,5 +1,4 @@
-"""The thread that takes samples, writes them and adds them up; what it asks of the worker's process, and
-how fast the worker is by its reports."""
+"""The thread that takes samples, writes them and adds them up; what it sees of the worker."""
 
 from __future__ import annotations
 
