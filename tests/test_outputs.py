@@ -117,6 +117,15 @@ def test_the_config_and_the_table_of_formats_name_the_same():
     assert OutputName.__args__ == tuple(FORMATS)
 
 
+def test_the_page_says_of_each_format_what_the_table_does():
+    most = {5_000_000: "5 million", 1_000_000: "1 million", 100_000: "100,000", None: ""}
+    page = (ROOT / "docs" / "outputs.md").read_text().splitlines()
+    for name, format in FORMATS.items():
+        (row,) = [line for line in page if line.startswith(f"| `{name}` |")]
+        assert f"`{format.file}" in row and f"| {format.made_for} |" in row, name
+        assert row.endswith(f"{most[format.most_records]} |"), name
+
+
 def test_parquet_has_accession_and_header_for_pandas_polars_and_duckdb(results, table):
     path = str(results / "embeddings.parquet")
     frame, by_polars = pd.read_parquet(path), pl.read_parquet(path)
