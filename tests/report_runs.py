@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from featuremill import __main__
 from featuremill.merge import provenance
+from featuremill.store.receipt import Receipt
 
 FIGURES = {"accounting", "timeline", "usage", "throughput", "stages", "lengths", "embeddings"}
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
@@ -97,7 +98,7 @@ class FakeRun:
             "gpu_seconds": sum(
                 r["seconds"]["total"] for r in receipts if r["devices"][0]["kind"] == "cuda"
             ),
-            **provenance._energy(receipts),
+            **provenance._energy([Receipt.model_validate(one) for one in receipts]),
             "warnings": list(self.warnings),
         }
         (root / "manifest.json").write_text(json.dumps(manifest))

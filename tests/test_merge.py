@@ -199,8 +199,8 @@ def test_a_dataset_is_the_table_in_files(run, monkeypatch):
         assert pq.read_schema(folder / name).metadata == whole.schema.metadata
     told = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True)
     about = result.outputs["embeddings"]
-    assert about["sha256"] == hashlib.sha256(told.stdout).hexdigest()
-    assert about["bytes"] == sum((folder / name).stat().st_size for name in names)
+    assert about.sha256 == hashlib.sha256(told.stdout).hexdigest()
+    assert about.bytes == sum((folder / name).stat().st_size for name in names)
 
 
 def test_a_dataset_alone_loads_and_replaces_the_last_one(run, monkeypatch):

@@ -43,6 +43,7 @@ from featuremill.store.formats import (
     sidecar_of,
 )
 from featuremill.store.plan import Plan, Settings
+from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 
 LONG = "word " * 80 + "end"
@@ -357,8 +358,8 @@ def test_export_gives_what_merge_would_have_written(done, run, source):
     assert set(files) == {FILES[name] for name in others}
     for name in others:
         path = run.root / FILES[name]
-        assert files[path.name] == {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
-        assert files[path.name] == told[path.name], name
+        told_of = {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
+        assert files[path.name].as_json() == told_of == told[path.name], name
     assert (run.root / "manifest.json").stat().st_mtime_ns == before, "Snakemake sees nothing new"
     assert not (run.store / "merge").exists()
 
@@ -466,11 +467,13 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
 
 def test_a_part_that_was_only_finished_is_of_no_other_version():
     """As when a job ended between its last batch and its receipt: torch is not loaded again."""
-    device = {"devices": [{"kind": "cpu", "uuid": "cpu", "name": "CPU"}]}
-    receipts = [{**device, "versions": {"torch": "2.9"}}, {**device, "versions": {}}]
-    assert provenance.warnings_of(receipts) == []
-    receipts[1]["versions"] = {"torch": "2.8"}
-    assert provenance.warnings_of(receipts) == [
+    devices = [UsedDevice(kind="cpu", uuid="cpu", name="CPU")]
+    first, second, other = (
+        Receipt.model_construct(devices=devices, versions=versions)
+        for versions in ({"torch": "2.9"}, {}, {"torch": "2.8"})
+    )
+    assert provenance.warnings_of([first, second]) == []
+    assert provenance.warnings_of([first, other]) == [
         "parts were computed with different torch: 2.8, 2.9."
     ]
 

@@ -19,6 +19,7 @@ from featuremill import __main__
 from featuremill.base import words
 from featuremill.merge import provenance
 from featuremill.report import embedding, facts, usage
+from featuremill.store.receipt import Receipt
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
 OF_GPUS = {"usage", "usage-memory", "usage-power", "usage-temperature", "usage-rate"}
@@ -62,7 +63,7 @@ def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> N
         manifest["receipts"], (1_200, 1_800), (3_000, 1_000), strict=True
     ):
         receipt["telemetry"]["energy_j"], receipt["payload_bytes"] = joules, residues
-    manifest |= provenance._energy(manifest["receipts"])
+    manifest |= provenance._energy([Receipt.model_validate(one) for one in manifest["receipts"]])
     (root / "manifest.json").write_text(json.dumps(manifest))
     text = make(root).text.replace("\u00a0", " ")
     assert "The GPUs took 3.00 kJ: 750 kJ for a million residues." in text

@@ -304,12 +304,12 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
-    assert "partial" not in merge_partial(run, ["npy"])
+    assert not merge_partial(run, ["npy"]).partial
     edit(run.plan, run="other")
     assert found(run.root)["merged"] == "older"
     with pytest.raises(UserError, match="these results are not those of plan"):
         check_whole(run)
-    assert merge_partial(run, ["npy"])["partial"]
+    assert merge_partial(run, ["npy"]).partial
 
 
 def test_weights_that_are_gone_matter_while_there_is_work(run):

@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="write what is computed by now, to a folder in the run's; ignores --max-failed",
+        help="write what is computed by now, to partial/; ignores --max-failed",
     )
 
 
