@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
-from featuremill.plan.manifest import MANIFEST
+from featuremill.store import ledger
 from featuremill.store.files import digest_of, sha256_of, write_json
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.results import Results
@@ -36,7 +36,6 @@ RECIPE = "0" * 32
 ROWS_A_SHARD = 6_000
 """Proteins of 350 residues in a shard of the default cost."""
 ROWS_A_BATCH = 500
-ROWS_A_GROUP = 100_000
 WORDS = "OS=Homo sapiens OX=9606 GN=ABC1 PE=1 SV=2"
 """What the headers of Swiss-Prot go on with, about."""
 Rows = npt.NDArray[np.int64]
@@ -100,6 +99,8 @@ def make(folder: Results, num_records: int, width: int) -> None:
         "recipe": RECIPE,
         "workload": "composition",
         "cost_unit": "residues",
+        "device": "cpu",
+        "weights": None,
         "workload_version": composition.VERSION,
         "settings": {
             "workload": "composition",
@@ -143,7 +144,9 @@ def _shards(
         digest = journal.finish()
         path.with_suffix(".log").unlink()
         _write_receipts(folder, name, digest, len(mine))
-        yield {"shard": name, "records": len(mine)}
+        cost = 350 * len(mine)
+        counts = {"records": len(mine), "wanted": len(mine), "cost": cost, "bytes": cost}
+        yield {"shard": name, **counts}
 
 
 def _write_receipts(folder: Results, shard: str, digest: str, num_rows: int) -> None:
@@ -154,6 +157,7 @@ def _write_receipts(folder: Results, shard: str, digest: str, num_rows: int) -> 
         "rows": num_rows,
         "ok": num_rows,
         "failed": 0,
+        "cost": 350 * num_rows,
         "devices": [{"kind": "cpu", "uuid": "cpu", "name": "none"}],
         "seconds": {"total": 1.0},
         "versions": {},
@@ -170,9 +174,9 @@ def _write_manifest(
     rng: np.random.Generator,
 ) -> None:
     names = pa.array(shards)
-    with pa.parquet.ParquetWriter(path, MANIFEST, compression="zstd") as writer:
-        for start in range(0, len(sha256), ROWS_A_GROUP):
-            here = slice(start, start + ROWS_A_GROUP)
+    with pa.parquet.ParquetWriter(path, ledger.SCHEMA, compression="zstd") as writer:
+        for start in range(0, len(sha256), ledger.READ_ROWS):
+            here = slice(start, start + ledger.READ_ROWS)
             row = row_in_all[here]
             count = len(row)
             shard = pa.array((row // ROWS_A_SHARD).astype(np.int32))
@@ -193,9 +197,9 @@ def _write_manifest(
             }
             arrays = [
                 columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-                for field in MANIFEST
+                for field in ledger.SCHEMA
             ]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=MANIFEST))
+            writer.write_table(pa.Table.from_arrays(arrays, schema=ledger.SCHEMA))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import featuremill
-from featuremill.merge.outputs import FILES, Target, bytes_of, open_writer
+from featuremill.merge.outputs import Target, open_writer
 from featuremill.search.nearest import METRICS, Metric
 from featuremill.store.files import write_json
+from featuremill.store.formats import FILES, bytes_of
 
 ROWS_A_BLOCK = 50_000
 PASSES = 3

@@ -17,9 +17,8 @@ from programs import Verbs, Workflow, random_records
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
-from featuremill.base.words import human_bytes
-from featuremill.merge import clean
-from featuremill.merge.clean import removal
+from featuremill.base.sizes import human_bytes
+from featuremill.merge import clean, removable
 from featuremill.merge.command import merge
 from featuremill.store import run_lock
 from featuremill.store.results import Results
@@ -83,7 +82,7 @@ def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
     write(run.shard(OTHER).with_suffix(".bad"))
     write(run.store / "parts" / recipe / f".{shard}.json.abcd_234", 4000)
     write(run.store / "spool" / "rows.arrow")
-    write(run.root / "embeddings.partial.parquet")
+    write(run.root / "partial" / "embeddings.parquet")
     told = write(run.root / ".hidden", 9000)
     size = told.stat().st_blocks * 512
     with write(run.root / ".embeddings.parquet.abcd1234", 9000).open() as used:
@@ -111,7 +110,7 @@ def test_nothing_to_remove_does_not_name_an_option_that_nobody_gave(run, finishe
 
 def test_partial_results_stay_while_there_are_no_others(run):
     (run.root / "manifest.json").unlink()
-    partial = write(run.root / "embeddings.partial.parquet")
+    partial = write(run.root / "partial" / "embeddings.parquet")
     clean_run(run, "all")
     assert partial.exists()
 
@@ -132,18 +131,18 @@ def test_whole_results_may_be_a_folder(run):
 def test_what_a_killed_merge_left_goes_with_its_folders(run):
     before = files(run.root)
     scratch = write(run.store / "merge" / "values.bin")
-    partial = write(run.root / "embeddings.partial" / "part-00000.parquet")
+    partial = write(run.root / "partial" / "embeddings" / "part-00000.parquet")
     left = write(run.root / ".embeddings.abcd1234" / "embeddings" / "part-00000.parquet", 9000)
     at_work = [
-        write(run.root / ".embeddings.partial.abcd1234" / "embeddings.partial" / name, age)
-        for name, age in (("part-00000.parquet", 9000), ("part-00001.parquet", 0))
+        write(run.root / ".fair-esm-pt.abcd1234" / "fair-esm-pt" / name, age)
+        for name, age in (("a.pt", 9000), ("b.pt", 0))
     ]
     mine = write(run.root / ".my.notebook" / "notes", 9000)
     clean_run(run, "all")
     kept = {str(path.relative_to(run.root)) for path in (*at_work, mine)}
     locks = {path for path in before if path.endswith(".lock") and "journals" in path}
     assert files(run.root) == before - locks | kept
-    for path in (scratch.parent, partial.parent, left.parents[1]):
+    for path in (scratch.parent, partial.parents[1], left.parents[1]):
         assert not path.exists()
 
 
@@ -312,7 +311,7 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
 
 def test_a_first_merge_waits_for_clean(run):
     (run.store / "merge.lock").unlink()
-    with clean.undisturbed(run), (run.store / "merge.lock").open() as lock:
+    with clean.refusing_others(run), (run.store / "merge.lock").open() as lock:
         assert try_lock(lock, run.store / "merge.lock") is False
 
 
@@ -320,10 +319,12 @@ def test_a_file_with_two_names_counts_once_and_one_that_vanishes_not_at_all(run)
     size = write(run.shard(OTHER)).stat().st_blocks * 512
     os.link(run.shard(OTHER), run.shard("1" * 32))
     write(run.shard("2" * 32))
-    found = clean.removable(run, "parts")
-    assert removal.usage_of(found).all == (4, 2 * size), "a lock has no bytes"
+    found = removable.removable(run, "parts")
+    used = removable.usage_of(found)
+    total = sum(each.files for each in used), sum(each.bytes for each in used)
+    assert total == (4, 2 * size), "a lock has no bytes"
     run.shard("2" * 32).unlink()
-    assert removal.remove(found) == (3, size)
+    assert removable.remove(found) == (3, size)
 
 
 def test_the_verb_says_what_it_would_do(run, finished):

@@ -225,7 +225,7 @@ def test_who_kills_a_worker_may_be_about_to_kill_its_job(verbs, monkeypatch):
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setenv("PYTHONPATH", verbs.environment["PYTHONPATH"])
     (shard,) = plan["shards"]
-    job = Extraction(verbs.run_folder, plan, shard["shard"], 1, 600)
+    job = Extraction(verbs.run_folder, verbs.run_folder.read_plan(), shard["shard"], 1, 600)
     with pytest.raises(SystemExit, match="the job is killed now"):
         job.finish()
     log = verbs.run_folder.journal(plan["recipe"], shard["shard"]).with_suffix(".log").read_text()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import signal
 import stat
@@ -68,6 +69,19 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
     assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
 
 
+def test_an_early_log_that_counts_no_rows_is_gone_on_from(tmp_path):
+    path = tmp_path / "j.arrows"
+    write(path, [0, 3]).close()
+    log = path.with_suffix(".log")
+    log.write_text(re.sub(r"(commit \d+ \w+) 3\n", r"\1\n", log.read_text()))
+    assert journal.read_log(log).num_rows(path) is None and journal.num_rows_in(path) == 6
+    again = write(path, [6])
+    assert again.num_resumed == 2 and len(again.rows_done) == 9
+    assert journal.read_log(log).num_rows(path) == 9, "the new one counts them all"
+    digest = again.finish()
+    assert digest == write(tmp_path / "whole.arrows", [0, 3, 6]).finish()
+
+
 def test_large_values_are_written_as_small_ones_are(tmp_path):
     """From where they stand, hashed on another thread: the bytes are those of Arrow's own writer,
     and those that a journal had before it did so."""
@@ -85,9 +99,12 @@ def test_large_values_are_written_as_small_ones_are(tmp_path):
     assert content == whole.getvalue().to_pybytes()
     assert digest == xxhash.xxh3_128_hexdigest(content) == journal.digest_of_file(path)
     start = len(LARGE.serialize())
-    for rows, (end, told) in zip(batches, journal.read_log(opened.log_path).commits, strict=True):
+    for rows, (end, told, num_rows) in zip(
+        batches, journal.read_log(opened.log_path).commits, strict=True
+    ):
         assert content[start:end] == rows.serialize().to_pybytes()
         assert told == xxhash.xxh3_64_hexdigest(content[start:end])
+        assert num_rows == rows.num_rows
         start = end
     assert opened.counts == {"ok": 6, "failed": 0} and len(opened.rows_done) == 6
 
@@ -99,7 +116,7 @@ def test_damage_to_large_values_is_seen(tmp_path, kind):
     for first in (0, 3, 6):
         opened.commit(large_batch(first))
     opened.close()
-    kept, end, _ = [end for end, _ in journal.read_log(opened.log_path).commits]
+    kept, end, _ = [commit.end for commit in journal.read_log(opened.log_path).commits]
     at = (kept + end) // 2
     with path.open("r+b") as file:
         if kind == "cut":

@@ -79,7 +79,8 @@ def expected():
 
 def test_every_output_has_every_id_with_its_own_vector(run):
     result = merge(run, ALL, 0)
-    assert result["counts"] == {"input": 38, "ok": 36, "failed": 0, "refused": 1, "duplicate": 1}
+    told = {"input": 38, "ok": 36, "failed": 0, "refused": 1, "duplicate": 1}
+    assert result.counts.as_json() == told
     table = pq.read_table(run.root / "embeddings.parquet")
     assert table["id"].to_pylist() == list(expected())
     for row in table.to_pylist():
@@ -197,9 +198,9 @@ def test_a_dataset_is_the_table_in_files(run, monkeypatch):
     for name in names:
         assert pq.read_schema(folder / name).metadata == whole.schema.metadata
     told = subprocess.run(["sha256sum", *names], cwd=folder, capture_output=True, check=True)
-    about = result["outputs"]["embeddings"]
-    assert about["sha256"] == hashlib.sha256(told.stdout).hexdigest()
-    assert about["bytes"] == sum((folder / name).stat().st_size for name in names)
+    about = result.outputs["embeddings"]
+    assert about.sha256 == hashlib.sha256(told.stdout).hexdigest()
+    assert about.bytes == sum((folder / name).stat().st_size for name in names)
 
 
 def test_a_dataset_alone_loads_and_replaces_the_last_one(run, monkeypatch):

@@ -28,19 +28,22 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
-from featuremill.merge.outputs import (
-    ABOUT,
-    FILES,
-    Target,
-    bytes_of,
-    digest_of_result,
-    files_of,
-    open_writer,
-)
+from featuremill.merge.outputs import Target, open_writer
 from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import Need, needs_of_outputs
-from featuremill.store.formats import FORMATS, OutputName, sidecar_of
+from featuremill.store.formats import (
+    ABOUT,
+    FILES,
+    FORMATS,
+    OutputName,
+    bytes_of,
+    digest_of_result,
+    files_of,
+    sidecar_of,
+)
+from featuremill.store.plan import Plan, Settings
+from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 
 LONG = "word " * 80 + "end"
@@ -113,6 +116,15 @@ def manifest_of(run):
 
 def test_the_config_and_the_table_of_formats_name_the_same():
     assert OutputName.__args__ == tuple(FORMATS)
+
+
+def test_the_page_says_of_each_format_what_the_table_does():
+    most = {5_000_000: "5 million", 1_000_000: "1 million", 100_000: "100,000", None: ""}
+    page = (ROOT / "docs" / "outputs.md").read_text().splitlines()
+    for name, format in FORMATS.items():
+        (row,) = [line for line in page if line.startswith(f"| `{name}` |")]
+        assert f"`{format.file}" in row and f"| {format.made_for} |" in row, name
+        assert row.endswith(f"{most[format.most_records]} |"), name
 
 
 def test_parquet_has_accession_and_header_for_pandas_polars_and_duckdb(results, table):
@@ -320,7 +332,7 @@ def test_small_blocks_make_the_same_files(run, monkeypatch):
     same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
     before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
     monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
-    after = merge(run, same, 0)["outputs"]
+    after = merge(run, same, 0).as_json()["outputs"]
     arrays = [FILES[name] for name in same if name != "h5ad"]  # its texts lie block by block
     before = {FILES[name]: about for name, about in before.items()}
     assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
@@ -346,8 +358,8 @@ def test_export_gives_what_merge_would_have_written(done, run, source):
     assert set(files) == {FILES[name] for name in others}
     for name in others:
         path = run.root / FILES[name]
-        assert files[path.name] == {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
-        assert files[path.name] == told[path.name], name
+        told_of = {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
+        assert files[path.name].as_json() == told_of == told[path.name], name
     assert (run.root / "manifest.json").stat().st_mtime_ns == before, "Snakemake sees nothing new"
     assert not (run.store / "merge").exists()
 
@@ -441,15 +453,9 @@ def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
 
 def test_results_without_a_record_are_read_too(tmp_path, table):
     """As when every record failed."""
-    about = provenance.provenance_of(
-        {
-            "workload": "w",
-            "workload_version": "1",
-            "recipe": "r",
-            "settings": {"options": {}, "weights_sha256": None},
-        },
-        [],
-    )
+    settings = Settings(workload="w", version="1", options={}, weights_sha256=None)
+    told = {"workload": "w", "workload_version": "1", "recipe": "r", "settings": settings}
+    about = provenance.provenance_of(Plan.model_construct(**told), [])
     values = table.select(POOLED).schema.remove_metadata()
     for name in ("h5ad", "safetensors"):
         (tmp_path / name).touch()
@@ -461,11 +467,13 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
 
 def test_a_part_that_was_only_finished_is_of_no_other_version():
     """As when a job ended between its last batch and its receipt: torch is not loaded again."""
-    device = {"devices": [{"kind": "cpu", "uuid": "cpu", "name": "CPU"}]}
-    receipts = [{**device, "versions": {"torch": "2.9"}}, {**device, "versions": {}}]
-    assert provenance.warnings_of(receipts) == []
-    receipts[1]["versions"] = {"torch": "2.8"}
-    assert provenance.warnings_of(receipts) == [
+    devices = [UsedDevice(kind="cpu", uuid="cpu", name="CPU")]
+    first, second, other = (
+        Receipt.model_construct(devices=devices, versions=versions)
+        for versions in ({"torch": "2.9"}, {}, {"torch": "2.8"})
+    )
+    assert provenance.warnings_of([first, second]) == []
+    assert provenance.warnings_of([first, other]) == [
         "parts were computed with different torch: 2.8, 2.9."
     ]
 

@@ -1,4 +1,4 @@
-"""merge --partial: what there is by now, marked in every name, never in the way of the whole."""
+"""merge --partial: what there is by now, in a folder of its own, never in the way of the whole."""
 
 import csv
 import json
@@ -43,11 +43,11 @@ def run(half_done, tmp_path):
 
 
 def partial_files(run):
-    return {path.name for path in run.root.iterdir() if ".partial" in path.name}
+    return {path.name for path in run.root.glob("partial/*")}
 
 
 def listed(run):
-    with (run.root / "failed.partial.tsv").open(newline="") as handle:
+    with (run.root / "partial" / "failed.tsv").open(newline="") as handle:
         return {row["id"]: row for row in csv.DictReader(handle, delimiter="\t")}
 
 
@@ -57,26 +57,25 @@ def plan_of(run):
 
 def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
     result = merge_partial(run, OUTPUTS, 2)
-    counts = result["counts"]
-    assert result["partial"] is True
-    assert json.loads((run.root / "manifest.partial.json").read_text()) == result
+    counts = result.counts.as_json()
+    assert result.partial is True
+    assert json.loads((run.root / "partial" / "manifest.json").read_text()) == result.as_json()
     assert counts["input"] == 34 == sum(n for name, n in counts.items() if name != "input")
     assert counts["pending"] > 5 and counts["ok"] > 5
     assert not WHOLE & {path.name for path in run.root.iterdir()}
     assert partial_files(run) == {
-        *(f"embeddings.partial{ending}" for ending in ("", ".parquet", ".npy")),
-        "embeddings.partial.npy.json",
-        "per-protein.partial.h5",
-        "failed.partial.tsv",
-        "failed.partial.fa",
-        "manifest.partial.json",
+        *(f"embeddings{ending}" for ending in ("", ".parquet", ".npy", ".npy.json")),
+        "per-protein.h5",
+        "failed.tsv",
+        "failed.fa",
+        "manifest.json",
     }
-    table = pq.read_table(run.root / "embeddings.partial.parquet")
+    table = pq.read_table(run.root / "partial" / "embeddings.parquet")
     for id, letters in zip(table["id"].to_pylist(), table["letters"].to_pylist(), strict=True):
         assert letters == [len(dict(RECORDS)[id])]
-    for schema in (table.schema, pq.read_table(run.root / "embeddings.partial").schema):
+    for schema in (table.schema, pq.read_table(run.root / "partial" / "embeddings").schema):
         assert json.loads(schema.metadata[b"featuremill"])["partial"] == "true"
-    with h5py.File(run.root / "per-protein.partial.h5") as file:
+    with h5py.File(run.root / "partial" / "per-protein.h5") as file:
         assert file.attrs["partial"] == "true" and set(file) == set(table["id"].to_pylist())
     rows = listed(run)
     pending = {id for id, row in rows.items() if row["status"] == "pending"}
@@ -89,30 +88,26 @@ def test_every_file_says_that_it_is_partial_and_everything_adds_up(run):
 
 
 def test_a_kept_receipt_counts_and_a_damaged_part_is_pending(run):
-    before = merge_partial(run, ["parquet"])["counts"]
+    before = merge_partial(run, ["parquet"]).counts
     shutil.rmtree(run.root / "receipts")
-    assert merge_partial(run, ["parquet"])["counts"] == before
+    assert merge_partial(run, ["parquet"]).counts == before
     plan = plan_of(run)
     part = run.part(plan["recipe"], plan["shards"][0]["shard"])
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 4
     part.write_bytes(content)
-    after = merge_partial(run, ["parquet"])["counts"]
-    assert after["pending"] > before["pending"]
+    after = merge_partial(run, ["parquet"]).counts
+    assert after.pending > before.pending
     assert part.read_bytes() == content, "who only looks moves nothing: a job may be at it"
 
 
 def test_nothing_computed_yet_is_all_pending(run):
     shutil.rmtree(run.store / "parts")
-    counts = merge_partial(run, OUTPUTS)["counts"]
-    assert (counts["ok"], counts["pending"]) == (0, 32)
-    assert partial_files(run) == {
-        "failed.partial.tsv",
-        "failed.partial.fa",
-        "manifest.partial.json",
-    }
+    counts = merge_partial(run, OUTPUTS).counts
+    assert (counts.ok, counts.pending) == (0, 32)
+    assert partial_files(run) == {"failed.tsv", "failed.fa", "manifest.json"}
     report(run)
-    assert "32 records of 34 not computed yet" in (run.root / "report.partial.html").read_text()
+    assert "32 records of 34 not computed yet" in (run.root / "partial" / "report.html").read_text()
 
 
 def report(run):
@@ -126,7 +121,7 @@ def test_the_report_says_it_first_and_a_whole_merge_removes_all(half_done, tmp_p
     said = verbs("merge", run.root, "--partial", "--max-failed", "0", "--outputs", *OUTPUTS)
     assert "pending" in said
     report(run)
-    page = (run.root / "report.partial.html").read_text()
+    page = (run.root / "partial" / "report.html").read_text()
     assert "<title>featuremill: test (partial)</title>" in page
     assert '<p class="lead">Partial results' in page
     assert "not computed yet, the others accounted for" in page
@@ -136,8 +131,12 @@ def test_the_report_says_it_first_and_a_whole_merge_removes_all(half_done, tmp_p
     assert "featuremill retry" in said and partial_files(run) == partial, (
         "they are the best there is"
     )
+    early = ("manifest.partial.json", "embeddings.partial.npy.json", "fair-esm-pt.partial/x.pt")
+    for name in early:
+        (run.root / name).parent.mkdir(exist_ok=True)
+        (run.root / name).touch()
     merge(run, ["parquet"], 1)
-    assert not partial_files(run)
+    assert not partial_files(run) and not list(run.root.glob("*.partial*"))
     assert "the results in" in verbs("merge", run.root, "--partial")
     report(run)
     assert not partial_files(run), "a whole result is there"
@@ -161,7 +160,7 @@ def test_by_hand_before_any_merge_it_says_which_outputs_it_takes(run, capsys):
     assert "no earlier merge says what to write, so it is parquet; --outputs names others" in said
     assert __main__.main(["merge", str(run.root), "--partial", "--outputs", "npy"]) == 0
     assert "no earlier merge" not in capsys.readouterr().err
-    assert "embeddings.partial.npy" in partial_files(run)
+    assert "embeddings.npy" in partial_files(run)
 
 
 def test_the_real_results_are_not_touched(run):
@@ -177,6 +176,6 @@ def test_snakemake_partial_plans_and_computes_nothing(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(20))
     said = workflow("partial")
     assert "20 pending" in said
-    assert (workflow.run_folder.root / "report.partial.html").exists()
+    assert (workflow.run_folder.root / "partial" / "report.html").exists()
     assert "rule partial:" in workflow("partial", "-n"), "it always runs"
     assert workflow.news() == []

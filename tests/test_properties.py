@@ -388,7 +388,7 @@ def test_any_bytes_are_a_log_or_none(folder, lines, has_head, tail):
     if state is None:
         return
     assert state.batch_cost > 0
-    assert all(end > 0 for end, _ in state.commits)
+    assert all(commit.end > 0 for commit in state.commits)
     assert all(row >= 0 for rows in [state.in_flight, *state.strikes] for row in rows)
     opened = journal.Journal(folder / "j.arrows", journal.part_schema(pa.schema([])), 10)
     opened.close()

@@ -148,6 +148,7 @@ def run_or_fail(model, payloads):
 
 PICKY = SimpleNamespace(
     COST_UNIT="residues",
+    cost=lambda payload, options: 1,
     prepare=lambda model, payloads, batch_cost: payloads,
     run=run_or_fail,
     collect=lambda model, result: pa.record_batch(
@@ -158,20 +159,21 @@ PICKY = SimpleNamespace(
 
 def test_values_at_hand_are_delivered_without_the_record_that_failed():
     refused = {}
-    payloads = [b"MK", b"LONG", b"MKV", b"MKVA"]
+    payloads = [b"MK", b"LONG", b"MKV", b"MKVA", b"LONG", b"MK"]
 
     def values_of(payloads):
         batches = values_in_batches(
-            PICKY, None, payloads, [1] * len(payloads), 10, refused.__setitem__, pytest.fail
+            PICKY, None, None, payloads, 10, refused.__setitem__, pytest.fail
         )
         return {
-            row: value[0]
-            for rows, v in batches
-            for row, value in zip(rows, v["length"].to_pylist(), strict=True)
+            place: value[0]
+            for places, v in batches
+            for equal, value in zip(places, v["length"].to_pylist(), strict=True)
+            for place in equal
         }
 
-    assert values_of(payloads) == {0: 2.0, 2: 3.0, 3: 4.0}
-    assert refused == {1: "too long: 4 residues"}
+    assert values_of(payloads) == {0: 2.0, 2: 3.0, 3: 4.0, 5: 2.0}
+    assert refused == dict.fromkeys((1, 4), "too long: 4 residues")
     with pytest.raises(KeyError):
         values_of([b"MK", b"ODD"])
 

@@ -23,11 +23,12 @@ from featuremill import __main__
 from featuremill.base.errors import UserError
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.merge.outputs import ABOUT, FILES, Target, open_writer
-from featuremill.search import hits, names, nearest, opening
+from featuremill.merge.outputs import Target, open_writer
+from featuremill.search import hits, nearest, opening, table
 from featuremill.search.queries import Queries
-from featuremill.search.vectors import Mapped
+from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, read_sealed, write_json, write_sealed
+from featuremill.store.formats import ABOUT, FILES
 from featuremill.store.results import Results
 
 ESCAPE = "\x1b[31mred"
@@ -515,9 +516,9 @@ def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
     for name in ("embeddings.parquet", "embeddings.npy"):
         (run.root / "new").write_bytes(b"another merge's")
         (run.root / "new").replace(run.root / name)
-    row = names.rows_of(searched.table, ["r3"])["r3"]
+    row = table.rows_of(searched.table, ["r3"])["r3"]
     queries = Queries(["r3"], searched.vectors.take(np.array([row])), [row])
-    found = list(hits.hits_of(searched, queries, 3, "cosine", False))
+    found = list(hits.hits_of(searched, queries, hits.Chosen(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 
 
@@ -540,18 +541,18 @@ def test_partial_results_say_so_and_failed_records_why(tmp_path, environment, ca
     records = [("bad", "RAISEA"), *((f"r{n}", "DEFG" * (n + 1)) for n in range(30))]
     plan = verbs.plan(records, "poison", cost=16)
     verbs.extract(plan | {"shards": plan["shards"][::2]})
-    counts = merge_partial(verbs.run_folder, ["parquet", "npy"])["counts"]
+    counts = merge_partial(verbs.run_folder, ["parquet", "npy"]).counts
     root = verbs.run_folder.root
-    with (root / "failed.partial.tsv").open(newline="") as handle:
+    with (root / "partial" / "failed.tsv").open(newline="") as handle:
         pending = next(
             row["id"]
             for row in csv.DictReader(handle, delimiter="\t")
             if row["status"] == "pending"
         )
-    there = pq.read_table(root / "embeddings.partial.parquet")["id"].to_pylist()
+    there = pq.read_table(root / "partial" / "embeddings.parquet")["id"].to_pylist()
     out, err = say(capfd, root, "--query", there[0], "-k", 100, "--metric", "l2")
     assert {row["id"] for row in rows_of(out)} == set(there)
-    assert f"partial results: {counts['pending']} of 31 records are not computed yet" in err
+    assert f"partial results: {counts.pending} of 31 records are not computed yet" in err
     assert "earlier plan" not in err, "there never was one"
     assert "has no vector: it is not computed yet;" in refusal(capfd, root, "--query", pending)
     verbs.extract(plan)

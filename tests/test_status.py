@@ -21,11 +21,10 @@ from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
 from featuremill.flow.start import forget_what_is_not_whole
-from featuremill.merge.clean.whole import check_whole
+from featuremill.merge.clean import check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
-from featuremill.status.rows import count_rows
 from featuremill.status.state import read_state
 from featuremill.store import journal, lock_holder, run_lock
 from featuremill.store.files import read_sealed, sealed, write_sealed
@@ -305,12 +304,12 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
-    assert "partial" not in merge_partial(run, ["npy"])
+    assert not merge_partial(run, ["npy"]).partial
     edit(run.plan, run="other")
     assert found(run.root)["merged"] == "older"
     with pytest.raises(UserError, match="these results are not those of plan"):
         check_whole(run)
-    assert merge_partial(run, ["npy"])["partial"]
+    assert merge_partial(run, ["npy"]).partial
 
 
 def test_weights_that_are_gone_matter_while_there_is_work(run):
@@ -338,14 +337,14 @@ def test_weights_that_are_gone_matter_while_there_is_work(run):
 
 
 def test_partial_results_are_called_so(run):
-    (run.root / "embeddings.partial.parquet").touch()
-    (run.root / "embeddings.partial").mkdir()
-    (run.root / ".embeddings.partial.npy.abcd1234").touch()
+    (run.root / "partial" / "embeddings").mkdir(parents=True)
+    (run.root / "partial" / "embeddings.parquet").touch()
+    (run.root / "partial" / ".embeddings.npy.abcd1234").touch()
     answer = found(run.root)
-    partial = ["embeddings.partial", "embeddings.partial.parquet"]
+    partial = ["partial/embeddings", "partial/embeddings.parquet"]
     assert answer["partial"] == partial and answer["exit_status"] == 0
     assert any(
-        "embeddings.partial.parquet: what was" in line for line in view.lines(read_state(run.root))
+        "partial/embeddings.parquet: what was" in line for line in view.lines(read_state(run.root))
     )
 
 
@@ -515,7 +514,7 @@ def test_looking_never_makes_a_snakemake_be_refused(tmp_path, environment):
     assert not lock_holder.is_held(run_lock.path_of(run))
 
 
-def test_rows_are_counted_from_the_headers(tmp_path):
+def test_rows_are_counted_from_the_log(tmp_path):
     schema = journal.part_schema(pa.schema({"x": pa.list_(pa.float32(), 3)}))
     path, sizes = tmp_path / "j.arrows", [1, 7, 64, 3]
     opened = journal.Journal(path, schema, 10)
@@ -528,11 +527,20 @@ def test_rows_are_counted_from_the_headers(tmp_path):
         ]
         opened.commit(pa.record_batch(columns, schema=schema))
     opened.close()
-    ends = [end for end, _ in journal.read_log(path.with_suffix(".log")).commits]
-    assert [count_rows(path, ends[:n]) for n in range(5)] == [0, 1, 8, 72, 75]
-    os.truncate(path, ends[2] - 1)
-    assert count_rows(path, ends) == 72
-    assert count_rows(tmp_path / "none", ends) == 0
+    log = path.with_suffix(".log")
+    state = journal.read_log(log)
+    ends = [commit.end for commit in state.commits]
+    assert [state._replace(commits=state.commits[:n]).num_rows(path) for n in range(5)] == [
+        0, 1, 8, 72, 75,
+    ]  # fmt: skip
+    early = "".join(f"{line.rpartition(' ')[0]}\n" for line in log.read_text().splitlines()[1:])
+    assert journal.num_rows_in(path) == 75
+    os.truncate(path, ends[3] - 1)
+    assert state.num_rows(path) == 72 == journal.num_rows_in(path)
+    assert state.num_rows(tmp_path / "none") == 0 == journal.num_rows_in(tmp_path / "none")
+    log.write_text(f"{journal.MAGIC} 10\n{early}")
+    assert journal.read_log(log).num_rows(path) is None, "who only looks does not read the data"
+    assert journal.num_rows_in(path) == 72, "what is cut does not count"
 
 
 def edit(path, **changes):

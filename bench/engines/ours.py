@@ -25,7 +25,7 @@ from bench.lengths import Protein
 from bench.place import Place
 from bench.subject import Subject
 from featuremill.config import validate
-from featuremill.extract.supervisor import Job
+from featuremill.extract.job import Job
 from featuremill.extract.worker import Worker
 from featuremill.plan.command import plan
 from featuremill.store.plan import Plan
@@ -126,14 +126,14 @@ class Ours:
             run_folder=str(folder),
             recipe=planned.recipe,
             shard=shard,
-            settings=planned.settings.as_json(),
+            settings=planned.settings,
             execution=planned.execution,
             cost_unit=planned.cost_unit,
             weights=planned.weights,
             threads=torch.get_num_threads(),
             stall_seconds=STALL_SECONDS,
             supervisor_pid=os.getpid(),
-            devices=[self.device._asdict()],
+            devices=[self.device],
         )
         events = io.StringIO()
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -116,34 +115,29 @@ def embed(
     (chosen,) = with_processors(devices_for(device)[:1])
     loaded, resolved = _ready(esm2.Options.model_validate(checked.options), chosen)
 
-    # In the order of a shard, so that the batches are those of a run with a single shard.
-    distinct = sorted(set(payloads), key=lambda payload: hashlib.sha256(payload).digest())
-    values_of_row: list[Any] = [None] * len(distinct)
-    costs = [esm2.cost(payload, resolved) for payload in distinct]
-    num_done = 0
-    budget, refuse = esm2.batch_cost(resolved, chosen), _refusing(distinct)
-    for rows, values in values_in_batches(
+    values_of: list[Any] = [None] * len(payloads)
+    num_done, num_distinct = 0, len(set(payloads))
+    for places, values in values_in_batches(
         esm2,
         loaded.model,
-        distinct,
-        costs,
-        budget,
-        refuse,
+        resolved,
+        payloads,
+        esm2.batch_cost(resolved, chosen),
+        _refusing(payloads),
         lambda text: warnings.warn(text, stacklevel=7),
     ):
         columns = [_arrays(column) for column in values.columns]
-        for row, arrays in zip(rows, zip(*columns, strict=True), strict=True):
-            values_of_row[row] = arrays
-        num_done += len(rows)
+        for equal, arrays in zip(places, zip(*columns, strict=True), strict=True):
+            for place in equal:
+                values_of[place] = arrays
+        num_done += len(places)
         if progress:
-            progress(num_done, len(distinct))
+            progress(num_done, num_distinct)
     _loaded[:] = [loaded]
-    row_of = {payload: row for row, payload in enumerate(distinct)}
-    in_order = [values_of_row[row_of[payload]] for payload in payloads]
     schema = esm2.schema(resolved, loaded.weights)
     found = {
-        field.name: _together(field.type, [arrays[place] for arrays in in_order])
-        for place, field in enumerate(schema)
+        field.name: _together(field.type, [arrays[column] for arrays in values_of])
+        for column, field in enumerate(schema)
     }
     return next(iter(found.values())) if is_one and len(found) == 1 else found
 
@@ -190,11 +184,11 @@ def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
 def _refusing(payloads: Sequence[bytes]) -> Refuse:
     """Return what says in a sentence why one of `payloads` cannot be computed."""
 
-    def refuse(row: int, reason: str) -> None:
+    def refuse(place: int, reason: str) -> None:
         if reasons.kind_of(reason) is reasons.NOT_FINITE:
             raise UserError(f"embed: {reason}, such as dtype='fp32'.")
         raise UserError(
-            f"embed: memory ran out for one sequence of {len(payloads[row]):,} residues "
+            f"embed: memory ran out for one sequence of {len(payloads[place]):,} residues "
             f"({reason}); use long='truncate', or another device."
         )
 

@@ -17,7 +17,7 @@ from featuremill.flow import module_import, slurm_start, support, totals
 from featuremill.flow import inputs as input_files
 from featuremill.flow import start as run_start
 from featuremill.flow.job_resources import JobResources, gpu_model
-from featuremill.merge.outputs import FILES, FOLDERS
+from featuremill.store.formats import FILES, FOLDERS
 from featuremill.flow.failures import closing
 
 is_target = workflow.default_target is None  # else an importing workflow has named its own

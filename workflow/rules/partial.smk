@@ -1,8 +1,8 @@
 # partial: write what is computed by now, for `snakemake … partial`; starts no extract.
 #
 #   in    plan.json, manifest.parquet, and whatever parts are finished
-#   out   embeddings.partial.parquet, manifest.partial.json, report.partial.html and so on: undeclared,
-#         so that it runs whenever it is asked for; merge removes them
+#   out   partial/ with embeddings.parquet, manifest.json, report.html and so on: undeclared, so that
+#         it runs whenever it is asked for; merge removes it
 #
 # While the run is going on its Snakemake keeps others out: `featuremill merge --partial` does it then.
 

@@ -70,7 +70,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
     cells = [
         f"{_number(facts, 'ok')} ok",
         f"{_number(facts, 'failed', 5)} failed",
-        f"{_number(facts, 'memory_mb') if facts.get('memory_mb') else '?':>7} MB",
+        f"{_number(facts, 'peak_memory_mb') if facts.get('peak_memory_mb') else '?':>7} MB",
         f"{_number(facts, 'batches', 5)} batches",
         f"{_number(facts, 'resumed_batches', 5)} resumed",
         f"{_number(facts, 'retries', 2)} crashes",

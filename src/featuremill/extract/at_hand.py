@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,37 +14,49 @@ from featuremill.extract.batches import Queue, make_batches
 from featuremill.workload import RecordFailed, Workload
 
 Refuse = Callable[[int, str], object]
-"""Called with a row that cannot be computed, and why; may raise."""
+"""Called with the place of a payload that cannot be computed, and why; may raise."""
 
 
 def values_in_batches(
     workload: Workload,
     model: Any,
+    options: Any,
     payloads: Sequence[bytes],
-    costs: Sequence[int],
     budget: int,
     refuse: Refuse,
     warn: Callable[[str], object],
-) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-    """Yield rows and their values until all are computed or refused.
+) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
+    """Yield values until all `payloads` are computed or refused, and for each of their rows the
+    places in `payloads` that it is of: equal ones are computed once.
 
-    Where memory runs out, batches get smaller, which `warn` hears once.
+    The batches are those of a run with a single shard. Where memory runs out they get smaller,
+    which `warn` hears once.
     """
+    places: dict[bytes, list[int]] = {}
+    for place, payload in enumerate(payloads):
+        places.setdefault(payload, []).append(place)
+    distinct = sorted(places, key=lambda payload: hashlib.sha256(payload).digest())
+    costs = [workload.cost(payload, options) for payload in distinct]
+
+    def refuse_all(row: int, reason: str) -> None:
+        for place in places[distinct[row]]:
+            refuse(place, reason)
+
     queue = Queue(costs, budget, workload.COST_UNIT, warn)
     queue.add(make_batches(costs, budget), is_alone=True)
     while batch := queue.take():
-        chosen = [payloads[row] for row in batch.rows]
+        chosen = [distinct[row] for row in batch.rows]
         try:
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
             if not (isinstance(error, RecordFailed) or compute.is_out_of_memory(error)):
                 raise
             if not compute.make_room(queue, batch, error):
-                refuse(batch.rows[0], compute.reason_of(error))
+                refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()
         rows, bad = np.array(batch.rows), compute.not_finite(values)
         for row in rows[bad].tolist():
-            refuse(row, compute.NOT_FINITE)
-        good = rows[~bad].tolist()
+            refuse_all(row, compute.NOT_FINITE)
+        good = [places[distinct[row]] for row in rows[~bad].tolist()]
         yield good, values.filter(pa.array(~bad)) if bad.any() else values

@@ -25,11 +25,14 @@ from featuremill.base.reasons import kind_of
 from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
 from featuremill.extract import slurm_job
-from featuremill.extract.supervisor import Job, Supervisor
+from featuremill.extract.job import Job
+from featuremill.extract.supervisor import Supervisor
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Request
-from featuremill.store import journal, lock_holder, receipts
-from featuremill.store.files import read_sealed, sync, write_sealed
+from featuremill.store import journal, lock_holder
+from featuremill.store.files import sync
+from featuremill.store.plan import Plan
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.extract")
@@ -59,11 +62,11 @@ def run(arguments: argparse.Namespace) -> None:
     extraction.finish()
 
 
-def _read_plan(folder: Results, shard: str, recipe: str | None) -> dict[str, Any]:
+def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
     plan = folder.read_plan()
-    if recipe not in (None, plan["recipe"]):
-        raise UserError(f"{folder.plan}: its recipe is {plan['recipe']}, not {recipe}; plan again.")
-    if shard not in {entry["shard"] for entry in plan["shards"]}:
+    if recipe not in (None, plan.recipe):
+        raise UserError(f"{folder.plan}: its recipe is {plan.recipe}, not {recipe}; plan again.")
+    if shard not in {entry.shard for entry in plan.shards}:
         raise UserError(f"{folder.plan}: there is no shard {shard} in this plan; plan again.")
     if not folder.shard(shard).exists():
         folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
@@ -77,28 +80,23 @@ class Extraction:
     """One shard's way to its part: lock, adopt or compute, receipt."""
 
     def __init__(
-        self,
-        folder: Results,
-        plan: dict[str, Any],
-        shard: str,
-        threads: int,
-        stall_seconds: float,
+        self, folder: Results, plan: Plan, shard: str, threads: int, stall_seconds: float
     ) -> None:
         self.plan = plan
         self.shard = shard
-        self.part = folder.part(plan["recipe"], shard)
-        self.declared_receipt = folder.receipt(plan["recipe"], shard)
-        self.kept_receipt = self.part.with_suffix(".json")
-        self.journal = folder.journal(plan["recipe"], shard)
-        self.telemetry = folder.telemetry(plan["recipe"], shard)
+        self.part = folder.part(plan.recipe, shard)
+        self.declared_receipt = folder.receipt(plan.recipe, shard)
+        self.kept_receipt = folder.kept_receipt(plan.recipe, shard)
+        self.journal = folder.journal(plan.recipe, shard)
+        self._folder = folder
         self._job = Job(
             run_folder=str(folder.root),
-            recipe=plan["recipe"],
+            recipe=plan.recipe,
             shard=shard,
-            settings=plan["settings"].as_json(),
-            execution=plan["execution"],
-            cost_unit=plan["cost_unit"],
-            weights=plan["weights"],
+            settings=plan.settings,
+            execution=plan.execution,
+            cost_unit=plan.cost_unit,
+            weights=plan.weights,
             threads=threads,
             stall_seconds=stall_seconds,
             supervisor_pid=os.getpid(),
@@ -109,7 +107,7 @@ class Extraction:
         self.journal.parent.mkdir(parents=True, exist_ok=True)
         self.part.parent.mkdir(parents=True, exist_ok=True)
         with (
-            run_log.line(Path(self._job.run_folder), "extract", self.shard) as line,
+            run_log.line(self._folder.root, "extract", self.shard) as line,
             locked(self.journal.with_suffix(".lock"), self._say_waiting) as lock,
         ):
             self._clear()
@@ -120,7 +118,7 @@ class Extraction:
                 journal.remove(self.journal)  # a kill can come between the part and this
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
-            write_sealed(self.declared_receipt, receipt)
+            receipt.write(self.declared_receipt)
 
     def _clear(self) -> None:
         """Remove the halves of receipts that killed jobs left."""
@@ -132,50 +130,49 @@ class Extraction:
         log.info("shard %s: another job is at it; waiting", self.shard[:8])
         slurm_job.queue_again()
 
-    def _verified(self) -> dict[str, Any] | None:
+    def _verified(self) -> Receipt | None:
         """Return the receipt kept beside the part when the part's bytes agree with it."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
-        kept = read_sealed(self.kept_receipt)
-        if kept is not None and journal.digest_of_file(self.part) == kept.get("part"):
+        kept = self._folder.find_kept_receipt(self.plan.recipe, self.shard)
+        if kept is not None and journal.digest_of_file(self.part) == kept.part:
             return kept
         log.warning("%s: its bytes are not those that were written; computing it again", self.part)
         self.part.unlink()
         return None
 
-    def _extract(self, lock: int, line: run_log.Line) -> dict[str, Any]:
+    def _extract(self, lock: int, line: run_log.Line) -> Receipt:
         started, began = _now(), time.monotonic()
         plan = self.plan
-        wanted = Request.from_environment(num_gpus=plan.get("gpus", 1))
-        with Recorder(self.telemetry, self.journal, self._facts()) as recorder:
-            supervisor = Supervisor(self._job, self.journal, plan["device"], wanted, lock, recorder)
+        wanted = Request.from_environment(num_gpus=plan.gpus)
+        telemetry = self._folder.telemetry(plan.recipe, self.shard)
+        with Recorder(telemetry, self.journal, self._facts()) as recorder:
+            supervisor = Supervisor(self._job, self.journal, plan.device, wanted, lock, recorder)
             try:
                 with lock_holder.told(lock):
-                    summary = supervisor.run()
+                    computed = supervisor.run()
             except BaseException:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
                 raise
-            receipt = self._finished(summary, supervisor, started, began)
-        line.text = run_log.of_shard(
-            {**receipt, "memory_mb": receipt["peak_memory_mb"]}, self._reasons(receipt)
-        )
+            receipt = self._finished(computed, supervisor, started, began)
+        line.text = run_log.of_shard(receipt.as_json(), self._reasons(receipt))
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
 
     def _facts(self) -> dict[str, Any]:
         """Return what the telemetry says of this shard at its start."""
-        planned = next(entry for entry in self.plan["shards"] if entry["shard"] == self.shard)
+        planned = next(entry for entry in self.plan.shards if entry.shard == self.shard)
         return {
             "shard": self.shard,
-            "recipe": self.plan["recipe"],
-            "rows": planned["records"],
-            "cost": planned["cost"],
-            "cost_unit": self.plan["cost_unit"],
+            "recipe": self.plan.recipe,
+            "rows": planned.records,
+            "cost": planned.cost,
+            "cost_unit": self.plan.cost_unit,
         }
 
-    def _reasons(self, receipt: dict[str, Any]) -> Counter[str]:
+    def _reasons(self, receipt: Receipt) -> Counter[str]:
         """Count the part's failed records by their reason's kind."""
-        if not receipt["failed"]:
+        if not receipt.failed:
             return Counter()
         from featuremill.store.parts import failed_rows  # brings more of pyarrow
 
@@ -183,25 +180,24 @@ class Extraction:
         return Counter(kind_of(reason).name for reason in reasons)
 
     def _finished(
-        self, summary: dict[str, Any], supervisor: Supervisor, started: str, began: float
-    ) -> dict[str, Any]:
-        """Make a finished journal the part; return its receipt."""
-        receipt = {
-            "version": receipts.VERSION,
-            "shard": self.shard,
-            "recipe": self.plan["recipe"],
-            **summary,
+        self, computed: Receipt, supervisor: Supervisor, started: str, began: float
+    ) -> Receipt:
+        """Make a finished journal the part; return its whole receipt."""
+        seconds = {
+            **computed.seconds,
+            "wait": round(supervisor.seconds_waited, 3),
+            "total": round(time.monotonic() - began, 3),
+        }
+        told = {
+            "seconds": seconds,
             "retries": supervisor.num_deaths,
             "started": started,
             "finished": _now(),
             "host": platform.node(),
         }
-        receipt["seconds"] |= {
-            "wait": round(supervisor.seconds_waited, 3),
-            "total": round(time.monotonic() - began, 3),
-        }
+        receipt = computed.model_copy(update=told)
         # The receipt before the part: a part that has its name always has its digest beside it.
-        write_sealed(self.kept_receipt, receipt)
+        receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
         journal.remove(self.journal)
@@ -217,7 +213,7 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
         **told,
         "ok": told.get("rows_done", 0) - failed,
         "failed": failed,
-        "memory_mb": told.get("torch_peak_mb", 0),
+        "peak_memory_mb": told.get("torch_peak_mb", 0),
         "retries": supervisor.num_deaths,
         "seconds": {**told.get("seconds", {}), "wait": supervisor.seconds_waited},
         "devices": recorder.devices,
@@ -225,14 +221,13 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
     }
 
 
-def _outcome(receipt: dict[str, Any]) -> str:
-    seconds = receipt["seconds"]
-    parts = [f"{counted(receipt['ok'], 'record')} in {seconds['total']:.1f} s"]
-    if receipt["failed"]:
-        parts.append(f"{receipt['failed']:,} failed")
-    if receipt["resumed_batches"]:
-        batches = counted(receipt["batches"], "batch", "batches")
-        resumed = f"{receipt['resumed_batches']} of {batches} resumed"
+def _outcome(receipt: Receipt) -> str:
+    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s"]
+    if receipt.failed:
+        parts.append(f"{receipt.failed:,} failed")
+    if receipt.resumed_batches:
+        batches = counted(receipt.batches, "batch", "batches")
+        resumed = f"{receipt.resumed_batches} of {batches} resumed"
         parts.append(f"{resumed} from before a stop or a crash")
     return ", ".join(parts)
 

@@ -19,7 +19,6 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,10 +26,12 @@ from featuremill.base import environment, reasons, this_process
 from featuremill.base import log as logs
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
+from featuremill.extract.job import Job, Trouble
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
 from featuremill.lease.devices import devices_for
 from featuremill.store import journal, lock_holder
+from featuremill.store.receipt import Receipt
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
@@ -50,33 +51,6 @@ THREAD_VARIABLES = (
     environment.OPENBLAS_NUM_THREADS,
 )
 log = logging.getLogger("featuremill.extract")
-
-
-@dataclass(frozen=True)
-class Job:
-    """What the supervisor asks of a worker."""
-
-    run_folder: str
-    recipe: str
-    shard: str
-    settings: dict[str, Any]
-    """What the recipe is the digest of (`featuremill.workload.recipe`)."""
-    execution: dict[str, Any]
-    """Options that say how to compute and not what."""
-    cost_unit: str
-    weights: str | None
-    threads: int
-    stall_seconds: float
-    supervisor_pid: int
-    devices: list[dict[str, Any]] = field(default_factory=list)
-    """Those of the lease, in the order in which CUDA numbers them."""
-    solo: list[int] = field(default_factory=list)
-    """Rows that were in flight when a worker died: each in a batch of its own now."""
-    condemned: dict[str, str] = field(default_factory=dict)
-    """Rows (as text) that killed a worker alone, each with its reason: failed, without another
-    try."""
-    stacks: int = 2
-    """Descriptor of the file that only the timer of a hang writes into."""
 
 
 class _WorkerDiedError(Exception):
@@ -110,12 +84,12 @@ class Supervisor:
         self._lock = lock
         self._recorder = recorder
         self._solo: set[int] = set()
-        self._condemned: dict[str, str] = {}
+        self._condemned: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
         self._name = f"shard {job.shard[:8]}"
 
-    def run(self) -> dict[str, Any]:
-        """Return the summary of the worker that finished the shard.
+    def run(self) -> Receipt:
+        """Return the receipt of the worker that finished the shard, with the job's samples.
 
         Raises:
             UserError: when the worker found that what was asked cannot be done.
@@ -136,14 +110,14 @@ class Supervisor:
                 lock_holder.say(self._lock, devices=[device.name for device in held.devices])
                 self._recorder.has(held)
                 try:
-                    summary = self._run_worker(held)
+                    receipt = self._run_worker(held)
                 except _WorkerDiedError as death:
                     self.num_deaths += 1
                     self._blame(held, death, self._num_commits() > commits)
                     manner = str(death)
                 else:
                     held.worked()
-                    return summary
+                    return receipt
             deaths_in_a_row = 1 if self._num_commits() > commits else deaths_in_a_row + 1
             if deaths_in_a_row > MAX_DEATHS_IN_A_ROW:
                 raise DeviceError(
@@ -159,7 +133,7 @@ class Supervisor:
 
     def _strike(self, rows: tuple[int, ...], reason: str) -> None:
         if len(rows) == 1 and rows[0] in self._solo:
-            self._condemned[str(rows[0])] = reason
+            self._condemned[rows[0]] = reason
         self._solo.update(rows)
 
     def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
@@ -196,8 +170,8 @@ class Supervisor:
             )
         return given_up
 
-    def _run_worker(self, held: Lease) -> dict[str, Any]:
-        """Run one worker to its end; return its summary.
+    def _run_worker(self, held: Lease) -> Receipt:
+        """Run one worker to its end; return its receipt.
 
         Raises:
             _WorkerDiedError: saying how it died.
@@ -206,13 +180,13 @@ class Supervisor:
         log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
         # Beside the journal: that folder can be written, whatever a node's /tmp is.
         with tempfile.TemporaryFile("w+", dir=self._log_path.parent, errors="replace") as stacks:
-            job = replace(
-                self._job,
-                devices=[device._asdict() for device in held.devices],
-                solo=sorted(self._solo),
-                condemned=self._condemned,
-                stacks=stacks.fileno(),
-            )
+            changes = {
+                "devices": list(held.devices),
+                "solo": sorted(self._solo),
+                "condemned": self._condemned,
+                "stacks": stacks.fileno(),
+            }
+            job = self._job.model_copy(update=changes)
             worker = subprocess.Popen(
                 [sys.executable, "-m", "featuremill.extract.worker"],
                 stdin=subprocess.PIPE,
@@ -239,11 +213,11 @@ class Supervisor:
                 assert worker.stdout
                 worker.stdout.close()
 
-    def _follow(self, worker: subprocess.Popen[str], job: Job) -> dict[str, Any]:
+    def _follow(self, worker: subprocess.Popen[str], job: Job) -> Receipt:
         assert worker.stdin and worker.stdout
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
-            pipe.write(json.dumps(asdict(job)))
-        trouble: dict[str, Any] = {}
+            pipe.write(job.model_dump_json())
+        trouble = Trouble()
         progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:
             event = json.loads(line)
@@ -258,17 +232,18 @@ class Supervisor:
             elif kind == "note":
                 log.debug("worker: %s", event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
-                return {**event, "telemetry": self._recorder.sees_the_end()}
+                receipt = Receipt.model_validate(event)
+                return receipt.model_copy(update={"telemetry": self._recorder.sees_the_end()})
             else:
-                trouble = event
+                trouble = Trouble.model_validate(event)
         status = worker.wait()
-        message = trouble.get("message", "")
+        message = trouble.message
         if status == UserError.exit_status:
             raise UserError(message)
         if status == IntegrityError.exit_status:
             raise IntegrityError(message)
-        if "errno" in trouble:
-            raise OSError(trouble["errno"], os.strerror(trouble["errno"]), trouble["filename"])
+        if trouble.errno is not None:
+            raise OSError(trouble.errno, os.strerror(trouble.errno), trouble.filename)
         if status == WorkloadError.exit_status and message:
             raise WorkloadError(f"{self._name}: {message}; {logs.place()} has the traceback.")
         if -status in this_process.INTERRUPTS:

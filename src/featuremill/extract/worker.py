@@ -27,12 +27,12 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError, Work
 from featuremill.extract import compute, staging
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
+from featuremill.extract.job import Job
+from featuremill.extract.peak_memory import allocated_peak_mb, peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
-from featuremill.extract.supervisor import Job
-from featuremill.extract.telemetry.process import allocated_peak_mb, peak_memory_mb
-from featuremill.lease.devices import Device, with_processors
+from featuremill.lease.devices import with_processors
 from featuremill.store import journal
-from featuremill.store.plan import Settings
+from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
@@ -47,7 +47,7 @@ OS_ERROR_STATUS = 5
 
 def main() -> int:
     """Run the job on standard input; return the exit status."""
-    job = Job(**json.loads(sys.stdin.read()))
+    job = Job.model_validate_json(sys.stdin.read())
     this_process.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
@@ -84,7 +84,7 @@ def _weights_of(job: Job) -> Weights | None:
     if job.weights is None:
         return None
     found = weights_verb.read(Path(job.weights))
-    if found.sha256 != job.settings["weights_sha256"]:
+    if found.sha256 != job.settings.weights_sha256:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
             f"delete {Results(Path(job.run_folder)).plan} and run the same command again."
@@ -113,12 +113,11 @@ class Worker:
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
-        self.devices = with_processors([Device(**device) for device in job.devices])
+        self.devices = with_processors(job.devices)
         folder = Results(Path(job.run_folder))
-        self.workload: Workload = find_workload(job.settings["workload"])
-        settings = Settings.model_validate(job.settings)  # border
-        refuse_other_versions(folder, settings, self.workload)
-        self.options = self.workload.Options.model_validate(job.settings["options"] | job.execution)
+        self.workload: Workload = find_workload(job.settings.workload)
+        refuse_other_versions(folder, job.settings, self.workload)
+        self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
         values = self.workload.schema(self.options, self.weights)
@@ -141,8 +140,8 @@ class Worker:
     def run(self) -> None:
         """Compute every row that the journal does not hold yet, and finish the journal."""
         for row, reason in self.job.condemned.items():
-            if int(row) < len(self.costs) and not self.shard.is_done(int(row)):
-                self.shard.commit_failed(int(row), reason)
+            if row < len(self.costs) and not self.shard.is_done(row):
+                self.shard.commit_failed(row, reason)
         is_left = self._plan()
         # Also where a job was killed between its last batch and the receipt, which says what the
         # values were computed with, as do the result files.
@@ -152,8 +151,7 @@ class Worker:
         self.cost_planned = self.watch.cost_run
         self._tell("state", "finish")
         self.seconds["write"] = self.shard.write_seconds
-        digest = self.journal.finish()
-        _say(self.events, "done", part=digest, **self._summary())
+        _say(self.events, "done", **self._receipt(self.journal.finish()).as_json())
 
     def _plan(self) -> bool:
         """Queue what is left to do; False for nothing."""
@@ -275,30 +273,35 @@ class Worker:
         known = {key: value for key, value in state.items() if value is not None}
         _say(self.events, event, state=known, **facts)
 
-    def _summary(self) -> dict[str, Any]:
+    def _receipt(self, part: str) -> Receipt:
+        """Return what is known here of a finished part with the digest `part`."""
         counts = self.journal.counts
-        return {
-            "rows": counts.total(),
-            "ok": counts["ok"],
-            "failed": counts["failed"],
-            "batches": self.shard.num_batches + self.journal.num_resumed,
-            "resumed_batches": self.journal.num_resumed,
-            "oom_splits": self.queue.num_oom,
-            "cost": sum(self.costs),
-            "payload_bytes": self.shard.num_bytes,
-            "batch_cost": self.journal.batch_cost,
-            "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
-            "devices": [
-                {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+        return Receipt(
+            version=Receipt.NEWEST,
+            shard=self.job.shard,
+            recipe=self.job.recipe,
+            part=part,
+            rows=counts.total(),
+            ok=counts["ok"],
+            failed=counts["failed"],
+            batches=self.shard.num_batches + self.journal.num_resumed,
+            resumed_batches=self.journal.num_resumed,
+            oom_splits=self.queue.num_oom,
+            cost=sum(self.costs),
+            payload_bytes=self.shard.num_bytes,
+            batch_cost=self.journal.batch_cost,
+            seconds={stage: round(value, 3) for stage, value in self.seconds.items()},
+            devices=[
+                UsedDevice(kind=device.kind, uuid=device.uuid, name=device.name)
                 for device in self.devices
             ],
-            "backend": getattr(self.model, "backend", ""),
-            "warnings": self.warnings,
+            backend=getattr(self.model, "backend", ""),
+            warnings=self.warnings,
             **versions(self.workload),
-            "threads": self.job.threads,
-            "peak_memory_mb": peak_memory_mb(self.devices),
-            "versions": this_process.versions(),
-        }
+            threads=self.job.threads,
+            peak_memory_mb=peak_memory_mb(self.devices),
+            versions=this_process.versions(),
+        )
 
 
 if __name__ == "__main__":

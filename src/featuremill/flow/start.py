@@ -31,9 +31,9 @@ from featuremill.flow.refusals import (
 from featuremill.flow.screen import RefusedError
 from featuremill.flow.support import checkpoint_files, executes, only_looks, weights_json
 from featuremill.inputs import TableOptions, source
-from featuremill.merge.outputs import FILES
 from featuremill.status import state
 from featuremill.store import command_line, files, run_lock
+from featuremill.store.formats import FILES
 from featuremill.store.results import Results
 from featuremill.workload import Weights, recipe, weights
 

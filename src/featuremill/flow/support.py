@@ -40,6 +40,7 @@ from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 from featuremill.merge import clean
 from featuremill.store import files
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload.weights import is_path, json_of
 
@@ -132,7 +133,7 @@ def report_labels(run: Config) -> list[str]:
     return [f"--label-file={labels.file}", f"--label={labels.column}"] if labels.file else []
 
 
-def read_plan(path: str) -> dict[str, Any]:
+def read_plan(path: str) -> Plan:
     """Return what plan.json says, or stop Snakemake with one sentence."""
     try:
         return Results(Path(path).parent).read_plan()

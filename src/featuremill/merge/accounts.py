@@ -21,6 +21,8 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
+from featuremill.store import ledger
+from featuremill.store.delivery import Accounts
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results
@@ -36,10 +38,11 @@ log = logging.getLogger("featuremill.merge")
 
 def account(
     gatherer: Gatherer, folder: Results, shards: Sequence[str], table: Path, fasta: Path
-) -> dict[str, int]:
+) -> Accounts:
     """Write `table` and `fasta` and return how many records are ok, failed, and so on.
 
-    "ok" is what is left of the planned records: the writers see whether there are as many.
+    `input` is the sum of the others, and "ok" what is left of the planned records: the writers see
+    whether there are as many.
 
     Raises:
         IntegrityError: when the shard of a failed record is gone or not what it was.
@@ -67,13 +70,16 @@ def account(
                 shard = gatherer.shard_numbers(block)
                 late = np.flatnonzero(np.append(is_pending, False)[shard])  # shard -1: none
                 lists.add(block, failures.read(number), int(survey.edges[number]), late)
-    return {
-        "ok": survey.counts["planned"] - failed - pending,
-        "failed": failed,
-        "refused": survey.counts["refused"],
-        "duplicate": survey.counts["duplicate"],
-        "pending": pending,
-    }
+    kinds = [survey.counts[kind] for kind in ledger.STATUSES]
+    planned, refused, duplicate = kinds
+    return Accounts(
+        input=sum(kinds),
+        ok=planned - failed - pending,
+        failed=failed,
+        refused=refused,
+        duplicate=duplicate,
+        **({"pending": pending} if is_pending.any() else {}),
+    )
 
 
 def _add_failures(

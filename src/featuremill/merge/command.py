@@ -3,8 +3,8 @@
 Reads plan.json, manifest.parquet, the receipts, the parts and, of failed records, the shards;
 writes what the run asks for, failed.tsv, failed.fa and, last, manifest.json. Refuses to deliver
 unless input = ok + failed + refused + duplicate, every part's bytes are those of its receipt, and
-every row has the sha256 it should. `--partial` writes what there is by now, and says so in every
-name; then + pending belongs to the sum.
+every row has the sha256 it should. `--partial` writes what there is by now, to a folder of its own;
+then + pending belongs to the sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -29,13 +28,14 @@ from featuremill.base.this_process import num_cores
 from featuremill.merge import delivery
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
-from featuremill.merge.outputs import FAILED, FILES, file_name
 from featuremill.merge.parallel import in_order
-from featuremill.merge.provenance import manifest_of, provenance_of
+from featuremill.merge.provenance import delivery_of, provenance_of
 from featuremill.store import command_line
-from featuremill.store.agreement import are_results_of, read_plan_of_manifest
-from featuremill.store.files import read_json, write_json
+from featuremill.store.agreement import read_plan_of_manifest
+from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.formats import FAILED, FILES
 from featuremill.store.parts import Part, open_part
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 
 Parts = list[Part | None]
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="write what is computed by now, beside the results; ignores --max-failed",
+        help="write what is computed by now, to partial/; ignores --max-failed",
     )
 
 
@@ -68,17 +68,18 @@ def run(arguments: argparse.Namespace) -> None:
             f"{folder.plan}: there is no plan yet; make one first "
             f"({command_line.again(folder.root)})."
         )
-    with run_log.line(folder.root, "merge") as line, undisturbed(folder):
+    with run_log.line(folder.root, "merge") as line, waiting_for_others(folder):
         if arguments.partial:
             result = merge_partial(folder, outputs, threads)
         else:
             result = merge(folder, outputs, arguments.max_failed, threads)
-        line.text = f"{_accounted(result['counts'])}: {', '.join(result['outputs'])}"
+        line.text = f"{_accounted(result.counts)}: {', '.join(result.outputs)}"
 
 
 @contextmanager
-def undisturbed(folder: Results) -> Iterator[None]:
-    """Keep plan, retry and merge away: they write anew what is read here several times."""
+def waiting_for_others(folder: Results) -> Iterator[None]:
+    """Wait until plan, retry and merge are done, and keep them away for the block: they write anew
+    what is read here several times."""
     with ExitStack() as locks:
         for verb in ("plan", "merge"):
             say = partial(log.info, "another job is at %s.lock of this run; waiting", verb)
@@ -88,16 +89,15 @@ def undisturbed(folder: Results) -> Iterator[None]:
 
 def _outputs(folder: Results) -> list[str]:
     """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
-    written = (read_json(folder.root / "manifest.json") or {}).get("outputs", {})
+    last = folder.find_delivery()
+    written = last.outputs if last else {}
     if outputs := [name for name, file in FILES.items() if file in written]:
         return outputs
     log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
     return ["parquet"]
 
 
-def merge(
-    folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2
-) -> dict[str, Any]:
+def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2) -> Delivery:
     """Write the results of `folder`'s plan and return what manifest.json says.
 
     Raises:
@@ -109,29 +109,23 @@ def merge(
     if problems:
         others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
         raise IntegrityError(f"{problems[0]}{others}")
-    delivery.clear(folder, outputs, is_partial=False)
+    delivery.clear(folder, outputs)
     listed = [folder.store / name for name in FAILED]
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, listed)
-        del counts["pending"]
-        if counts["failed"] > max_failed:
+        if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         delivery.clear_partial(folder)
-        paths = {name: folder.root / FILES[name] for name in outputs}
-        provenance = provenance_of(
-            plan.as_json(), [part.receipt.as_json() for part in parts if part]
-        )
-        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
+        result = _write(folder, plan, gatherer, outputs, counts, is_partial=False)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    result = manifest_of(plan.as_json(), [part for part in parts if part], counts, files)
-    write_json(folder.root / "manifest.json", result)
-    _say(folder, result, FAILED)
+    result.write(folder.delivery)
+    _say(folder, result)
     return result
 
 
-def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> dict[str, Any]:
-    """Write what is computed of `folder`'s plan by now; return what manifest.partial.json says.
+def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> Delivery:
+    """Write what is computed of `folder`'s plan by now; return what its manifest.json says.
 
     Results that are whole and of this plan make it needless: then their manifest is returned.
     Records of damaged parts are pending.
@@ -146,39 +140,54 @@ def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> 
             f"{folder.manifest}: it does not belong to {folder.plan.name}, as while a run plans; "
             "try again when it has planned."
         ) from None
-    whole = read_json(folder.root / "manifest.json") or {}
-    if are_results_of(plan, whole):
+    whole = folder.find_delivery()
+    if whole and whole.is_of(plan):
         log.info("nothing is pending: the results in %s are whole.", folder.root)
         return whole
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
     delivery.clear_partial(folder)
-    found = [part for part in parts if part]
-    if not found:
+    place = folder.partial
+    place.root.mkdir()
+    is_empty = not any(parts)
+    if is_empty:
         log.warning("no part is finished yet, so there are no values to write.")
-    listed = [folder.root / file_name(name, is_partial=True) for name in FAILED]
-    chosen = outputs if found else []
-    paths = {name: folder.root / file_name(FILES[name], is_partial=True) for name in chosen}
     with gathered(folder, plan, parts, num_threads) as gatherer:
-        counts = count(gatherer, folder, plan, listed)
-        receipts = [part.receipt.as_json() for part in found]
-        provenance = provenance_of(plan.as_json(), receipts) | {"partial": "true"}
-        files = delivery.write(gatherer, paths, provenance, counts["ok"], folder.root)
-    result = {"partial": True, **manifest_of(plan.as_json(), found, counts, files)}
-    write_json(folder.root / file_name("manifest.json", is_partial=True), result)
-    _say(folder, result, tuple(path.name for path in listed))
-    if counts["failed"]:
+        counts = count(gatherer, folder, plan, [place.root / name for name in FAILED])
+        chosen = [] if is_empty else outputs
+        result = _write(folder, plan, gatherer, chosen, counts, is_partial=True)
+    result.write(place.delivery)
+    _say(place, result)
+    if counts.failed:
         log.info("max_failed does not count here; a whole merge will look at it.")
     return result
 
 
+def _write(
+    folder: Results,
+    plan: Plan,
+    gatherer: Gatherer,
+    outputs: list[str],
+    counts: Accounts,
+    is_partial: bool,
+) -> Delivery:
+    """Write the result files; return what manifest.json is going to say of them."""
+    place = folder.partial if is_partial else folder
+    receipts = [part.receipt for part in gatherer.parts if part]
+    marks = {"partial": "true"} if is_partial else {}
+    provenance = provenance_of(plan, receipts) | marks
+    paths = {name: place.root / FILES[name] for name in outputs}
+    written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
+    return delivery_of(plan, receipts, counts, written, is_partial)
+
+
 def open_parts(
-    folder: Results, plan: dict[str, Any], num_threads: int, only_look: bool
+    folder: Results, plan: Plan, num_threads: int, only_look: bool
 ) -> tuple[Parts, list[IntegrityError]]:
     """Return every part, and what is wrong with those that are None for it."""
 
-    def opened(shard: dict[str, Any]) -> Part | IntegrityError | None:
+    def opened(shard: PlannedShard) -> Part | IntegrityError | None:
         try:
             return open_part(folder, plan, shard, only_look)
         except IntegrityError as problem:
@@ -186,62 +195,58 @@ def open_parts(
 
     shown = Progress(log, "checking the parts", "parts")
     found = []
-    for one in in_order(opened, plan["shards"], num_threads):
+    for one in in_order(opened, plan.shards, num_threads):
         found.append(one)
-        shown.at(len(found), len(plan["shards"]))
+        shown.at(len(found), len(plan.shards))
     problems = [part for part in found if isinstance(part, IntegrityError)]
     return [None if isinstance(part, IntegrityError) else part for part in found], problems
 
 
 @contextmanager
-def gathered(
-    folder: Results, plan: dict[str, Any], parts: Parts, num_threads: int
-) -> Iterator[Gatherer]:
+def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[Gatherer]:
     """Yield the gatherer of the run, with a folder of its own for as long as it is needed."""
     scratch = folder.store / "merge"
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
     scratch.mkdir()
     try:
-        names = [shard["shard"] for shard in plan["shards"]]
+        names = [shard.shard for shard in plan.shards]
         yield Gatherer(folder.manifest, names, parts, scratch, num_threads)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def count(
-    gatherer: Gatherer, folder: Results, plan: dict[str, Any], listed: list[Path]
-) -> dict[str, int]:
+def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -> Accounts:
     """Count every input record, list those without values, and check the sums."""
-    totals = account(gatherer, folder, [shard["shard"] for shard in plan["shards"]], *listed)
-    planned = plan["counts"].as_json()
-    if sum(totals.values()) != planned["input"] or any(
-        totals[kind] != planned[kind] for kind in ("refused", "duplicate")
+    totals = account(gatherer, folder, [shard.shard for shard in plan.shards], *listed)
+    planned = plan.counts
+    if totals.input != planned.input or any(
+        getattr(totals, kind) != getattr(planned, kind) for kind in ("refused", "duplicate")
     ):
         raise IntegrityError(
-            f"merge: the records don't add up: plan.json says {planned}, manifest and parts "
-            f"{totals}; delete plan.json and run the same command again."
+            f"merge: the records don't add up: plan.json says {planned.as_json()}, manifest and "
+            f"parts {totals.as_json()}; delete plan.json and run the same command again."
         )
-    return {"input": planned["input"], **totals}
+    return totals
 
 
-def _too_many(folder: Results, counts: dict[str, int], max_failed: int) -> str:
+def _too_many(folder: Results, counts: Accounts, max_failed: int) -> str:
     table, fasta = (folder.store / name for name in FAILED)
     return (
-        f"{counts['failed']:,} of {counted(counts['input'], 'record')} failed and max_failed is "
+        f"{counts.failed:,} of {counted(counts.input, 'record')} failed and max_failed is "
         f"{max_failed:,}: {table} has each one's reason and {fasta} their sequences; "
         f"featuremill retry {folder.root} lets them be tried again, and a higher max_failed "
         "delivers the results of the others, which are computed and kept."
     )
 
 
-def _say(folder: Results, result: dict[str, Any], lists: tuple[str, ...]) -> None:
-    log.info("%s: all accounted for", _accounted(result["counts"]))
-    for line in result["warnings"]:
+def _say(place: Results, result: Delivery) -> None:
+    log.info("%s: all accounted for", _accounted(result.counts))
+    for line in result.warnings:
         log.warning("%s", line)
-    log.info("results are in %s: %s", folder.root, ", ".join([*result["outputs"], *lists]))
+    log.info("results are in %s: %s", place.root, ", ".join([*result.outputs, *FAILED]))
 
 
-def _accounted(counts: dict[str, int]) -> str:
+def _accounted(counts: Accounts) -> str:
     kinds = ("failed", "refused", "duplicate", "pending")
-    rest = [f", {counts[kind]:,} {kind}" for kind in kinds if counts.get(kind)]
-    return f"{counts['ok']:,} of {counted(counts['input'], 'record')} ok{''.join(rest)}"
+    rest = [f", {number:,} {kind}" for kind in kinds if (number := getattr(counts, kind))]
+    return f"{counts.ok:,} of {counted(counts.input, 'record')} ok{''.join(rest)}"

@@ -10,28 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
-from featuremill.merge.outputs import (
-    EXPORTS,
-    FAILED,
-    FILES,
-    FOLDERS,
-    Target,
-    Writer,
-    bytes_of,
-    digest_of_result,
-    file_name,
-    open_writer,
-)
+from featuremill.merge.outputs import Target, Writer, open_writer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
+from featuremill.store.delivery import Written
 from featuremill.store.files import replacing, sync, write_json
-from featuremill.store.formats import FORMATS, sidecar_of
+from featuremill.store.formats import FAILED, FILES, FOLDERS, FORMATS, sidecar_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
@@ -62,27 +52,27 @@ class Source(Protocol):
         """Yield blocks of the columns of `outputs.IDENTITY` and the values, in input order."""
 
 
-def clear(folder: Results, outputs: Sequence[str], is_partial: bool) -> None:
+def clear(folder: Results, outputs: Sequence[str]) -> None:
     """Remove what would contradict the new results: old ones, and halves of a killed merge."""
-    (folder.root / file_name("manifest.json", is_partial)).unlink(missing_ok=True)
-    if not is_partial:
-        (folder.root / EXPORTS).unlink(missing_ok=True)
+    folder.delivery.unlink(missing_ok=True)
+    folder.exports.unlink(missing_ok=True)
     for name, file in FILES.items():
-        path = folder.root / file_name(file, is_partial)
-        _remove(path.with_name(sidecar_of(path.name)))
+        path = folder.root / file
+        _remove(path.with_name(sidecar_of(file)))
         if name not in outputs and path.exists():
             _remove(path)
-            if not is_partial:
-                log.info("removed %s: the run's outputs do not name it", path)
-        for half in folder.root.glob(f".{path.name}.*"):
+            log.info("removed %s: the run's outputs do not name it", path)
+        for half in folder.root.glob(f".{file}.*"):
             _remove(half)
 
 
 def clear_partial(folder: Results) -> None:
-    """Remove the partial results, as there are whole ones now."""
-    clear(folder, [], is_partial=True)
-    for name in (*FAILED, "report.html"):
-        (folder.root / file_name(name, is_partial=True)).unlink(missing_ok=True)
+    """Remove the partial results, and those of early versions, which stood beside whole ones."""
+    _remove(folder.partial.root)
+    for file in (*FILES.values(), FILES["npy"] + ".json", *FAILED, "manifest.json", "report.html"):
+        stem, _, endings = file.partition(".")
+        name = ".".join(filter(None, (stem, "partial", endings)))
+        _remove(folder.root / name)
 
 
 def _remove(path: Path) -> None:
@@ -94,7 +84,7 @@ def _remove(path: Path) -> None:
 
 def write(
     source: Source, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
-) -> dict[str, Any]:
+) -> dict[str, Written]:
     """Write the outputs of `run` in one pass over the blocks; return each one's size and sha256.
 
     Raises:
@@ -125,7 +115,7 @@ def write(
         if FORMATS[name].has_sidecar:
             columns = Target(path, source.values, num_ok, provenance).pooled()
             write_json(path.with_name(sidecar_of(path.name)), {**provenance, "columns": columns})
-    described = in_order(describe, paths.values(), source.num_threads)
+    described = in_order(Written.of, paths.values(), source.num_threads)
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
@@ -155,11 +145,6 @@ def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
             disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
         )
     disk_space.check(needs, run)
-
-
-def describe(path: Path) -> dict[str, Any]:
-    """Return what manifest.json says of a result."""
-    return {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
 
 
 def _replacing(name: str, path: Path) -> AbstractContextManager[Path]:

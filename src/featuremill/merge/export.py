@@ -14,21 +14,21 @@ import logging
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
-from featuremill.merge.command import count, gathered, open_parts, undisturbed
+from featuremill.merge.command import count, gathered, open_parts, waiting_for_others
 from featuremill.merge.delivery import Source, write
-from featuremill.merge.outputs import EXPORTS, FAILED, FILES, bytes_of, digest_of_result
 from featuremill.merge.provenance import provenance_of
 from featuremill.merge.table import TableSource
 from featuremill.store import command_line
-from featuremill.store.agreement import are_results_of, read_plan_of_manifest
-from featuremill.store.files import read_json, write_json
-from featuremill.store.formats import FORMATS, sidecar_of
+from featuremill.store.agreement import read_plan_of_manifest
+from featuremill.store.delivery import Delivery, Written
+from featuremill.store.files import write_json
+from featuremill.store.formats import FAILED, FILES, FORMATS, sidecar_of
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.export")
@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace) -> None:
     pa.set_cpu_count(threads)
     folder = Results(arguments.run_folder)
     # A store that is gone must not come back: its absence tells Snakemake to compute again.
-    with undisturbed(folder) if folder.store.is_dir() else contextlib.nullcontext():
+    with waiting_for_others(folder) if folder.store.is_dir() else contextlib.nullcontext():
         export(folder, list(dict.fromkeys(arguments.to)), arguments.output, threads)
 
 
 def export(
     folder: Results, formats: Sequence[str], output: Path | None = None, num_threads: int = 2
-) -> dict[str, Any]:
+) -> dict[str, Written]:
     """Write the results of `folder` in `formats`, to `output` or the run's own folder; return each
     file's size and sha256.
 
@@ -72,28 +72,28 @@ def export(
         IntegrityError: when parts are not those that the results were made of.
     """
     plan = read_plan_of_manifest(folder)
-    manifest = read_json(folder.root / "manifest.json") or {}
-    if not are_results_of(plan, manifest):
+    results = folder.find_delivery()
+    if results is None or not results.is_of(plan):
         raise UserError(
             f"{folder.root}: there are no finished results of {folder.plan.name} yet; let the run "
             f"come to its end ({command_line.again(folder.root)}), or take what is computed by now "
             f"(featuremill merge {shlex.quote(str(folder.root))} --partial)."
         )
-    paths = _targets(folder, manifest, formats, output)
+    paths = _targets(folder, results, formats, output)
     if not paths:
         return {}
-    with _source(folder, plan, manifest, num_threads) as source:
-        provenance = provenance_of(plan.as_json(), manifest["receipts"])
-        files = write(source, paths, provenance, manifest["counts"]["ok"], folder.root)
+    with _source(folder, plan, results, num_threads) as source:
+        provenance = provenance_of(plan, results.receipts)
+        files = write(source, paths, provenance, results.counts.ok, folder.root)
     if output is None:
-        exported = read_json(folder.root / EXPORTS) or {}
-        write_json(folder.root / EXPORTS, exported | files)
+        told = {**folder.find_exports(), **files}
+        write_json(folder.exports, {name: written.as_json() for name, written in told.items()})
     log.info("wrote %s", ", ".join(map(str, paths.values())))
     return files
 
 
 def _targets(
-    folder: Results, manifest: dict[str, Any], formats: Sequence[str], output: Path | None
+    folder: Results, results: Delivery, formats: Sequence[str], output: Path | None
 ) -> dict[str, Path]:
     """Return where each format goes, without those that merge has written there."""
     if output is not None:
@@ -106,7 +106,7 @@ def _targets(
         taken = next((place for place in (path, *beside) if place.exists()), None)
         if output is not None and taken:
             raise UserError(f"{taken}: it exists already; remove it, or name another --output.")
-        if output is None and path.name in manifest["outputs"]:
+        if output is None and path.name in results.outputs:
             if not path.exists():
                 raise UserError(
                     f"{path}: it belongs to the results, and is gone; featuremill status "
@@ -118,35 +118,31 @@ def _targets(
 
 
 @contextlib.contextmanager
-def _source(
-    folder: Results, plan: dict[str, Any], manifest: dict[str, Any], num_threads: int
-) -> Iterator[Source]:
+def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Source]:
     """Yield the parts, joined and accounted for as in merge, or the table where they are gone."""
-    shards = [shard["shard"] for shard in plan["shards"]]
-    if not any(folder.part(plan["recipe"], shard).exists() for shard in shards):
-        yield TableSource(_table(folder, manifest), num_threads)
+    if not any(folder.part(plan.recipe, shard.shard).exists() for shard in plan.shards):
+        yield TableSource(_table(folder, results), num_threads)
         return
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
-    found = {part.receipt["shard"]: part.receipt["part"] for part in parts if part}
-    if problems or found != manifest["parts"]:
+    found = {part.receipt.shard: part.receipt.part for part in parts if part}
+    if problems or found != results.parts:
         problem = problems[0] if problems else "parts are gone, or others than those in the results"
         raise IntegrityError(
             f"{folder.root}: {problem}; featuremill status {folder.root} --verify says what to do."
         )
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, [gatherer.scratch / name for name in FAILED])
-        del counts["pending"]
-        if counts != manifest["counts"]:
+        if counts != results.counts:
             raise IntegrityError(
                 f"{folder.root}: parts and manifest.json don't agree in what is in them "
-                f"({counts}, {manifest['counts']}); please report this."
+                f"({counts.as_json()}, {results.counts.as_json()}); please report this."
             )
         yield gatherer
 
 
-def _table(folder: Results, manifest: dict[str, Any]) -> Path:
+def _table(folder: Results, results: Delivery) -> Path:
     """Return the table of the results, its bytes checked."""
-    names = [name for name in ("parquet", "parquet_dataset") if FILES[name] in manifest["outputs"]]
+    names = [name for name in ("parquet", "parquet_dataset") if FILES[name] in results.outputs]
     if not names:
         raise UserError(
             f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
@@ -154,11 +150,7 @@ def _table(folder: Results, manifest: dict[str, Any]) -> Path:
             f"features computed again ({command_line.again(folder.root)})."
         )
     path = folder.root / FILES[names[0]]
-    told = manifest["outputs"][path.name]
-    if not path.exists() or (bytes_of(path), digest_of_result(path)) != (
-        told["bytes"],
-        told["sha256"],
-    ):
+    if not path.exists() or not results.outputs[path.name].is_at(path):
         raise IntegrityError(
             f"{path}: this is not the file that merge wrote; move it away and have it written anew "
             f"({command_line.again(folder.root)})."

@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
@@ -27,6 +26,7 @@ from featuremill.extract.compute import not_finite
 from featuremill.merge.outputs import IDENTITY
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
+from featuremill.store import ledger
 from featuremill.store.files import take_space
 from featuremill.store.parts import Part
 from featuremill.store.shard_file import digests
@@ -42,8 +42,6 @@ ROW_BYTES = 256
 that."""
 BLOCKS_AT_ONCE = 2
 """Blocks that are gathered ahead of the writers: more would take more memory, not less time."""
-READ_ROWS = 100_000
-"""Rows of the manifest that are read together."""
 NUM_SHUFFLED = 2
 """Columns of a shuffled row before its values: ordinal and sha256."""
 PLACE = np.dtype([("row", "<i4"), ("ordinal", "<i8")])
@@ -105,7 +103,7 @@ class Gatherer:
         a_residue = expected_bytes(self.values, 0, 1)
         found = [part for part in self.parts if part]
         stored = sum(part.path.stat().st_size for part in found)
-        num_stored = sum(part.receipt["rows"] for part in found)
+        num_stored = sum(part.receipt.rows for part in found)
         if not (a_residue and num_stored):
             return self.survey.total_length
         # A part has each distinct sequence once.
@@ -116,7 +114,7 @@ class Gatherer:
         """Yield these columns of the manifest's rows, block by block."""
         held: list[pa.RecordBatch] = []
         first, number = 0, 1
-        for batch in self._read(columns):
+        for batch in ledger.batches(self._manifest, columns):
             while first + batch.num_rows >= self.survey.edges[number]:
                 here = int(self.survey.edges[number]) - first
                 yield pa.Table.from_batches([*held, batch.slice(0, here)])
@@ -140,10 +138,6 @@ class Gatherer:
         numbers = known.take(names.indices).fill_null(-1)
         return np.asarray(numbers).astype(np.int64)
 
-    def _read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with pa.parquet.ParquetFile(self._manifest, buffer_size=2**20) as file:
-            yield from file.iter_batches(READ_ROWS, columns=list(columns))
-
     def _look(self) -> Survey:
         """Count the manifest's rows and cut them into blocks of about `BLOCK_BYTES` of values, or
         twice that."""
@@ -153,7 +147,7 @@ class Gatherer:
         a_residue = 1 + expected_bytes(self.values, 0, 1)  # its letter counts too
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
-        for batch in self._read(["status", "shard", "length", "description"]):
+        for batch in ledger.batches(self._manifest, ["status", "shard", "length", "description"]):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
@@ -178,7 +172,7 @@ class Gatherer:
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()
         first = 0
-        for batch in self._read(["shard", "row"]):
+        for batch in ledger.batches(self._manifest, ["shard", "row"]):
             shard = self.shard_numbers(batch)
             planned = np.flatnonzero(shard >= 0)
             planned = planned[np.argsort(shard[planned], kind="stable")]

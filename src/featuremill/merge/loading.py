@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,15 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs import ABOUT, EXPORTS, FILES, file_name, files_of
 from featuremill.merge.outputs.vectors import matrix
-from featuremill.store import files
+from featuremill.store.formats import ABOUT, FILES, files_of
+from featuremill.store.results import Results
 
 
 def load(run: str | Path) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
-    Its table may be named in its place: embeddings.parquet, embeddings/, or one of partial results.
+    Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
+    those of results/demo/partial.
 
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
     vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
@@ -104,14 +104,13 @@ def _table(run: str | Path) -> Path:
 
 
 def _is_table(path: Path) -> bool:
-    """Tell whether `path` is no run but a table: embeddings.parquet, embeddings/, or partial ones.
+    """Tell whether `path` is no run but a table: embeddings.parquet or embeddings/.
 
     Raises:
         UserError: when it is another file, or a table that is not there.
     """
     if path.is_dir():
-        folders = {file_name(FILES["parquet_dataset"], is_it) for is_it in (False, True)}
-        return path.name in folders and any(path.glob("*.parquet"))
+        return path.name == FILES["parquet_dataset"] and any(path.glob("*.parquet"))
     is_named = path.suffix == ".parquet"
     problem = ""
     if path.exists() != is_named:
@@ -135,21 +134,15 @@ def _file(run: str | Path, output: str) -> Path:
     path = Path(run) / FILES[output]
     if path.name in _outputs(run) and path.exists():
         return path
-    partial = path.with_name(file_name(path.name, is_partial=True))
-    if partial.exists():
+    partial = Results(Path(run)).partial
+    if partial.delivery.exists():
         raise UserError(
             f"{path.parent}: these results are partial, as the run is not finished; this reads "
-            f"what was computed by then: featuremill.load({str(partial)!r})"
+            f"what was computed by then: featuremill.load({str(partial.root)!r})"
         )
     raise UserError(f"{path}: no such result; is the run finished, and is {output} in outputs?")
 
 
 def _outputs(run: str | Path) -> list[str]:
     """Return the result files that the run itself tells of: a left-over one may be another's."""
-    manifest = files.read_json(Path(run) / "manifest.json")
-    return list(written(Path(run), manifest)) if manifest else []
-
-
-def written(root: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is told of each result: by `manifest`, manifest.json, and of exported ones."""
-    return {**(files.read_json(root / EXPORTS) or {}), **manifest.get("outputs", {})}
+    return list(Results(Path(run)).written())

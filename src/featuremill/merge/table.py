@@ -11,8 +11,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs import ABOUT, IDENTITY, files_of
+from featuremill.merge.outputs import IDENTITY
 from featuremill.store import command_line
+from featuremill.store.formats import ABOUT, files_of
 
 
 class TableSource:

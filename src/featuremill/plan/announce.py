@@ -12,7 +12,7 @@ from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS, fair_esm_columns
+from featuremill.store.formats import FORMATS, refuse_columns
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 
@@ -36,8 +36,7 @@ def announce(folder: Results, plan: Plan, why_cut: str, sizing: Sizing) -> None:
         log.info("%s", line)
     for line in [*warnings(folder, plan, sizing), *many_files(needs)]:
         log.warning("%s", line)
-    if "fair_esm_pt" in asked_outputs():
-        fair_esm_columns(sizing.values)
+    refuse_columns(asked_outputs(), sizing.values.names)
     disk_space.check(needs, folder.root)
 
 
@@ -136,7 +135,7 @@ def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> lis
     """
     formats = {name: FORMATS[name] for name in (asked_outputs() if outputs is None else outputs)}
     return [
-        f"outputs: {output} for {num_records:,} records: {format.why_no_more}"
+        f"outputs: {output} for {num_records:,} records: {format.why_not_more}"
         for output, format in formats.items()
         if format.most_records is not None and num_records > format.most_records
     ]

@@ -14,31 +14,12 @@ from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.store.files import replacing
+from featuremill.store.ledger import READ_ROWS, STATUSES
+from featuremill.store.ledger import SCHEMA as MANIFEST
 from featuremill.store.plan import PlannedShard
 
 log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
-STATUSES = ["planned", "refused", "duplicate"]
-ROWS_A_GROUP = 100_000
-
-NAMES = pa.dictionary(pa.int32(), pa.string())
-MANIFEST = pa.schema(
-    {
-        "ordinal": pa.int64(),
-        "id": pa.string(),
-        "description": pa.string(),
-        "source": NAMES,
-        "line": pa.int64(),
-        "sha256": pa.binary(32),
-        "length": pa.int64(),
-        "cost": pa.int64(),
-        "status": NAMES,
-        "reason": pa.string(),
-        "note": pa.string(),
-        "shard": NAMES,
-        "row": pa.int32(),
-    }
-)
 
 
 def write_manifest(
@@ -60,7 +41,7 @@ def write_manifest(
         replacing(path) as temporary,
         pa.parquet.ParquetWriter(temporary, MANIFEST, compression="zstd") as writer,
     ):
-        for block in rows.blocks(ROWS_A_GROUP):
+        for block in rows.blocks(READ_ROWS):
             end = start + block.num_rows
             where = locations[start:end]
             is_refused = where["shard"] == NOWHERE
@@ -87,7 +68,7 @@ def _block(
         **{name: block[name] for name in ("id", "description", "line", "sha256", "length")},
         "cost": block["cost"],
         "source": block["source"].combine_chunks().dictionary_encode(),
-        "status": pa.DictionaryArray.from_arrays(status.astype(np.int32), STATUSES),
+        "status": pa.DictionaryArray.from_arrays(status.astype(np.int32), list(STATUSES)),
         "reason": block["reason"],
         "note": block["note"],
         "shard": shard,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.plan.manifest import MANIFEST
+from featuremill.store.ledger import SCHEMA as MANIFEST
 
 Places = npt.NDArray[np.int64]
 """The index of a shard in the plan's list times 2**32, plus the row there; -1 for no place."""

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs import file_name
+from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--partial",
         action="store_true",
-        help="of what `merge --partial` wrote: report.partial.html",
+        help="of what `merge --partial` wrote: partial/report.html",
     )
     parser.add_argument(
         "--figures", type=Path, metavar="FOLDER", help="also write each figure to a file of its own"
@@ -47,10 +47,9 @@ def run(arguments: argparse.Namespace) -> None:
     # Here and not above: the command line offers this verb without paying seconds for altair.
     from featuremill.report import facts, page
 
-    whole, partial = (
-        arguments.run_folder / file_name("manifest.json", is_it) for is_it in (False, True)
-    )
-    if arguments.partial and whole.exists() and not partial.exists():
+    folder = Results(arguments.run_folder)
+    place = folder.partial if arguments.partial else folder
+    if arguments.partial and folder.delivery.exists() and not place.delivery.exists():
         log.info("nothing is partial here: the results are whole, and report.html is about them.")
         return
     if (arguments.label_file is None) != (arguments.label is None):
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     if found.labels and found.labels.mismatch:
         log.warning("%s; the map is coloured by length.", found.labels.mismatch)
     drawn = page.draw(found)
-    output = arguments.output or arguments.run_folder / file_name("report.html", arguments.partial)
+    output = arguments.output or place.root / "report.html"
     page.write_report(output, found, drawn)
     if arguments.figures is not None:
         page.write_figures(arguments.figures, found, drawn)

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
-from featuremill.merge.outputs import FILES, file_name, files_of
 from featuremill.report import embedding, energy, labels, lengths, usage
 from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
@@ -20,6 +19,7 @@ from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall
 from featuremill.report.usage import Usage
 from featuremill.status import failures
 from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.formats import FILES, files_of
 from featuremill.store.results import Results
 
 
@@ -83,14 +83,12 @@ def read(
         IntegrityError: where a file is not what was written.
     """
     results = Results(root)
-    delivery, path = (
-        results.read_delivery(is_partial),
-        root / file_name("manifest.json", is_partial),
-    )
+    place = results.partial if is_partial else results
+    delivery, path = results.read_delivery(is_partial), place.delivery
     if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
-        facts = _read(results, delivery)
+        facts = _read(results, place, delivery)
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
         # A damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]
@@ -103,8 +101,8 @@ def read(
     return facts
 
 
-def _read(results: Results, delivery: Delivery) -> Facts:
-    problems = failures.read_list(results.root / file_name("failed.tsv", delivery.partial))
+def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
+    problems = failures.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.manifest)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
@@ -112,7 +110,7 @@ def _read(results: Results, delivery: Delivery) -> Facts:
     )
     found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
-        path = results.root / file_name(FILES[output], delivery.partial)
+        path = place.root / FILES[output]
         if path.name in delivery.outputs:
             paths = files_of(path)
             total = sum(pq.read_metadata(path).num_rows for path in paths)

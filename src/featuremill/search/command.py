@@ -56,9 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill search`."""
     _calm_blas()
-    from featuremill.search import visit
+    from featuremill.search import hits, view
 
-    return visit.run(arguments)
+    chosen = hits.Chosen(
+        arguments.k,
+        arguments.column,
+        arguments.metric,
+        arguments.exclude_self,
+        arguments.partial,
+        arguments.device,
+        arguments.weights,
+    )
+    found = hits.found(arguments.run_folder, arguments.query, chosen)
+    view.write(found, arguments.output, arguments.format)
+    return 0
 
 
 def _calm_blas() -> None:
@@ -102,7 +113,16 @@ def search(
             computed here.
         IntegrityError: when the results are damaged.
     """
-    from featuremill.search import visit
+    import numpy as np
+    import pandas as pd
 
-    chosen = visit.Chosen(k, column, metric, exclude_self, partial, device, weights)
-    return visit.frame(Path(run), queries, chosen)
+    from featuremill.search import hits
+
+    if isinstance(queries, Mapping | np.ndarray):
+        asked: hits.Asked = queries
+    else:
+        words = [queries] if isinstance(queries, str | Path) else queries
+        asked = [str(word) for word in words]
+    chosen = hits.Chosen(k, column, metric, exclude_self, partial, device, weights)
+    found = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
+    return pd.DataFrame(found, columns=list(hits.Hit._fields))

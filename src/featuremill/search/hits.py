@@ -1,21 +1,40 @@
-"""From queries to hits: the pass over the vectors, and who the nearest are."""
+"""One search: open the results, pass the vectors for each lot of queries, say who is nearest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from featuremill.base.errors import IntegrityError
-from featuremill.search import names
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.sizes import counted
+from featuremill.search import table
 from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
-from featuremill.search.opening import Searched
-from featuremill.search.queries import Queries
+from featuremill.search.opening import Searched, open_results
+from featuremill.search.queries import NOWHERE, Queries, Reader
+from featuremill.search.recipe import DeviceChoice, Recipe
 
 MOST_QUERIES = 1000
 MOST_HITS = 200_000
 """Hits in memory, unless one query alone has more."""
+Asked = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
+"""Files and ids; sequences by name; or vectors (queries, width), which are called by their row."""
+log = logging.getLogger("featuremill.search")
+
+
+class Chosen(NamedTuple):
+    """How to search."""
+
+    k: int = 10
+    column: str | None = None
+    metric: Metric = "cosine"
+    excludes_self: bool = False
+    wants_partial: bool = False
+    device: DeviceChoice | None = None
+    weights: str | Path | None = None
 
 
 class Hit(NamedTuple):
@@ -31,36 +50,63 @@ class Hit(NamedTuple):
     description: str
 
 
-def num_queries_at_once(k: int) -> int:
-    """Return how many queries to look for in one pass, so that memory holds their hits."""
-    return max(1, min(MOST_QUERIES, MOST_HITS // k))
+def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
+    """Open the results in `root`; yield the hits of each lot of queries, as `hits_of`.
+
+    Raises:
+        UserError: when there is nothing to search, or a query is nowhere.
+    """
+    if chosen.k < 1:
+        raise UserError(f"-k: {chosen.k} records are none; give 1 or more.")
+    searched = open_results(root, chosen.column, chosen.wants_partial)
+    log.info(
+        "%s of %s, %s numbers each, %s; by %s",
+        counted(searched.num_rows, "vector"),
+        searched.table.column.name,
+        f"{searched.table.column.width:,}",
+        "memory-mapped" if searched.vectors is not searched.table else "read from the table",
+        chosen.metric,
+    )
+    # So many in one pass that memory holds their hits.
+    num_at_once = max(1, min(MOST_QUERIES, MOST_HITS // min(chosen.k, searched.num_rows)))
+    if isinstance(asked, np.ndarray):
+        lots = _of_matrix(asked, searched, num_at_once)
+    else:
+        weights = None if chosen.weights is None else Path(chosen.weights)
+        reader = Reader(
+            searched,
+            lambda: Recipe(searched, chosen.device, weights),
+            num_at_once,
+            chosen.excludes_self,
+        )
+        lots = reader.of_sequences(asked) if isinstance(asked, Mapping) else reader.read(asked)
+    for queries in lots:
+        yield hits_of(searched, queries, chosen)
 
 
-def hits_of(
-    searched: Searched, queries: Queries, k: int, metric: Metric, excludes_self: bool
-) -> Iterator[Hit]:
-    """Yield the `k` nearest of each query, in the order of the queries, nearest first.
+def hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
+    """Yield the nearest of each query, in the order of the queries, nearest first.
 
     Raises:
         IntegrityError: when the results are damaged.
     """
     if not queries.ids:
         return
-    found = _nearest(searched, queries, min(k + excludes_self, searched.num_rows), metric)
-    everybody = np.concatenate([rows for rows, _ in found])
-    records = names.records_of(searched.table, everybody)
-    for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, found, strict=True):
+    nearest = _nearest(searched, queries, chosen)
+    records = table.records_of(searched.table, np.concatenate([rows for rows, _ in nearest]))
+    for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, nearest, strict=True):
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
-        others = [pair for pair in pairs if not (excludes_self and pair[0] == own_row)]
-        for rank, (row, score) in enumerate(others[:k], 1):
+        others = [pair for pair in pairs if not (chosen.excludes_self and pair[0] == own_row)]
+        for rank, (row, score) in enumerate(others[: chosen.k], 1):
             record = records[row]
             yield Hit(query, rank, record.id, score, record.length, record.description)
 
 
-def _nearest(searched: Searched, queries: Queries, k: int, metric: Metric) -> list[Found]:
-    """Return the rows and scores of the `k` nearest to each query."""
+def _nearest(searched: Searched, queries: Queries, chosen: Chosen) -> list[Found]:
+    """Return the rows and scores of the nearest to each query."""
     vectors = searched.vectors
-    nearest = Nearest(queries.vectors, k, metric, vectors.dtype)
+    k = min(chosen.k + chosen.excludes_self, searched.num_rows)
+    nearest = Nearest(queries.vectors, k, chosen.metric, vectors.dtype)
     row_bytes = queries.vectors.shape[1] * vectors.dtype.itemsize
     try:
         for first_row, block in vectors.blocks(rows_of_block(len(queries.ids), row_bytes)):
@@ -72,3 +118,18 @@ def _nearest(searched: Searched, queries: Queries, k: int, metric: Metric) -> li
             "anew from the parts."
         ) from None
     return nearest.found()
+
+
+def _of_matrix(vectors: Any, searched: Searched, num_at_once: int) -> Iterator[Queries]:
+    width = searched.table.column.width
+    if vectors.ndim != 2 or vectors.shape[1] != width or vectors.dtype.kind not in table.NUMBERS:
+        raise UserError(
+            f"queries: these are {vectors.dtype} of shape {vectors.shape}; give numbers of shape "
+            f"(queries, {width})."
+        )
+    if not np.isfinite(vectors).all():
+        raise UserError("queries: some of these numbers are not finite; leave those vectors out.")
+    for start in range(0, len(vectors), num_at_once):
+        some = vectors[start : start + num_at_once]
+        ids = [str(number) for number in range(start, start + len(some))]
+        yield Queries(ids, some, [NOWHERE] * len(some))

@@ -9,42 +9,33 @@ from __future__ import annotations
 import logging
 import shlex
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.base.words import counted
-from featuremill.merge.loading import pooled_column, written
-from featuremill.merge.outputs import FILES, bytes_of, file_name, files_of
-from featuremill.search.vectors import Mapped, Table, Vectors
+from featuremill.base.sizes import counted
+from featuremill.merge.loading import pooled_column
+from featuremill.search.table import Mapped, Table, Vectors
 from featuremill.store import command_line
-from featuremill.store.agreement import are_results_of
-from featuremill.store.files import read_sealed
+from featuremill.store.delivery import Delivery
+from featuremill.store.formats import FILES, bytes_of, files_of
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.search")
-MANIFEST = "manifest.json"
-
-
-def read_manifest(folder: Results, name: str) -> dict[str, Any] | None:  # border
-    """Return what manifest.json, or manifest.partial.json, says; None where it cannot be read."""
-    found = folder.find_delivery(is_partial=name != MANIFEST)
-    return found.as_json() if found else None
 
 
 class Searched(NamedTuple):
     """The results of a run, open."""
 
     folder: Results
-    manifest: dict[str, Any]
-    """What manifest.json says, or manifest.partial.json."""
-    plan: dict[str, Any]
-    """What plan.json says; empty where there is none. It may be newer than the results."""
-    failed: Path
-    """The list of records without vectors."""
-    column: str
+    place: Results
+    """Where the results are: `folder`, or that of the partial ones."""
+    results: Delivery
+    plan: Plan | None
+    """It may be newer than the results."""
     vectors: Vectors
     table: Table
 
@@ -61,35 +52,31 @@ def open_results(root: Path, column: str | None, wants_partial: bool) -> Searche
         UserError: when there are none, or none that have one vector a record with its id.
     """
     folder = Results(root)
-    manifest, is_partial = _manifest(folder, wants_partial)
-    table_path, npy_path = _files(root, manifest, is_partial)
+    place, results = _delivered(folder, wants_partial)
+    table_path, npy_path = _files(folder, place, results)
     table = _table(root, table_path, column)
-    vectors: Vectors = table
-    if npy_path:
-        vectors = _mapped(root, npy_path, table)
-    if read_manifest(folder, file_name(MANIFEST, is_partial)) != manifest:
+    vectors = _mapped(root, npy_path, table) if npy_path else table
+    if place.find_delivery() != results:
         raise UserError(f"{root}: a merge is writing these results; try again when it is done.")
     if not table.num_rows:
         raise UserError(f"{root}: no record of these results has a vector; see failed.tsv there.")
-    plan = read_sealed(folder.plan) or {}
-    _say(root, manifest, plan, is_partial)
-    failed = root / file_name("failed.tsv", is_partial)
-    return Searched(folder, manifest, plan, failed, table.column.name, vectors, table)
+    searched = Searched(folder, place, results, folder.find_plan(), vectors, table)
+    _say(searched)
+    return searched
 
 
-def _manifest(folder: Results, wants_partial: bool) -> tuple[dict[str, Any], bool]:
-    """Return what tells of the results, and whether they are partial ones."""
+def _delivered(folder: Results, wants_partial: bool) -> tuple[Results, Delivery]:
+    """Return where the results are, whole ones before partial ones, and what tells of them."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
-    for is_partial in (True,) if wants_partial else (False, True):
-        path = root / file_name(MANIFEST, is_partial)
-        if (found := read_manifest(folder, path.name)) is not None:
-            return found, is_partial
-        if path.exists():
-            again = " --partial" if is_partial else ""
+    for place in (folder.partial,) if wants_partial else (folder, folder.partial):
+        if (found := place.find_delivery()) is not None:
+            return place, found
+        if place.delivery.exists():
+            again = " --partial" if place != folder else ""
             raise UserError(
-                f"{path}: it cannot be read, so nobody can tell what the results are; "
+                f"{place.delivery}: it cannot be read, so nobody can tell what the results are; "
                 f"featuremill merge {root}{again} writes them anew."
             )
     if not folder.plan.exists():
@@ -101,18 +88,14 @@ def _manifest(folder: Results, wants_partial: bool) -> tuple[dict[str, Any], boo
     )
 
 
-def _files(root: Path, manifest: dict[str, Any], is_partial: bool) -> tuple[Path, Path | None]:
+def _files(folder: Results, place: Results, results: Delivery) -> tuple[Path, Path | None]:
     """Return the table, and embeddings.npy where it is one of the results."""
-    told = manifest["outputs"] if is_partial else written(root, manifest)
-    there = {
-        output: root / name
-        for output, file in FILES.items()
-        if (name := file_name(file, is_partial)) in told
-    }
+    root, told = folder.root, place.written()
+    there = {output: place.root / file for output, file in FILES.items() if file in told}
     table = there.get("parquet_dataset") or there.get("parquet")
     if table is None:
         adding = f"featuremill export {root} --to parquet"
-        if is_partial:
+        if results.partial:
             adding = f"featuremill merge {root} --partial --outputs {' '.join([*there, 'parquet'])}"
         raise UserError(
             f"{root}: search needs embeddings.parquet or embeddings/, which say whose vector is "
@@ -121,14 +104,9 @@ def _files(root: Path, manifest: dict[str, Any], is_partial: bool) -> tuple[Path
         )
     npy = there.get("npy")
     for path in (table, npy) if npy else (table,):
-        _check(path, told[path.name], root)
+        if not path.exists() or bytes_of(path) != told[path.name].bytes:
+            raise _not_whole(path, root)
     return table, npy
-
-
-def _check(path: Path, about: Any, root: Path) -> None:
-    size = bytes_of(path) if path.exists() else None
-    if not isinstance(about, dict) or size != about.get("bytes"):
-        raise _not_whole(path, root)
 
 
 def _not_whole(path: Path, root: Path) -> UserError:
@@ -152,22 +130,22 @@ def _table(root: Path, path: Path, column: str | None) -> Table:
     return Table(path, files, pooled_column(schema, column, path))
 
 
-def _mapped(root: Path, path: Path, table: Table) -> Vectors:
+def _mapped(root: Path, path: Path, table: Table) -> Mapped:
     try:
         return Mapped(path, table.column, table.num_rows)
     except (ValueError, EOFError):
         raise _not_whole(path, root) from None
 
 
-def _say(root: Path, manifest: dict[str, Any], plan: dict[str, Any], is_partial: bool) -> None:
-    counts = manifest["counts"]
-    if is_partial:
+def _say(searched: Searched) -> None:
+    counts, plan, root = searched.results.counts, searched.plan, searched.folder.root
+    if searched.results.partial:
         log.warning(
             "partial results: %s of %s are not computed yet and are not searched.",
-            f"{counts.get('pending', 0):,}",
-            counted(counts.get("input", 0), "record"),
+            f"{counts.pending:,}",
+            counted(counts.input, "record"),
         )
-    if plan and not are_results_of(plan, manifest, is_partial):
+    if plan and not searched.results.is_of(plan):
         log.warning(
             "%s: these results are of an earlier plan than plan.json; they are made new by: %s",
             root,

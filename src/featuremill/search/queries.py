@@ -19,7 +19,7 @@ import numpy as np
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.inputs import COMPRESSED, FORMATS, source
-from featuremill.search import names
+from featuremill.search import table
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.search.recipe import Recipe
@@ -98,7 +98,7 @@ class Reader:
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each word the ids in it, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
-        found = names.rows_of(
+        found = table.rows_of(
             self._searched.table, {*words, *itertools.chain.from_iterable(parts.values())}
         )
         given = {word: [word] if word in found else each for word, each in parts.items()}
@@ -113,7 +113,7 @@ class Reader:
 
     def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
         """Return the rows of those of `words` that are the accession of one record."""
-        found = names.ids_of_accessions(self._searched.table, words)
+        found = table.ids_of_accessions(self._searched.table, words)
         for word, ids in found.items():
             if len(ids) > 1:
                 shown = ", ".join(ids)
@@ -121,7 +121,7 @@ class Reader:
                     f"{self._searched.folder.root}: {word!r} is the accession of several records, "
                     f"such as {shown}; give a whole id, in quotes for the shell."
                 )
-        rows = names.rows_of(self._searched.table, [ids[0] for ids in found.values()])
+        rows = table.rows_of(self._searched.table, [ids[0] for ids in found.values()])
         return {word: rows[ids[0]] for word, ids in found.items()}
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
@@ -131,7 +131,9 @@ class Reader:
             source.check(Path(word))  # says why it can't be read
         if _is_like_a_sequence(ids[0]):
             return self._of_letters(ids[0])
-        why = names.why_missing(self._searched.table, self._searched.failed, ids[0])
+        why = table.why_missing(
+            self._searched.table, self._searched.place.root / "failed.tsv", ids[0]
+        )
         others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
         return (
             f"{self._searched.folder.root}: {why}{others}; give ids of records that have a vector, "
@@ -186,9 +188,9 @@ class Reader:
         """Return the row of each record that is one of the run's, by its id and its sequence."""
         if not self._wants_own:
             return [NOWHERE] * len(records)
-        table = self._searched.table
-        rows = names.rows_of(table, {record.id for record in records})
-        told = names.records_of(table, np.array(list(rows.values()), np.int64))
+        there = self._searched.table
+        rows = table.rows_of(there, {record.id for record in records})
+        told = table.records_of(there, np.array(list(rows.values()), np.int64))
         sha256_of = {row: record.sha256 for row, record in told.items()}
         found = []
         for record in records:

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import os
 import shutil
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Literal, TextIO
 
 from featuremill.base.text import one_line, plain
 from featuremill.search.hits import Hit
+from featuremill.store import files
 
 Format = Literal["table", "tsv"]
-FORMATS: tuple[Format, ...] = ("table", "tsv")
 GAP = "  "
 NUMBERS = {"rank", "score", "length"}
 MIN_DESCRIPTION = 20
 """Letters of a description that a narrow terminal shows nevertheless."""
+
+
+def write(found: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
+    """Write hits as they come to `path`, or to standard output: there, if it is a terminal, and
+    nothing else is asked for, as a table."""
+    with _output(path) as out:
+        shown = format or ("table" if out.isatty() else "tsv")
+        view = Aligned(out) if shown == "table" else Tsv(out)
+        for hits in found:
+            view.write(hits)
+            out.flush()
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[TextIO]:
+    """Yield where hits go: standard output, or a file that is there when it is whole."""
+    if path and path.exists() and not path.is_file():  # a pipe or a device is not replaced
+        with path.open("w", encoding="utf-8") as out:
+            yield out
+        return
+    if path:
+        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+            yield out
+        return
+    try:
+        yield sys.stdout
+    except BrokenPipeError:  # whoever reads has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Tsv:
@@ -76,6 +108,3 @@ def _texts(hit: Hit) -> list[str]:
 
 def _cut(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1]}…"
-
-
-VIEWS: dict[Format, type[Tsv] | type[Aligned]] = {"table": Aligned, "tsv": Tsv}

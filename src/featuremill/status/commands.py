@@ -8,6 +8,7 @@ from pathlib import Path
 
 from featuremill.status.problems import Mend
 from featuremill.store import command_line, run_lock
+from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -75,8 +76,6 @@ class Commands:
             weights = self._plan.weights if self._plan else None
             more = f" --weights {shlex.quote(weights)}" if weights else ""
             return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
-        from featuremill.merge.outputs import FILES  # brings pyarrow, which few calls need
-
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         delivery = Results(self._root).find_delivery()
         written = delivery.outputs if delivery else {}

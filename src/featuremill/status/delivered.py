@@ -8,13 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from pydantic import ValidationError
-
-from featuremill.merge.outputs import EXPORTS, FILES, bytes_of, digest_of_result, partial_results
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
-from featuremill.store.delivery import Delivery, Written, written_of
-from featuremill.store.files import read_json
+from featuremill.store.delivery import Delivery, Written
+from featuremill.store.formats import FILES, PARTIAL, bytes_of, digest_of_result
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
@@ -78,11 +75,8 @@ def read_delivery_state(
         what = f"{MANIFEST}: it cannot be read, so nobody can tell what the results are."
         problems = [Problem("manifest_damaged", what, Mend("merge"))]
         merged = "damaged"
-    partial = sorted(name for name in partial_results() if (root / name).exists())
-    try:
-        exported = written_of(read_json(root / EXPORTS) or {})
-    except ValidationError:  # nothing depends on it
-        exported = {}
+    partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
+    exported = results.find_exports()
     problems += _exports(root, exported, verifies)
     return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
 

@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.status.rows import count_rows
 from featuremill.store import lock_holder
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
@@ -40,8 +39,8 @@ class Work(NamedTuple):
 
     batches: int = 0
     """Committed."""
-    rows: int = 0
-    """In them."""
+    rows: int | None = 0
+    """In them; None where an early journal does not tell."""
     last_commit: str | None = None
     """When the journal was last written to, ISO 8601, UTC."""
     holder: Holder = Holder()
@@ -65,11 +64,14 @@ class Shard(NamedTuple):
         return self.state in ("finished", "removed")
 
     @property
+    def num_rows(self) -> int:
+        """Rows that are known to be committed of one that has not ended."""
+        return (self.work.rows or 0) if self.work else 0
+
+    @property
     def cost_left(self) -> float:
         """What is not computed yet of one that has not ended, by the rows that are committed."""
-        if not (self.work and self.work.rows):
-            return self.cost
-        return self.cost * (1 - self.work.rows / max(1, self.records))
+        return self.cost * (1 - self.num_rows / max(1, self.records))
 
 
 class Held(NamedTuple):
@@ -228,8 +230,7 @@ def _work(data: Path, holder: Holder) -> Work:
     state = read_log(log)
     if state is None:
         return Work(holder=holder)
-    rows = count_rows(data, [end for end, _ in state.commits])
-    return Work(len(state.commits), rows, _last_change(log), holder)
+    return Work(len(state.commits), state.num_rows(data), _last_change(log), holder)
 
 
 def _last_change(path: Path) -> str | None:

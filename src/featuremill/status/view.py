@@ -157,7 +157,7 @@ def _listed(heading: str, shards: list[Shard], say: Callable[[Shard, Work], str]
 
 
 def _running(shard: Shard, work: Work) -> str:
-    who, rows = work.holder, f"{work.rows:,} of {counted(shard.records, 'record')} committed"
+    who, rows = work.holder, _committed(work, shard.records)
     if who.host is None:
         return f"somebody has its lock and has not said who; {rows}"
     device = " + ".join(who.devices or []) or "waiting for a device"
@@ -170,8 +170,13 @@ def _running(shard: Shard, work: Work) -> str:
 
 
 def _begun(shard: Shard, work: Work) -> str:
-    rows = f"{work.rows:,} of {counted(shard.records, 'record')} committed"
-    return f"goes on from batch {work.batches + 1:,}; {rows}"
+    return f"goes on from batch {work.batches + 1:,}; {_committed(work, shard.records)}"
+
+
+def _committed(work: Work, num_records: int) -> str:
+    if work.rows is None:
+        return f"{counted(work.batches, 'batch', 'batches')} committed"
+    return f"{work.rows:,} of {counted(num_records, 'record')} committed"
 
 
 def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import contextlib
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
+from pydantic import ValidationError
+
+from featuremill.store.formats import bytes_of, digest_of_result
 from featuremill.store.json_file import JsonFile, Number, Record
 from featuremill.store.plan import Counts, Input, Lengths, Plan, Settings
 from featuremill.store.receipt import Receipt
@@ -19,6 +24,15 @@ class Written(Record):
     bytes: int
     sha256: str
 
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Return what there is to say of the result at `path`, which takes reading it."""
+        return cls(bytes=bytes_of(path), sha256=digest_of_result(path))
+
+    def is_at(self, path: Path) -> bool:
+        """Tell whether the result at `path` is what was written, by all its bytes."""
+        return bytes_of(path) == self.bytes and digest_of_result(path) == self.sha256
+
 
 class Accounts(Record):
     """What became of the input's records: input is the sum of the others."""
@@ -33,7 +47,7 @@ class Accounts(Record):
 
 
 class Delivery(JsonFile):
-    """What manifest.json, or manifest.partial.json, says."""
+    """What manifest.json says, of results or of partial ones."""
 
     IS_SEALED: ClassVar[bool] = False
     REMEDY: ClassVar[str] = "delete it and run the same command again: merge writes it anew"
@@ -76,5 +90,10 @@ class Delivery(JsonFile):
 
 
 def written_of(value: dict[str, Any]) -> dict[str, Written]:
-    """Return what a JSON object of results by file name says, such as exports.json."""
-    return {name: Written.model_validate(about) for name, about in value.items()}
+    """Return what a JSON object of results by file name says, such as exports.json; entries that
+    say nothing are left out."""
+    found = {}
+    for name, about in value.items():
+        with contextlib.suppress(ValidationError):
+            found[name] = Written.model_validate(about)
+    return found

@@ -7,7 +7,8 @@ log:
 
     featuremill-journal 1 <batch_cost>     the budget that batches were made with
     begin <row>,<row>,…                    rows of the shard that go to the device now
-    commit <end offset> <xxh3>             the rows up to this offset of the data file are good
+    commit <end offset> <xxh3> <rows>      the rows up to this offset of the data file are good, and
+                                           how many this batch has (early logs do not tell)
     abort                                  what was begun failed without harm to the worker
     strike <row>,<row>,…                   the worker died with these rows in flight
 
@@ -16,6 +17,7 @@ Batches commit in the order in which they began, and several may have begun.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -47,13 +49,31 @@ def part_schema(values: pa.Schema) -> pa.Schema:
     return pa.schema([*COLUMNS, *values])
 
 
+class Commit(NamedTuple):
+    """A batch that counts."""
+
+    end: int
+    """Its end in the data file."""
+    digest: str
+    """The xxh3-64 of its bytes."""
+    num_rows: int | None = None
+
+
 class LogState(NamedTuple):
     """What a log says: the budget, the committed batches, the strikes, and all rows in flight."""
 
     batch_cost: int
-    commits: list[tuple[int, str]]
+    commits: list[Commit]
     strikes: list[tuple[int, ...]]
     in_flight: tuple[int, ...]
+
+    def num_rows(self, data: Path) -> int | None:
+        """Return how many rows are committed of those that the data file `data` holds, by its size;
+        None where an early log does not tell."""
+        num_bytes = data.stat().st_size if data.exists() else 0
+        told = [commit.num_rows for commit in self.commits if commit.end <= num_bytes]
+        known = [rows for rows in told if rows is not None]
+        return sum(known) if len(known) == len(told) else None
 
 
 def read_log(path: Path) -> LogState | None:
@@ -62,7 +82,7 @@ def read_log(path: Path) -> LogState | None:
     if not path.exists():
         return None
     lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
-    commits: list[tuple[int, str]] = []
+    commits: list[Commit] = []
     strikes: list[tuple[int, ...]] = []
     in_flight: deque[tuple[int, ...]] = deque()
     try:
@@ -78,7 +98,8 @@ def read_log(path: Path) -> LogState | None:
             if not line:
                 continue
             if word == "commit":
-                commits.append((_natural(rest[0]), rest[1]))
+                rows = _natural(rest[2], least=0) if len(rest) > 2 else None
+                commits.append(Commit(_natural(rest[0]), rest[1], rows))
                 if in_flight:  # what is condemned is committed without a beginning
                     in_flight.popleft()
             elif word == "begin":
@@ -130,8 +151,8 @@ class Journal:
         self.counts: Counter[str] = Counter()
         self._data: BinaryIO = path.open("ab")
         if commits:
-            self._data.truncate(commits[-1][0])
-            self._recall()
+            self._data.truncate(commits[-1].end)
+            commits = self._recalled(commits)
         else:
             self._data.truncate(0)
             self._write(schema.serialize().to_pybytes())
@@ -140,36 +161,42 @@ class Journal:
         self._log_lock = threading.Lock()
         self._synced = time.monotonic()
 
-    def _good_commits(self, state: LogState | None) -> list[tuple[int, str]]:
+    def _good_commits(self, state: LogState | None) -> list[Commit]:
         """Return the leading commits whose bytes are as the log says, hashing them on the way."""
         if state is None or not self.path.exists():
             return []
         header = self.schema.serialize().to_pybytes()
-        good: list[tuple[int, str]] = []
+        good: list[Commit] = []
         with self.path.open("rb") as data:
             if data.read(len(header)) != header:
                 return []
             running, start = xxhash.xxh3_128(header), len(header)
-            for end, digest in state.commits:
-                content = data.read(max(0, end - start))
-                if len(content) != end - start or xxhash.xxh3_64_hexdigest(content) != digest:
+            for commit in state.commits:
+                size = commit.end - start
+                content = data.read(max(0, size))
+                if len(content) != size or xxhash.xxh3_64_hexdigest(content) != commit.digest:
                     break
                 running.update(content)
-                good.append((end, digest))
-                start = end
+                good.append(commit)
+                start = commit.end
         if good:
             self._hash = running
         return good
 
-    def _recall(self) -> None:
+    def _recalled(self, commits: list[Commit]) -> list[Commit]:
+        """Count the rows of good commits; return these with their numbers of rows."""
+        counted = []
         with pa.memory_map(str(self.path)) as source:
             reader = pa.ipc.open_stream(source)
-            for _ in range(self.num_resumed):
-                self._count(reader.read_next_batch())
+            for commit in commits:
+                batch = reader.read_next_batch()
+                self._count(batch)
+                counted.append(commit._replace(num_rows=batch.num_rows))
+        return counted
 
-    def _start_log(self, commits: list[tuple[int, str]], strikes: list[tuple[int, ...]]) -> None:
+    def _start_log(self, commits: list[Commit], strikes: list[tuple[int, ...]]) -> None:
         lines = [f"{MAGIC} {self.batch_cost}"]
-        lines += [f"commit {end} {digest}" for end, digest in commits]
+        lines += [f"commit {end} {digest} {num_rows}" for end, digest, num_rows in commits]
         lines += [f"strike {_join(rows)}" for rows in strikes]
         fresh = self.log_path.with_suffix(".log.new")
         fresh.write_text("\n".join(lines) + "\n", "ascii")
@@ -194,7 +221,7 @@ class Journal:
             self._data.writelines(pieces)
             digest = hashed.result()
         self._data.flush()
-        self._write_log(f"commit {self._data.tell()} {digest}")
+        self._write_log(f"commit {self._data.tell()} {digest} {batch.num_rows}")
         self._count(batch)
         if time.monotonic() - self._synced >= SYNC_SECONDS:
             self._sync()
@@ -243,6 +270,22 @@ class Journal:
         os.fsync(self._data.fileno())
         os.fsync(self._log.fileno())
         self._synced = time.monotonic()
+
+
+def num_rows_in(path: Path) -> int:
+    """Return how many rows the journal at `path` holds. Where an early log does not tell, its data
+    are read: by one who holds the lock, as a writer may cut them."""
+    state = read_log(path.with_suffix(".log"))
+    if state is None or not path.exists():
+        return 0
+    if (told := state.num_rows(path)) is not None:
+        return told
+    total = 0
+    with contextlib.suppress(pa.ArrowInvalid, OSError, StopIteration), pa.OSFile(str(path)) as data:
+        reader = pa.ipc.open_stream(data)
+        for _ in state.commits:
+            total += reader.read_next_batch().num_rows
+    return total
 
 
 def add_strike(log_path: Path, rows: Iterable[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -90,8 +90,8 @@ class Plan(JsonFile):
     settings: Settings
     execution: dict[str, Any] = {}
     """Options that say how to compute and not what."""
-    device: str
-    """auto, cuda or cpu, as the config has it."""
+    device: Literal["auto", "cuda", "cpu"]
+    """As the config has it."""
     gpus: int = 1
     """Devices that hold one model together."""
     weights: str | None

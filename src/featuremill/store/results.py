@@ -7,6 +7,8 @@ results/<run>/store/shards/<shard>.arrow       records, named by their content; 
 rule
 results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
 results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
+results/<run>/manifest.json, exports.json      what was delivered, and added later
+results/<run>/partial/                         what was computed when someone asked: results again
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.store import command_line
-from featuremill.store.delivery import Delivery
+from featuremill.store.delivery import Delivery, Written, written_of
+from featuremill.store.files import read_json
+from featuremill.store.formats import EXPORTS, PARTIAL
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 
@@ -32,6 +36,11 @@ class Results(NamedTuple):
         return self.root / "plan.json"
 
     @property
+    def kept_plan(self) -> Path:
+        """Return the last plan's copy in the store, by which the next one keeps shards."""
+        return self.store / "plan.json"
+
+    @property
     def manifest(self) -> Path:
         return self.root / "manifest.parquet"
 
@@ -39,11 +48,28 @@ class Results(NamedTuple):
     def store(self) -> Path:
         return self.root / "store"
 
+    @property
+    def delivery(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def exports(self) -> Path:
+        return self.root / EXPORTS
+
+    @property
+    def partial(self) -> Results:
+        """Return the folder of the partial results; only files of results stand in it."""
+        return Results(self.root / PARTIAL)
+
     def shard(self, shard: str) -> Path:
         return self.store / "shards" / f"{shard}.arrow"
 
     def part(self, recipe: str, shard: str) -> Path:
         return self.store / "parts" / recipe / f"{shard}.arrows"
+
+    def kept_receipt(self, recipe: str, shard: str) -> Path:
+        """Return the receipt beside the part, which extract adopts."""
+        return self.part(recipe, shard).with_suffix(".json")
 
     def telemetry(self, recipe: str, shard: str) -> Path:
         """Return the file that says how the part's job goes, or went."""
@@ -81,8 +107,7 @@ class Results(NamedTuple):
 
     def find_kept_receipt(self, recipe: str, shard: str) -> Receipt | None:
         """Return the receipt beside a part, as `find_receipt` does."""
-        beside = self.part(recipe, shard).with_suffix(".json")
-        return _if_of(Receipt.find(beside), recipe, shard)
+        return _if_of(Receipt.find(self.kept_receipt(recipe, shard)), recipe, shard)
 
     def is_done(self, plan: Plan, shard: str) -> bool:
         """Tell whether the part of a shard is there with its receipt; its bytes are not looked at,
@@ -94,20 +119,32 @@ class Results(NamedTuple):
         )
 
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
-        """Return what manifest.json (or manifest.partial.json) says; None where there is none that
-        can be read."""
-        return Delivery.find(
-            self.root / ("manifest.partial.json" if is_partial else "manifest.json")
-        )
+        """Return what manifest.json says, here or of the partial results; None where there is none
+        that can be read."""
+        return Delivery.find((self.partial if is_partial else self).delivery)
+
+    def find_exports(self) -> dict[str, Written]:
+        """Return what exports.json says, by file; nothing where there is none that can be read."""
+        return written_of(read_json(self.exports) or {})
+
+    def written(self) -> dict[str, Written]:
+        """Return what is told of each result, exported ones too; nothing without manifest.json."""
+        results = self.find_delivery()
+        return {**self.find_exports(), **results.outputs} if results else {}
+
+    def names(self) -> list[str]:
+        """Return what stands in the folder, by name; what is being written is left out."""
+        there = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(path.name for path in there if not path.name.startswith("."))
 
     def read_delivery(self, is_partial: bool = False) -> Delivery:
-        """Return what manifest.json (or manifest.partial.json) says.
+        """Return what manifest.json says, here or of the partial results.
 
         Raises:
             UserError: when there is none, or a newer featuremill wrote it.
             IntegrityError: when it is not what was written.
         """
-        path = self.root / ("manifest.partial.json" if is_partial else "manifest.json")
+        path = (self.partial if is_partial else self).delivery
         try:
             return Delivery.read(path)
         except FileNotFoundError:

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any
 
 from featuremill.extract.telemetry.gpus import Poller
-from featuremill.extract.telemetry.rate import Reports
-from featuremill.extract.telemetry.sampler import Sampler
+from featuremill.extract.telemetry.sampler import Reports, Sampler
 from featuremill.lease import Lease
 from featuremill.lease.devices import Device
+from featuremill.store.receipt import Usage
 
 LAST_SECONDS = 2.0
 """How long the job waits for the last sample, and for the last line: so long only where a disk
@@ -92,14 +92,15 @@ class Recorder:
         """What the worker said last of how far it is."""
         return self._sampler.told
 
-    def sees_the_end(self) -> dict[str, Any]:
+    def sees_the_end(self) -> Usage:
         """Sample once more, while the worker is there; return the receipt's entry."""
         self._sampler.has_sampled.clear()
         self._sampler.orders.put(("sample", {}))
         if self._thread.is_alive():
             self._sampler.has_sampled.wait(LAST_SECONDS)
         shared = sorted({key for device in self.devices for key in device.get("of_whole_gpu", ())})
-        return {**self._sampler.summary, **({"of_whole_gpu": shared} if shared else {})}
+        known = {"of_whole_gpu": shared} if shared else {}
+        return Usage.model_validate({**self._sampler.summary, **known})
 
     def _stop_asking(self) -> None:
         self._sampler.poller = None

@@ -1,4 +1,4 @@
-"""The thread that takes samples, writes them and adds them up."""
+"""The thread that takes samples, writes them and adds them up; what it sees of the worker."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.extract.telemetry.gpus import Poller
-from featuremill.extract.telemetry.process import ProcessMeter
-from featuremill.extract.telemetry.rate import Reports
 from featuremill.extract.telemetry.summary import Summary
-from featuremill.status.rows import count_rows
 from featuremill.store import journal
 from featuremill.store.telemetry import (
     EVERY_SECONDS,
@@ -30,6 +27,10 @@ from featuremill.store.telemetry import (
 VERSION = 1
 FRESH_SECONDS = 0.25
 """How long the last sample waits for what NVML says at that moment."""
+LEAST_SECONDS_OF_REPORTS = 0.5
+"""Reports closer together say more about when batches end than about speed."""
+LEAST_SECONDS_OF_CPU = 0.2
+"""Below it the kernel's clock of CPU time is too coarse for a share."""
 log = logging.getLogger("featuremill.extract")
 
 
@@ -97,14 +98,12 @@ class Sampler:
         self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
 
     def _start(self) -> dict[str, Any]:
-        state = journal.read_log(self._journal_path.with_suffix(".log"))
-        ends = [end for end, _ in state.commits] if state else []
         return {
             "version": VERSION,
             "host": platform.node(),
             "pid": os.getpid(),
             **self._facts,
-            "rows_done": count_rows(self._journal_path, ends) if ends else 0,
+            "rows_done": journal.num_rows_in(self._journal_path),
             "attempt": self._num_earlier + 1,
         }
 
@@ -147,3 +146,61 @@ def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
         number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
     ]
     return attempts[finished[-1] + 1 :] if finished else attempts
+
+
+class Reports:
+    """What the worker reported: added on one thread, asked for on another."""
+
+    def __init__(self) -> None:
+        self._before: tuple[float, float] | None = None
+        self._latest: tuple[float, float] | None = None
+
+    def add(self, cost_done: float) -> None:
+        """Note that so much is done now."""
+        self._latest = time.monotonic(), cost_done
+        if self._before is None:
+            self._before = self._latest
+
+    def rate(self) -> float | None:
+        """Return the cost a second since the last time this was known; None when nothing new was
+        reported."""
+        before, latest = self._before, self._latest
+        if before is None or latest is None or latest[0] - before[0] < LEAST_SECONDS_OF_REPORTS:
+            return None
+        self._before = latest
+        return round(max(0.0, latest[1] - before[1]) / (latest[0] - before[0]), 1)
+
+
+class ProcessMeter:
+    """What one process takes of the CPU and of memory, seen from outside: its interpreter may be
+    held."""
+
+    def __init__(self, pid: int) -> None:
+        import psutil  # here, so that importing featuremill costs nothing
+
+        self.pid = pid
+        self._gone = psutil.Error
+        self._process: Any = None
+        try:
+            self._process = psutil.Process(pid)
+            self._last = self._process.create_time(), 0.0
+        except psutil.Error:  # dead at birth
+            self._process = None
+
+    def read(self) -> dict[str, float]:
+        """Return `cpu_percent` (of one core, since the last reading) and `memory_mb` (resident)."""
+        if self._process is None:
+            return {}
+        try:
+            with self._process.oneshot():
+                memory = self._process.memory_info().rss
+                times = self._process.cpu_times()
+        except self._gone:
+            return {}
+        found: dict[str, float] = {"memory_mb": memory // 2**20} if memory else {}
+        now, used = time.time(), times.user + times.system
+        then, used_before = self._last
+        if now - then >= LEAST_SECONDS_OF_CPU:
+            self._last = now, used
+            found["cpu_percent"] = round(max(0.0, 100 * (used - used_before) / (now - then)), 1)
+        return found

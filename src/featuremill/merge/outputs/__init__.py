@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -10,18 +9,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from featuremill.base.errors import UserError
-from featuremill.store.files import sha256_of
-from featuremill.store.formats import ABOUT as ABOUT
-from featuremill.store.formats import FORMATS, sidecar_of
-from featuremill.store.formats import files_of as files_of
 
-FILES = {name: format.file for name, format in FORMATS.items()}
-FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder)
-"""Outputs that are a folder of files."""
-FAILED = ("failed.tsv", "failed.fa")
-"""What every merge writes beside its outputs: records without values, and how to try them again."""
-EXPORTS = "exports.json"
-"""What `featuremill export` wrote beside the results; a merge removes it with the files."""
 IDENTITY = pa.schema(
     {
         "id": pa.string(),
@@ -31,40 +19,6 @@ IDENTITY = pa.schema(
     }
 )
 """What stands before the values in every block."""
-
-
-def file_name(file: str, is_partial: bool) -> str:
-    """Return the name of a result file: that of a partial one says so, before its ending."""
-    path = Path(file)
-    return f"{path.stem}.partial{path.suffix}" if is_partial else file
-
-
-def partial_results() -> list[str]:
-    """Return the names of all that is written of partial results: files, and the folders of
-    `FOLDERS`."""
-    results = [file_name(file, is_partial=True) for file in FILES.values()]
-    written = ("manifest.json", *FAILED, "report.html")
-    return [
-        *results,
-        *(sidecar_of(file) for file in results),
-        *(file_name(file, is_partial=True) for file in written),
-    ]
-
-
-def bytes_of(path: Path) -> int:
-    """Return the size of a result, as manifest.json has it."""
-    return sum(file.stat().st_size for file in files_of(path))
-
-
-def digest_of_result(path: Path) -> str:
-    """Return the sha256 of a result, as manifest.json has it.
-
-    A folder's is that of what `sha256sum part-*` (or of all `.pt` files, sorted) prints in it.
-    """
-    if not path.is_dir():
-        return sha256_of(path)
-    lines = [f"{sha256_of(file)}  {file.relative_to(path)}\n" for file in files_of(path)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 class Target(NamedTuple):

@@ -23,8 +23,13 @@ from featuremill.base.errors import UserError
 from featuremill.merge.outputs import Target
 from featuremill.merge.outputs.vectors import matrices, matrix
 from featuremill.store.files import write_json
-from featuremill.store.formats import fair_esm_columns
+from featuremill.store.formats import FAIR_ESM_COLUMN, refuse_columns
 
+KEYS = {
+    "mean": "mean_representations",
+    "bos": "bos_representations",
+    "residues": "representations",
+}
 UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
 """What a file system answers to a name that it cannot take, or that is taken."""
 SHORTENED = 60
@@ -32,11 +37,22 @@ SHORTENED = 60
 NOT_PLAIN = re.compile(r"[^\w .=|-]")
 
 
+def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
+    """Return, for each column of `values`, the key and the layer that extract.py has it under.
+
+    Raises:
+        UserError: when there is a column that extract.py has no key for.
+    """
+    refuse_columns(["fair_esm_pt"], values.names)
+    found = {name: FAIR_ESM_COLUMN.fullmatch(name) for name in values.names}
+    return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
+
+
 class Writer:
     """Writes one file a record."""
 
     def __init__(self, target: Target) -> None:
-        self._columns = fair_esm_columns(target.values)
+        self._columns = columns_of(target.values)
         try:
             import torch
         except ImportError:

@@ -14,10 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base.accession import accessions
-from featuremill.merge.outputs import ABOUT, Target, need
+from featuremill.merge.outputs import Target, need
 from featuremill.merge.outputs.hdf5 import TEXT, ReservedFile
 from featuremill.merge.outputs.parquet import hexadecimal
 from featuremill.merge.outputs.vectors import matrix
+from featuremill.store.formats import ABOUT
 
 INDEX, *COLUMNS = ABOUT
 BYTES_A_TEXT = 64

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from featuremill.base.accession import accessions
-from featuremill.merge.outputs import ABOUT, Target
+from featuremill.merge.outputs import Target
+from featuremill.store.formats import ABOUT
 from featuremill.store.shard_file import digests
 
 HEX_DIGITS = 64

@@ -93,7 +93,7 @@ def job_of(held: Held, tail: Tail) -> Job:
             stage="run" if names else "wait",
             devices=[DeviceNow(name=name) for name in names],
             records=shard.records,
-            rows_done=shard.work.rows if shard.work else 0,
+            rows_done=shard.num_rows,
             cost=shard.cost,
             cost_left=shard.cost_left,
         )

@@ -166,7 +166,7 @@ class _PlannedRun:
         costs_left = [shard.cost_left for shard in idle]
         waiting = costs_left + [job.cost_left for job in jobs if not job.is_at_work]
         is_left = bool(idle or jobs)
-        records_left = sum(shard.records - (shard.work.rows if shard.work else 0) for shard in idle)
+        records_left = sum(shard.records - shard.num_rows for shard in idle)
         totals = Totals(
             of=self._sums,
             shards=self._sums.shards - len(idle) - len(jobs),
