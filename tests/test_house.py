@@ -317,28 +317,14 @@ FOR_WORKLOADS = {"base", "workload", "inputs"}
 """What those who write plug-ins may rely on."""
 FOR_LEASE = {"base.errors", "base.environment"}
 """lease is a product of its own."""
-MAX_ARROWS = 90
+MAX_ARROWS = 80
 """Pairs of rooms, the root as one, of which one imports the other. It may only shrink."""
 AUDIT = "computes with ESM-2 itself, in place of the contract"
 ESM2 = "the tables of ESM-2's memory and ways are no part of the contract yet"
 FIELDS = "the contract names a device"
 MOVED = "what it takes from there belongs to a room that both may import"
 EXCEPTIONS = {
-    ("config.init", "flow.file_times"): MOVED,
-    ("config.init", "flow.support"): MOVED,
-    ("config.init.ids", "plan.repeats"): "finds ids that repeat as a plan does",
-    ("config.init.ids", "plan.spool"): "finds ids that repeat as a plan does",
-    ("extract.telemetry.sampler", "status.rows"): MOVED,
     ("merge.gather", "extract.compute"): MOVED,
-    ("plan.announce", "merge.outputs.fair_esm_pt"): "tells what outputs take, which merge knows",
-    ("plan.command", "merge.outputs"): "tells what outputs take, which merge knows",
-    ("plan.estimate.report", "flow.job_resources"): MOVED,
-    ("plan.needs", "merge.outputs"): "tells what outputs take, which merge knows",
-    ("plan.speeds", "report.roofs"): MOVED,
-    ("plan.speeds.earlier", "status.rest"): MOVED,
-    ("workload.weights", "workloads.esm2.checkpoint"): "the verb converts ESM-2's checkpoints only",
-    ("workload.weights", "workloads.esm2.options"): "the verb converts ESM-2's checkpoints only",
-    ("workload.weights", "workloads.esm2.sources"): "the verb converts ESM-2's checkpoints only",
 }
 """(module, what it imports against the order) and why. It may only shrink."""
 
