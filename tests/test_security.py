@@ -36,6 +36,8 @@ from featuremill.merge.outputs import Target, open_writer
 from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal
 from featuremill.store.parts import open_part
+from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
@@ -177,10 +179,15 @@ def test_pickles_in_the_store_are_refused(bomb, tmp_path):
     for told in ({}, {"recipe": "1" * 32, "shard": "0" * 32, "part": "2" * 32}):
         files.write_json(receipt, told)
         with pytest.raises(IntegrityError):
-            open_part(run, {"recipe": "1" * 32}, {"shard": "0" * 32, "records": 1})
-    for path in (run.plan, receipt, run.store / "plan.json"):
+            open_part(
+                run,
+                Plan.model_construct(recipe="1" * 32),
+                PlannedShard("0" * 32, records=1, wanted=1, cost=1, bytes=1),
+            )
+    for path, kind in ((run.plan, Plan), (receipt, Receipt), (run.kept_plan, Plan)):
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(bomb)
-        assert files.read_sealed(path) is None
+        assert kind.find(path) is None
     with pytest.raises(IntegrityError, match="delete it and run the same command again"):
         run.read_plan()
     log = tmp_path / "j.log"
