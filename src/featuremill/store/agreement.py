@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line
 from featuremill.store.files import sha256_of
@@ -43,18 +41,3 @@ def refuse_what_was_cleaned(folder: Results) -> None:
             f"{folder.root}: the parts that tell which records failed were removed; "
             f"{folder.root / 'failed.fa'} holds all {num_failed:,}: give it to a run of its own."
         )
-
-
-def are_results_of(plan: Any, manifest: Any, is_partial: bool = False) -> bool:
-    """Tell whether the results that manifest.json tells of are those of `plan`."""
-    plan = plan.as_json() if isinstance(plan, Plan) else plan
-    made_of = manifest.get("manifest_sha256", plan.get("manifest_sha256"))
-    parts, shards = set(manifest.get("parts", {})), {s["shard"] for s in plan.get("shards", [])}
-    return bool(
-        made_of == plan.get("manifest_sha256")
-        and manifest.get("plan") == plan.get("counts")
-        and (parts <= shards if is_partial else parts == shards)
-        and all(
-            manifest.get(key) == plan.get(key) for key in ("run", "recipe", "inputs", "lengths")
-        )
-    )

@@ -29,22 +29,6 @@ class Record(BaseModel):
         out."""
         return self.model_dump(mode="json", exclude_unset=True)
 
-    # ---- while callers still take it for a dictionary ----
-
-    def __getitem__(self, key: str) -> Any:
-        if not hasattr(self, key):
-            raise KeyError(key)
-        return getattr(self, key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return getattr(self, key) if key in self.model_fields_set else default
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.model_fields_set
-
-    def keys(self) -> Any:
-        return self.as_json().keys()
-
 
 class JsonFile(Record):
     """A whole file."""

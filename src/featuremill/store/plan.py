@@ -75,9 +75,6 @@ class PlannedShard:
     bytes: int
     """Of the shard's file."""
 
-    def __getitem__(self, key: str) -> Any:
-        return getattr(self, key)
-
 
 class Plan(JsonFile):
     """What plan.json says."""
