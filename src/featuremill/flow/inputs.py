@@ -23,7 +23,6 @@ from featuremill.flow.module_import import is_imported
 from featuremill.flow.screen import SCREEN, RefusedError
 from featuremill.flow.support import checkpoint_files, sources
 from featuremill.inputs import source
-from featuremill.store import files
 from featuremill.store.results import Results
 from featuremill.workload.weights import refuse_missing
 
@@ -60,8 +59,8 @@ def _refuse_unplanned(run: Config, named: str, places: Places, configs: Sequence
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
     that were put away after the run, and hides a wrong name.
     """
-    plan = files.read_sealed(Results(Path("results") / run.run).plan)
-    planned = {entry["path"] for entry in plan["inputs"]} if plan else run.inputs
+    plan = Results(Path("results") / run.run).find_plan()
+    planned = {entry.path for entry in plan.inputs} if plan else set(run.inputs)
     for path in run.inputs:
         if path not in planned:
             try:

@@ -18,8 +18,7 @@ from featuremill.flow.screen import RefusedError
 from featuremill.inputs import TableOptions
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
-from featuremill.store import command_line, files, run_lock
-from featuremill.store.agreement import are_results_of
+from featuremill.store import command_line, run_lock
 from featuremill.store.results import Results
 from featuremill.workload import recipe
 
@@ -176,5 +175,5 @@ def is_computed(results: str) -> bool:
         return False
     if all(folder.receipt(plan.recipe, entry.shard).exists() for entry in plan.shards):
         return True
-    manifest = files.read_json(folder.root / "manifest.json")
-    return manifest is not None and are_results_of(plan, manifest)
+    delivery = folder.find_delivery()
+    return delivery is not None and delivery.is_of(plan)

@@ -34,6 +34,7 @@ from featuremill.inputs import TableOptions, source
 from featuremill.status import state
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.formats import FILES
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, recipe, weights
 
@@ -179,8 +180,8 @@ def _is_planned(run: Config, results: str, model: Weights) -> bool:
     from featuremill.plan.command import planning_device
 
     path = Results(Path(results)).plan
-    plan = files.read_sealed(path)
-    if plan is None or [entry["path"] for entry in plan["inputs"]] != list(run.inputs):
+    plan = Plan.find(path)
+    if plan is None or [entry.path for entry in plan.inputs] != list(run.inputs):
         return False
     inputs = [Path(name) for name in run.inputs if Path(name).exists()]
     if any(each.stat().st_mtime > path.stat().st_mtime for each in inputs):
@@ -188,11 +189,11 @@ def _is_planned(run: Config, results: str, model: Weights) -> bool:
     found = workload.find_workload(run.workload)
     options = found.Options.model_validate(run.options)
     columns = options.model_dump(include=TableOptions.EXECUTION)
-    if any(plan.get("execution", {}).get(key, "") != value for key, value in columns.items()):
+    if any(plan.execution.get(key, "") != value for key, value in columns.items()):
         return False
     device = planning_device(run.device)
     settings = recipe.settings_of(run.workload, found, options, device, model)
-    return recipe.recipe_of(settings) == str(plan["recipe"])
+    return recipe.recipe_of(settings) == plan.recipe
 
 
 def forget_what_is_not_whole(results: str) -> None:
@@ -207,7 +208,7 @@ def forget_what_is_not_whole(results: str) -> None:
         found = []
     if not found:  # a plan of many shards takes a while to read
         return
-    recipe = (files.read_sealed(folder.plan) or {}).get("recipe", "")
+    plan = folder.find_plan()
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in found:
         if problem.mend.again == "merge" and not has_parts:
@@ -216,7 +217,7 @@ def forget_what_is_not_whole(results: str) -> None:
         if problem.mend.again == "plan":
             folder.plan.unlink(missing_ok=True)
         for shard in problem.mend.shards:
-            folder.receipt(recipe, shard).unlink(missing_ok=True)
+            folder.receipt(plan.recipe if plan else "", shard).unlink(missing_ok=True)
         if problem.code == "results_older":
             folder.plan.touch()  # they are whole, and stay until there are newer ones
         else:
@@ -226,7 +227,8 @@ def forget_what_is_not_whole(results: str) -> None:
 def tell_what_goes(run: Config, results: str) -> None:
     """Say which results merge is going to remove, as `outputs` no longer names them."""
     root = Path(results)
-    written = (files.read_json(root / "manifest.json") or {}).get("outputs", {})
+    delivery = Results(root).find_delivery()
+    written = delivery.outputs if delivery else {}
     wanted = {FILES[name] for name in run.outputs}
     for name in written:
         if name not in wanted and (root / name).exists():
