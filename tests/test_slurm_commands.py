@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
+from featuremill.flow.slurm_commands import Live, Run, judge
 
 from featuremill.flow import slurm_commands, slurm_start
-from featuremill.flow.slurm_commands import Live, Run, judge
 
 NAME = "0e1c6df4-21c6-4b80-ba0a-8d3ff7e3ea2a"
 QUERIES = {

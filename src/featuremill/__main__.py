@@ -50,7 +50,7 @@ VERBS = {
 MODULES = {
     "init": "config.init",
     "estimate": "plan.estimate",
-    "run": "flow.run",
+    "run": "flow.command",
     "weights": "workload.weights",
     "export": "merge.export",
     "top": "status.top",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,8 @@ KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
+WILDCARD = re.compile(r"\{\s*[.\w]+\s*(,([^{}]|\{\d+(,\d+)?\})*)?\}")
+"""What Snakemake replaces in the name of a file: {name}, or {name,expression}."""
 MAX_NAME = 100
 """Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
@@ -186,6 +189,17 @@ def read(path: Path, has_weights: bool = False) -> Run:
     return run
 
 
+def from_json(text: str) -> Run:
+    """Return the validated run of a config in JSON, as the workflow hands it to its verbs."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--config-json: this is no JSON ({error}); mend it.") from None
+    if not isinstance(value, dict):
+        raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
+    return validate(value)
+
+
 def model_of(run: Run) -> str | None:
     """Return the model whose weights the run needs: a name, or the path of a checkpoint."""
     workload = find_workload(run.workload)
@@ -238,6 +252,19 @@ def check_outputs(run: Run, source: str = "config") -> None:
                 f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
                 f"workload {run.workload!r} delivers none; change the options or drop the output."
             )
+
+
+def refuse_wildcards(run: Run) -> None:
+    """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
+    labels = [run.labels.file]
+    names = {"inputs": run.inputs, "options": run.options.values(), "labels": labels}
+    for key, values in names.items():
+        for value in values:
+            if isinstance(value, str) and WILDCARD.search(value):
+                raise UserError(
+                    f"config: {key}: {value!r} has a name in braces, which Snakemake would "
+                    "replace; rename the file, or name it through a link without braces."
+                )
 
 
 def without_effect(run: Run) -> list[str]:

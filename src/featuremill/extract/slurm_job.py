@@ -11,21 +11,11 @@ import contextlib
 import logging
 import os
 import subprocess
-from collections.abc import MutableMapping
-from typing import Any
 
 ONE_OF_MANY = "FEATUREMILL_SLURM_JOBS"
 """Set to 1 by a Snakemake whose jobs a cluster runs. In an allocation in which Snakemake itself
 runs, a job that waits must not send that back."""
 log = logging.getLogger("featuremill.extract")
-
-
-def tell_jobs(workflow: Any, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Tell the jobs of this main process whether each is a job of its own for a cluster."""
-    if workflow.is_main_process:
-        environment.pop(ONE_OF_MANY, None)
-        if workflow.nodes is not None:
-            environment[ONE_OF_MANY] = "1"
 
 
 def queue_again() -> None:

@@ -16,18 +16,10 @@ from typing import Any, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.config import Run
 from featuremill.plan import speeds
+from featuremill.plan.host_memory import host_mb
 from featuremill.store import files
 
 MB, GB = 2**20, 10**9
-PROCESS_MB = 2000
-"""Of a job that computes: Snakemake's own two processes in it, Python, PyArrow and torch."""
-CUDA_HOST_MB = 2000
-"""Of the host's memory for a CUDA context and its libraries: a usual value, not measured here."""
-WEIGHTS_ON_GPU = 1.5
-"""Host memory by the size of the weights' file: it is mapped, and copied to the GPU in pieces."""
-WEIGHTS_ON_CPU = 4.0
-"""The mapped file and a copy in the number type of the computation: 3.3 of an fp16 file in fp32,
-as `doctor/memory.py` reckons, and batches."""
 PLAN_MB, PLAN_MB_A_GB = 4000, 250
 MERGE_MB, MERGE_MB_A_GB = 4000, 50
 """docs/scale.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what merge
@@ -42,21 +34,6 @@ UNKNOWN_MINUTES = 60
 """Of a shard where nothing is known of the workload's speed."""
 SAFETY = 2.0
 """On top of the slowest speed that is known or assumed."""
-
-
-def gpu_model(workflow: Any) -> str:
-    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    settings = workflow.resource_settings
-    rule = workflow.modifier.modify_rulename("extract")  # another name where it is imported
-    of_rule = settings._parsed_overwrite_resources.get(rule, {})
-    found = of_rule.get("gpu_model") or settings._parsed_default_resources.get("gpu_model")
-    return str(found.raw).strip("'\"") if found else ""
-
-
-def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
-    """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
-    of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
-    return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
 
 
 class JobResources(NamedTuple):

@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 from featuremill.base.errors import UserError
+from featuremill.config import from_json
 from featuremill.merge.outputs import file_name
 
 log = logging.getLogger("featuremill.report")
@@ -41,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
     parser.add_argument(
+        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+    )
+    parser.add_argument(
         "--roof",
         type=Path,
         nargs="+",
@@ -63,7 +67,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
-    wishes = facts.Wishes(arguments.label_file, arguments.label or "", tuple(arguments.roof))
+    file, column = arguments.label_file, arguments.label or ""
+    if arguments.config_json and (labels := from_json(arguments.config_json).labels).file:
+        file, column = Path(labels.file), labels.column
+    wishes = facts.Wishes(file, column, tuple(arguments.roof))
     found = facts.read(arguments.run_folder, arguments.partial, wishes)
     if found.labels and found.labels.mismatch:
         log.warning("%s; the map is coloured by length.", found.labels.mismatch)

@@ -20,7 +20,7 @@ from featuremill import config, inputs
 from featuremill.base.errors import UserError
 from featuremill.base.sizes import counted
 from featuremill.config.init.survey import Survey, names, surveyed
-from featuremill.flow import file_times
+from featuremill.inputs import file_times
 from featuremill.store import command_line, files
 from featuremill.workload import find_workload, refuse_without_packages, weights
 
@@ -93,10 +93,7 @@ def _refuse_what_a_run_would(run: config.Run, output: Path) -> None:
     """
     if model := config.model_of(run):
         weights.refuse_missing(model)
-    if any("{" in name for name in [*run.inputs, str(run.options.get("model", ""))]):
-        from featuremill.flow.support import refuse_wildcards  # imports Snakemake
-
-        refuse_wildcards(run)
+    config.refuse_wildcards(run)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
         file_times.refuse_future(run.inputs, Path(clock.name))
     try:

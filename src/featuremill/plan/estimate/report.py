@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from featuremill.base.sizes import expected_bytes
 from featuremill.config import Run
-from featuremill.flow.job_resources import host_mb
 from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import makespan, overheads
@@ -18,6 +17,7 @@ from featuremill.plan.estimate.model import Model, device_memory_mb, weights_mb
 from featuremill.plan.estimate.overheads import Around
 from featuremill.plan.estimate.place import Place, asked
 from featuremill.plan.estimate.work import Work, in_shards
+from featuremill.plan.host_memory import host_mb
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Choice, choose, work_of
 from featuremill.plan.speeds import Speed
