@@ -9,6 +9,7 @@ from featuremill.flow.screen import calm_output
 
 failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
 
+from featuremill import SNAKEFILE  # where a module is called featuremill, it stands for the package
 from featuremill.flow.begin import begin
 
 mill = begin(workflow, config, failures)

@@ -35,6 +35,7 @@ ANSWER_SECONDS = 20.0
 PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
 PAUSE_SECONDS = 5.0
+AWAY = "slurmctld does not answer, so a submission waits for it"
 LONGEST_SECONDS = 180
 """Between two looks at the jobs, while none of them ends."""
 CLUSTERS = ("cluster", "clusters", "slurm_cluster")
@@ -243,6 +244,7 @@ def watched(executor: type[Any]) -> type[Any]:
             """Submit the job, once the controller is there."""
             until = time.monotonic() + PATIENCE_SECONDS
             while self._watch.ask_controller() is None and time.monotonic() < until:
+                self.logger.debug(AWAY)
                 if self._is_over.wait(PAUSE_SECONDS):
                     return
             super().run_job(job)
