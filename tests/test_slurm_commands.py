@@ -12,7 +12,7 @@ import pytest
 from snakemake.exceptions import WorkflowError
 
 from featuremill.flow import reach, slurm
-from featuremill.flow.slurm import Live, Watch, judge
+from featuremill.flow.slurm import Live, judge
 
 COMMANDS = ("squeue", "sacct", "scancel")
 
@@ -81,10 +81,11 @@ def says(tmp_path, monkeypatch):
 class Stock:
     """The executor of which ours is a subclass, as far as ours takes things over."""
 
-    def __init__(self, **settings):
-        self.workflow = SimpleNamespace(executor_settings=SimpleNamespace(**settings))
+    def __init__(self, workflow):
+        self.workflow = workflow
         self.logger = SimpleNamespace(debug=lambda text: None)
         self.said, self.next_seconds_between_status_checks = [], None
+        assert self.look() == ([], []), "a thread looks before all is there"
         self.__post_init__()
 
     def __post_init__(self):
@@ -119,7 +120,8 @@ class Stock:
         return asyncio.run(asked()), list(self.said)
 
 
-Executor = slurm.watched(Stock)
+def executor_with(**settings):
+    return slurm.watched(Stock)(SimpleNamespace(executor_settings=SimpleNamespace(**settings)))
 
 
 def job(name="job", command="true", **resources):
@@ -127,7 +129,7 @@ def job(name="job", command="true", **resources):
 
 
 def test_jobs_that_ended_are_reported_with_why(says):
-    executor = Executor(init_seconds_before_status_checks=20)
+    executor = executor_with(init_seconds_before_status_checks=20)
     (says / "squeue").write_text("12|RUNNING|gpu|None\n13|PREEMPTED|cheap|None\n")
     (says / "sacct").write_text("14|CANCELLED by 1000\n")
     why = "SLURM-job '{}' failed, SLURM status is: '{}'. Reason: {}."
@@ -146,13 +148,13 @@ def test_jobs_that_ended_are_reported_with_why(says):
 
 
 def test_nothing_is_told_while_the_controller_is_away(says):
-    executor = Executor()
+    executor = executor_with()
     (says / "sacct").write_text("12|COMPLETED\n")  # what follows could not be submitted now
     assert executor.look("12") == (["12"], [])
 
 
 def test_what_can_never_start_leaves_the_queue(says):
-    executor = Executor()
+    executor = executor_with()
     (says / "squeue").write_text("12|PENDING|short|PartitionTimeLimit\n")
     (says / "scancel").touch()
     on, said = executor.look("12")
@@ -161,7 +163,7 @@ def test_what_can_never_start_leaves_the_queue(says):
 
 
 def test_a_job_leaves_how_it_ended(says):
-    executor = Executor()
+    executor = executor_with()
     said = executor.format_job_exec(job(command='echo "it\'s $SLURM_JOB_ID" && exit 3'))
     environment = os.environ | {"SLURM_JOB_ID": "15"}
     done = subprocess.run(["sh", "-c", said], env=environment, capture_output=True, text=True)
@@ -173,7 +175,7 @@ def test_a_job_leaves_how_it_ended(says):
 
 
 def test_a_submission_that_waits_for_the_controller_ends_with_snakemake(says):
-    executor = Executor()
+    executor = executor_with()
     executor.shutdown()
     executor.run_job(job())
     assert executor.said == ["over"]
@@ -184,8 +186,8 @@ def test_a_submission_that_waits_for_the_controller_ends_with_snakemake(says):
 
 def test_what_could_not_be_followed_is_refused(says):
     with pytest.raises(WorkflowError, match="leave slurm-array-jobs out"):
-        Executor(array_jobs="all")
-    executor = Executor()
+        executor_with(array_jobs="all")
+    executor = executor_with()
     executor.run_jobs([job("here"), job("there", slurm_cluster="other")])
     assert executor.said[1:] == [("ran", "here")]
     assert "leave slurm_cluster out" in executor.said[0][1]
@@ -346,8 +348,6 @@ def happen(cluster, workflow):
     # Slurm lets a requeued job wait for two minutes.
     cluster.wait_until(lambda: cluster.jobs()[again][0] == "PENDING")
     cluster.run("scontrol", "update", f"jobid={again}", "StartTime=now")
-
-
 
 
 @pytest.mark.slow

@@ -213,20 +213,24 @@ def watched(executor: type[Any]) -> type[Any]:
     class Watched(executor):  # type: ignore[misc]
         """Snakemake's Slurm executor, which no job gets lost of."""
 
-        def __post_init__(self, *arguments: Any, **named: Any) -> None:
-            """Refuse what could not be followed, and begin a folder."""
-            if getattr(self.workflow.executor_settings, "array_jobs", None):
+        def __init__(self, workflow: Any, *arguments: Any, **named: Any) -> None:
+            """Refuse what could not be followed; the first look comes while this goes on."""
+            settings = workflow.executor_settings
+            if getattr(settings, "array_jobs", None):
                 raise reach.WorkflowError(
                     "job arrays hang in the executor: leave slurm-array-jobs out."
                 )
+            self._is_over = threading.Event()
+            first = getattr(settings, "init_seconds_before_status_checks", None)
+            self._first_pause = self._pause = first or 40
+            super().__init__(workflow, *arguments, **named)
+
+        def __post_init__(self, *arguments: Any, **named: Any) -> None:
+            """Begin a folder."""
             super().__post_init__(*arguments, **named)
             _forget_old()
             name = str(getattr(self, "run_uuid", ""))
             self._watch = Watch((FOLDER / (name or str(os.getpid()))).absolute(), name)
-            self._is_over = threading.Event()
-            settings = self.workflow.executor_settings
-            first = getattr(settings, "init_seconds_before_status_checks", None)
-            self._first_pause = self._pause = first or 40
 
         def format_job_exec(self, job: Any) -> str:
             """Return the job's command, which leaves its exit status."""
