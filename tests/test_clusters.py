@@ -75,6 +75,8 @@ def test_the_status_of_the_recipe(tmp_path, environment):
 @pytest.mark.parametrize("system", ["lsf", "pbs"])
 def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
     """A job that is killed costs nothing but time; on PBS nor does a query without an answer."""
+    import snakemake_executor_plugin_lsf  # noqa: F401  (the profile needs it)
+
     node = gpu_node(2)
     workflow = ClusterRun(tmp_path, environment, node, system, 3, batch_seconds=2, batch_records=5)
     if system == "pbs":

@@ -93,8 +93,9 @@ def test_snakemakes_insides_are_reached_for_in_one_file():
             if isinstance(node, ast.ImportFrom | ast.Import):
                 module = getattr(node, "module", None) or node.names[0].name
                 assert not module.startswith("snakemake"), f"{path.name}: {module}"
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-                assert node.value.id != "workflow", f"{path.name}:{node.lineno}: {node.attr}"
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "workflow":
+                is_public = node.attr == "executor_settings"  # executors are given them
+                assert is_public, f"{path.name}:{node.lineno}: {node.attr}"
 
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
