@@ -11,5 +11,17 @@ failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
 
 from featuremill import SNAKEFILE  # where a module is called featuremill, it stands for the package
 from featuremill.flow.begin import begin
+from featuremill.merge.outputs import FILES, FOLDERS
 
 mill = begin(workflow, config, failures)
+
+
+def receipts(wildcards):
+    """Return the receipts that the plan asks for, once there is a plan."""
+    return mill.receipts(checkpoints.plan.get(**wildcards).output.plan)
+
+
+def result(name):
+    """Return where the output `name` goes, as Snakemake wants it told."""
+    path = f"{mill.results}/{FILES[name]}"
+    return directory(path) if name in FOLDERS else path

@@ -3,19 +3,6 @@
 #   in    plan.json, manifest.parquet, a receipt for each shard of the plan
 #   out   the files of config `outputs`, failed.tsv, failed.fa, manifest.json (provenance and counts)
 
-from featuremill.merge.outputs import FILES, FOLDERS
-
-
-def receipts(wildcards):
-    """Return the receipts that the plan asks for, once there is a plan."""
-    return mill.receipts(checkpoints.plan.get(**wildcards).output.plan)
-
-
-def result(name):
-    """Return where the output `name` goes, as Snakemake wants it told."""
-    path = f"{mill.results}/{FILES[name]}"
-    return directory(path) if name in FOLDERS else path
-
 
 rule merge:
     input:
