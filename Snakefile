@@ -5,7 +5,9 @@
 # One config is one run: `snakemake --cores all` computes the demo of config/config.yaml, and
 # `snakemake --cores all --configfile my.yaml` yours. README.md tells the rest.
 
-if not config and workflow.modifier.is_main_snakefile():
+from featuremill.flow import reach
+
+if not config and not reach.is_imported(workflow):
 
     configfile: "config/config.yaml"
 
@@ -20,16 +22,15 @@ include: "workflow/rules/report.smk"
 
 
 rule all:
-    default_target: is_target
+    default_target: mill.is_target
     input:
         rules.merge.output,
         rules.report.output,
 
 
 onsuccess:
-    print(support.closing_words(run_folder))
-    print(support.tidied(workflow, run_folder, run.keep), end="")
+    mill.say_success()
 
 
 onerror:
-    print(closing(failures, run_folder))
+    mill.say_failure()

@@ -1,21 +1,22 @@
-"""Stand-ins for LSF's and PBS's commands: bsub, bjobs, bkill, qsub, qstat, qdel.
+"""Stand-ins for the commands of LSF (bsub, bjobs, bkill, badmin, lsclusters, bhist) and of PBS
+(qsub, qstat, qdel).
 
 Jobs really run, in the background, each with GPUs of its own. The folder of the environment
 variable BATCH_FOLDER holds all there is: `gpus` (the UUIDs to give out), `silent` (so many queries
-get no answer), `forgets` (ended jobs are unknown at once), and a folder a job: `state`, `group`
-(its process group).
+get no answer), and a folder a job: `state`, `group` (its process group), `name`.
 """
 
 import fcntl
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-COMMANDS = ("bsub", "bjobs", "bkill", "qsub", "qstat", "qdel")
+COMMANDS = ("bsub", "bjobs", "bkill", "badmin", "lsclusters", "bhist", "qsub", "qstat", "qdel")
 VARIABLES = {"bsub": "LSB_JOBID", "qsub": "PBS_JOBID"}
 
 
@@ -23,6 +24,9 @@ def install(folder, uuids=()):
     """Put the commands into `folder`/bin; return what the environment needs."""
     (folder / "bin").mkdir(parents=True)
     (folder / "gpus").write_text("\n".join(uuids))
+    parameters = folder / "lsbatch" / "here" / "configdir" / "lsb.params"
+    parameters.parent.mkdir(parents=True)
+    parameters.write_text("Begin Parameters\nDEFAULT_QUEUE = normal\nEnd Parameters\n")
     for name in COMMANDS:
         path = folder / "bin" / name
         path.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {__file__} {name} "$@"\n')
@@ -36,7 +40,6 @@ def jobs(folder):
 
 
 def _submit(name, words, folder):
-    script = sys.stdin.read()
     with (folder / "numbers").open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.write("x")
@@ -44,8 +47,11 @@ def _submit(name, words, folder):
         number = str(file.tell())
         job = folder / f"job.{number}"
         job.mkdir()
-    (job / "script").write_text(script)
-    (job / "options").write_text("\n".join(words))
+    if name == "qsub":
+        shutil.copy(words[-1], job / "script")
+    else:
+        (job / "script").write_text(words[-1])
+    (job / "options").write_text("\n".join(words[:-1]))
     (job / "state").write_text("PEND")
     number += ".server" * (name == "qsub")
     if os.fork() == 0:
@@ -53,7 +59,8 @@ def _submit(name, words, folder):
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        _run(job, VARIABLES[name], number, _num_gpus(words), (folder / "gpus").read_text().split())
+        gpus = (folder / "gpus").read_text().split()
+        _run(job, VARIABLES[name], number, _num_gpus(words[:-1]), gpus)
         os._exit(0)
     print(number if name == "qsub" else f"Job <{number}> is submitted to default queue <normal>.")
 
@@ -93,40 +100,52 @@ def _run(job, variable, number, num_gpus, uuids):
     (job / "state").write_text("EXIT" if status else "DONE")
 
 
-def _ask(name, number, folder):
+def _is_silent(folder):
     silent = folder / "silent"
-    if silent.exists() and (left := int(silent.read_text())):
-        silent.write_text(str(left - 1))
-        print(
-            "LSF is down. Please wait ..." if name == "bjobs" else "qstat: cannot connect to server"
-        )
-        sys.exit(255)
-    job = folder / f"job.{number.split('.')[0]}"
-    state = (job / "state").read_text() if job.exists() else ""
-    if not state or (state in ("DONE", "EXIT") and (folder / "forgets").exists()):
-        unknown = {
-            "bjobs": f"Job <{number}> is not found",
-            "qstat": f"qstat: Unknown Job Id {number}",
-        }
-        print(unknown[name], file=sys.stderr)
-        sys.exit(255 if name == "bjobs" else 153)
-    if name == "bjobs":
-        print(state)
-    elif state in ("DONE", "EXIT"):
-        print(f"qstat: {number} Job has finished, use -x or -H", file=sys.stderr)
-        sys.exit(35)
-    else:
-        print(
-            f"Job Id: {number}\n    Job_Name = x\n    job_state = {'Q' if state == 'PEND' else 'R'}"
-        )
+    if not silent.exists() or not (left := int(silent.read_text())):
+        return False
+    silent.write_text(str(left - 1))
+    return True
+
+
+def _bjobs(words, folder):
+    """Answer for all jobs of the name that a query with `-aJ '*…*'` has."""
+    if _is_silent(folder):
+        sys.exit("LSF is down. Please wait ...")
+    wanted = words[-1].strip("*")
+    for job in jobs(folder):
+        if wanted in (job / "options").read_text():
+            print(job.name.split(".")[1], (job / "state").read_text())
+
+
+def _qstat(words, folder):
+    """Answer for one job, also for one that ended, as with `-x` where PBS keeps a history."""
+    if _is_silent(folder):
+        sys.exit("qstat: cannot connect to server")
+    job = folder / f"job.{words[-1].split('.')[0]}"
+    if not job.exists():
+        print(f"qstat: Unknown Job Id {words[-1]}", file=sys.stderr)
+        sys.exit(153)
+    state = {"PEND": "Q", "RUN": "R"}.get((job / "state").read_text(), "F")
+    ended = {"DONE": "    Exit_status = 0\n", "EXIT": "    Exit_status = 271\n"}
+    more = ended.get((job / "state").read_text(), "")
+    print(f"Job Id: {words[-1]}\n    Job_Name = x\n    job_state = {state}\n{more}", end="")
 
 
 def main(name, *words):
     folder = Path(os.environ["BATCH_FOLDER"])
     if name in VARIABLES:
         _submit(name, words, folder)
-    elif name in ("bjobs", "qstat"):
-        _ask(name, words[-1], folder)
+    elif name == "bjobs":
+        _bjobs(words, folder)
+    elif name == "qstat":
+        _qstat(words, folder)
+    elif name == "badmin":
+        print(f"LSF parameters:\n  LSB_SHAREDIR = {folder}\n  LSF_CONFDIR = {folder}")
+    elif name == "lsclusters":
+        print("CLUSTER_NAME STATUS\nhere ok")
+    elif name == "bhist":
+        print("Project <default>")
     else:
         for number in words:
             group = folder / f"job.{number.split('.')[0]}" / "group"

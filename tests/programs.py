@@ -29,7 +29,7 @@ from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
-PROGRAMS = ("featuremill", "snakemake")
+PROGRAMS = ("featuremill", "snakemake", "without_reach")
 IMPORTED = (
     *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
     *("init", "search", "doctor", "weights", "top"),

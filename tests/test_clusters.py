@@ -1,6 +1,5 @@
-"""LSF and PBS: their profiles under the real Snakemake, with stand-ins for the commands."""
+"""LSF's profile and the recipe for PBS under the real Snakemake, with stand-ins for commands."""
 
-import json
 import os
 import re
 import signal
@@ -9,141 +8,91 @@ import sys
 
 import batch_commands
 import pytest
-import snakemake_executor_plugin_cluster_generic  # noqa: F401  (the profiles need it)
+import snakemake_executor_plugin_cluster_generic  # noqa: F401  (a recipe needs it)
 import snakemake_storage_plugin_fs  # noqa: F401  (stands for S3)
 from conftest import ROOT
 from programs import Workflow, random_records, wait_for
 from test_gpu_workflow import GpuWorkflow
 from test_lease_stress import most_at_once
 
-PROPERTIES = {
-    "type": "single",
-    "rule": "extract",
-    "jobid": 7,
-    "threads": 4,
-    "resources": {"mem_mb": 8000, "runtime": 90, "gpu": 1, "lsf_queue": "g", "pbs_project": "p"},
-}
+PAGE = (ROOT / "docs/clusters.md").read_text("utf-8")
+RECIPE = dict(re.findall(r"`(profiles/pbs/\S+)`:\n\n```text\n(.*?)```", PAGE, re.DOTALL))
+PROFILES = {"lsf": ROOT / "profiles" / "lsf", "pbs": "profiles/pbs"}
 
 
-class Batch:
-    """A batch system's commands, and calls of our own."""
+class ClusterRun(GpuWorkflow):
+    """A run on a simulated node whose jobs a batch system starts; PBS as docs/clusters.md says."""
 
-    def __init__(self, folder, environment, system):
+    def __init__(self, folder, environment, node, system, num_shards, **options):
+        super().__init__(folder, environment, node, num_shards, **options)
         self.commands = folder / "batch"
-        self.environment = {**environment, **batch_commands.install(self.commands, ["GPU-0"])}
-        self.folder, self.system = folder, system
+        self.environment |= batch_commands.install(self.commands, node.uuids)
+        (folder / "profiles/pbs").mkdir(parents=True)
+        for name, text in RECIPE.items():
+            (folder / name).write_text(text)
+        profile = ("--workflow-profile", str(PROFILES[system]))
+        self.by_jobs = (*profile, "--seconds-between-status-checks", "1")
 
-    def __call__(self, verb, subject, status=0, **variables):
+    def jobs(self, rule=""):
+        """Return the folders of the jobs of a rule, or of all."""
+        found = batch_commands.jobs(self.commands)
+        return [job for job in found if f"featuremill {rule}" in self.asked(job)]
+
+    def asked(self, job):
+        """Return what Snakemake wrote of its job into the script, or the verb that it runs."""
+        script = (job / "script").read_text()
+        (rule,) = set(re.findall(r"--allowed-rules'? '?(\w+)", script))
+        return f"featuremill {rule}"
+
+
+def test_the_status_of_the_recipe(tmp_path, environment):
+    """Each answer that PBS gives, and none."""
+    commands = tmp_path / "batch"
+    environment = {**environment, **batch_commands.install(commands)}
+
+    def status(job):
         done = subprocess.run(
-            [sys.executable, "-m", "featuremill.flow.batch", self.system, verb, str(subject)],
-            cwd=self.folder,
-            env={**self.environment, **variables},
+            ["sh", "-c", RECIPE["profiles/pbs/status.sh"], "status.sh", job],
+            env=environment,
             capture_output=True,
             text=True,
         )
-        assert done.returncode == status, done.stderr
-        assert "Traceback" not in done.stderr
-        return done.stdout.strip() if status == 0 else done.stderr
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
 
-    def submit(self, command, **changes):
-        script = self.folder / "snakejob.sh"
-        script.write_text(
-            f"#!/bin/sh\n# properties = {json.dumps(PROPERTIES | changes)}\n{command}\n"
-        )
-        number = self("submit", script)
-        return number, batch_commands.jobs(self.commands)[-1]
-
-
-@pytest.fixture(params=["lsf", "pbs"])
-def batch(request, tmp_path, environment):
-    return Batch(tmp_path, environment, request.param)
-
-
-OPTIONS = {
-    "lsf": [
-        *("-J", "fm-extract-7", "-n", "4"),
-        *("-R", "span[hosts=1] rusage[mem=8000MB/host]", "-M", "8000MB", "-W", "90"),
-        *("-o", "fm-extract-7.%J.log", "-gpu", "num=1:j_exclusive=yes", "-q", "g"),
-    ],
-    "pbs": [
-        *("-V", "-N", "fm-extract-7", "-l", "select=1:ncpus=4:mem=8000mb:ngpus=1"),
-        *("-l", "walltime=1:30:00", "-j", "oe", "-o", "", "-P", "p"),
-    ],
-}
-
-
-def test_a_job_says_itself_how_it_ended(batch):
-    may_end = batch.folder / "may_end"
-    waits = f"until test -e {may_end}; do sleep 0.1; done"
-    number, job = batch.submit(f'{waits}; test "$CUDA_VISIBLE_DEVICES" = GPU-0')
-    folder = f"{batch.folder}/.snakemake/featuremill.jobs/"
-    options = (job / "options").read_text().split("\n")
-    assert [option.removeprefix(folder) for option in options] == OPTIONS[batch.system]
-    assert batch("status", number) == "running"
-    (batch.commands / "silent").write_text("1")
-    assert batch("status", number) == "running", "no answer says nothing about the job"
-    (batch.commands / "forgets").touch()
-    may_end.touch()
-    wait_for(lambda: (job / "state").read_text() == "DONE")
-    assert batch("status", number) == "success", "whatever the scheduler has forgotten"
-    number, job = batch.submit("exit 3")
-    wait_for(lambda: (job / "state").read_text() == "EXIT")
-    assert batch("status", number) == "failed"
-
-
-def test_a_lost_job_has_failed_after_a_while(batch):
-    number, job = batch.submit("exec sleep 60", jobid=1)
-    wait_for(lambda: (job / "state").read_text() == "RUN")
-    os.killpg(int((job / "group").read_text()), signal.SIGKILL)
-    wait_for(lambda: (job / "state").read_text() == "EXIT")
-    for _ in range(2):
-        assert batch("status", number) == "running", "a shared file system may be late"
-    assert batch("status", number, FEATUREMILL_GONE_SECONDS="0") == "failed"
-    assert batch("status", "9999") == "running"
-    assert batch("status", "9999", FEATUREMILL_GONE_SECONDS="0") == "failed"
-
-
-def test_what_cannot_be_submitted_is_one_sentence(batch):
-    script = batch.folder / "script.sh"
-    script.write_text("#!/bin/sh\n")
-    assert "no job script of Snakemake's" in batch("submit", script, status=2)
-    properties = PROPERTIES | {"resources": {"mem_mb": 5}}
-    script.write_text(f"# properties = {json.dumps(properties)}\n")
-    assert "script.sh: the job has no runtime" in batch("submit", script, status=2)
-    command = {"lsf": "bsub", "pbs": "qsub"}[batch.system]
-    script.write_text(f"# properties = {json.dumps(PROPERTIES)}\n")
-    (batch.commands / "bin" / command).write_text("#!/bin/sh\necho no such queue >&2; exit 1\n")
-    assert "the scheduler took no job: no such queue" in batch("submit", script, status=2)
-    (batch.commands / "bin" / command).unlink()
-    assert f"{command}: there is no such command here" in batch("submit", script, status=2)
+    job = commands / "job.1"
+    job.mkdir()
+    states = {"PEND": "running", "RUN": "running", "DONE": "success", "EXIT": "failed"}
+    for state, expected in states.items():
+        (job / "state").write_text(state)
+        assert status("1.server") == expected
+    assert status("2.server") == "failed", "PBS does not know it any more"
+    (commands / "silent").write_text("1")
+    assert status("1.server") == "running", "no answer says nothing about the job"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["lsf", "pbs"])
 def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
-    """A job that is killed and a scheduler that does not answer cost nothing but time."""
+    """A job that is killed costs nothing but time; on PBS nor does a query without an answer."""
+    import snakemake_executor_plugin_lsf  # noqa: F401  (the profile needs it)
+
     node = gpu_node(2)
-    commands = tmp_path / "batch"
-    environment = {**environment, "FEATUREMILL_GONE_SECONDS": "1"}
-    workflow = GpuWorkflow(tmp_path, environment, node, 3, batch_seconds=2, batch_records=5)
-    workflow.environment |= batch_commands.install(commands, node.uuids)
-    (commands / "silent").write_text("1")
-    profile = ("--workflow-profile", str(ROOT / "profiles" / system))
-    process = workflow.start(*profile, "--seconds-between-status-checks", "1")
+    workflow = ClusterRun(tmp_path, environment, node, system, 3, batch_seconds=2, batch_records=5)
+    if system == "pbs":
+        (workflow.commands / "silent").write_text("1")
+    process = workflow.start(*workflow.by_jobs)
     wait_for(workflow.spans, 120)
-    killed = next(
-        job
-        for job in batch_commands.jobs(commands)
-        if "fm-extract" in (job / "options").read_text() and (job / "state").read_text() == "RUN"
-    )
-    os.killpg(int((killed / "group").read_text()), signal.SIGKILL)
+    running = (job for job in workflow.jobs("extract") if (job / "state").read_text() == "RUN")
+    os.killpg(int((next(running) / "group").read_text()), signal.SIGKILL)
     said, _ = process.communicate(timeout=240)
     assert process.returncode == 0, said
-    assert "the scheduler does not answer" in said and "it left no status" in said
     assert workflow.counts()["ok"] == 30
-    names = [(job / "options").read_text().split() for job in batch_commands.jobs(commands)]
-    rules = [next(word.split("-")[1] for word in words if "fm-" in word) for words in names]
+    rules = [workflow.asked(job).split()[1] for job in workflow.jobs()]
     assert sorted(rules) == sorted(["plan", *["extract"] * 4, "merge", "report"])
+    asked = (workflow.jobs("extract")[0] / "options").read_text()
+    assert ("-gpu\nnum=1:j_exclusive=yes" in asked) == (system == "lsf")
+    assert (":ngpus=1" in asked) == (system == "pbs")
     spans = workflow.spans()
     assert set(spans) <= set(node.uuids) and max(map(most_at_once, spans.values())) == 1
 
@@ -152,27 +101,22 @@ def test_a_run_through_the_profile(tmp_path, environment, gpu_node, system):
 @pytest.mark.parametrize(("system", "number"), [("lsf", signal.SIGKILL), ("pbs", signal.SIGINT)])
 def test_a_run_goes_on_after_its_snakemake(tmp_path, environment, gpu_node, system, number):
     """Killed, its jobs go on and nothing is computed twice; stopped, it takes them along."""
-    node = gpu_node(2)
-    commands = tmp_path / "batch"
-    workflow = GpuWorkflow(tmp_path, environment, node, 2, batch_seconds=15)
-    workflow.environment |= batch_commands.install(commands, node.uuids)
-    profile = ("--workflow-profile", str(ROOT / "profiles" / system))
-    command = (*profile, "--seconds-between-status-checks", "1")
-    process = workflow.start(*command)
-    wait_for(lambda: len(batch_commands.jobs(commands)) == 3, 200)
+    workflow = ClusterRun(tmp_path, environment, gpu_node(2), system, 2, batch_seconds=15)
+    process = workflow.start(*workflow.by_jobs)
+    wait_for(lambda: len(workflow.jobs("extract")) == 2, 200)
     wait_for(workflow.spans_file.exists, 200)
     process.send_signal(number)
     process.communicate(timeout=200)
     if number == signal.SIGINT:
-        states = [job / "state" for job in batch_commands.jobs(commands)[1:]]
+        states = [job / "state" for job in workflow.jobs("extract")]
         wait_for(lambda: {state.read_text() for state in states} == {"EXIT"})
-    workflow(*command)
+    workflow(*workflow.by_jobs)
     assert workflow.counts()["ok"] == 20
-    assert len(batch_commands.jobs(commands)) == 7, "plan, each shard twice, merge, report"
+    assert len(workflow.jobs()) == 7, "plan, each shard twice, merge, report"
     assert sum(map(len, workflow.spans().values())) == 2, "one batch a shard"
 
 
-@pytest.mark.parametrize("name", ["kubernetes", "lsf", "pbs"])
+@pytest.mark.parametrize("name", ["kubernetes", "lsf"])
 def test_every_key_of_a_profile_says_why(name):
     text = (ROOT / "profiles" / name / "config.yaml").read_text()
     keys = re.findall(r"^ *(?:# )?[a-z_-]+:.*$", text, re.MULTILINE)
@@ -192,8 +136,7 @@ def test_a_default_storage_is_refused(tmp_path, environment):
 @pytest.mark.slow
 def test_the_workflow_of_the_docs_fetches_and_delivers(tmp_path, environment):
     """With the plugin for folders in place of the one for S3."""
-    text = (ROOT / "docs/clusters.md").read_text("utf-8")
-    (snakefile,) = re.findall("```snakemake\n(storage archive.*?)```", text, re.DOTALL)
+    (snakefile,) = re.findall("```snakemake\n(storage archive.*?)```", PAGE, re.DOTALL)
     for old, new in (('"s3"', '"fs"'), ("s3://lab/", "lab/"), ("path/to/featuremill", str(ROOT))):
         assert old in snakefile
         snakefile = snakefile.replace(old, new)

@@ -74,7 +74,7 @@ def test_a_run_that_starts_ends_without_a_word(stopped_at, module):
 
 def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
     words = ["run", "my.yaml", "--cores", "1"]
-    status, said = stopped_at("featuremill.flow.slurm_start", "featuremill", *words)
+    status, said = stopped_at("featuremill.flow.before", "featuremill", *words)
     assert status == 128 + signal.SIGINT
     assert said.endswith(
         "\nStopped. Nothing computed is lost. The same command goes on:\n"
@@ -95,8 +95,7 @@ def test_who_presses_it_three_times_does_not_wait(environment):
     """The second one changes nothing, while jobs end; the third ends Snakemake."""
     script = """
 import os, signal, sys
-from featuremill.flow.screen import _answer_ctrl_c
-from featuremill.flow.failures import Failures
+from featuremill.flow.screen import Failures, _answer_ctrl_c
 
 _answer_ctrl_c(Failures(), is_here=True)
 sys.argv = ["snakemake", "--cores", "2"]

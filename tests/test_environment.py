@@ -11,7 +11,7 @@ from programs import Desk, Workflow, random_records
 
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
-from featuremill.flow import support
+from featuremill.flow import jobs
 
 TYPED = [setting for setting in environment.SETTINGS if setting.kind.parse not in (str, Path)]
 
@@ -104,7 +104,7 @@ def test_what_jobs_inherit(monkeypatch):
     )
     given = {"PATH": "/usr/bin", "FEATUREMILL_SLOTS_PER_GPU": "3", "KEPT": "1"}
     monkeypatch.setattr(os, "environ", given)
-    support.prepare_jobs(workflow)
+    jobs.prepare_jobs(workflow)
     assert given == {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin",
         "KEPT": "1",

@@ -408,10 +408,10 @@ def test_rooms_import_only_what_they_may():
         ("lease.offer", "from featuremill.base import text", False),
         ("workloads.esm2", "from featuremill.workload import Weights", True),
         ("workloads.esm2", "def f():\n    from featuremill.store import files", False),
-        ("flow.run", "from featuremill.workloads import composition", False),
+        ("flow.command", "from featuremill.workloads import composition", False),
         ("api", "from featuremill.workloads import composition", True),
         ("search.hits", "from featuremill.api import embed", False),
-        ("flow.run", "from snakemake.io import touch", True),
+        ("flow.command", "from snakemake.io import touch", True),
         ("config", "import snakemake", False),
     ],
 )

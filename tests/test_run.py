@@ -10,8 +10,9 @@ from programs import Desk
 
 from featuremill.__main__ import main
 from featuremill.base.environment import TYPED
-from featuremill.flow.failures import FailedJob, Failures, closing
-from featuremill.flow.refusals import asks_for_less
+from featuremill.flow.after import closing
+from featuremill.flow.before import asks_for_less
+from featuremill.flow.screen import FailedJob, Failures
 from featuremill.status.commands import Commands
 from featuremill.status.problems import Mend
 from featuremill.store import command_line, run_lock

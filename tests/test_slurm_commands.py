@@ -1,31 +1,20 @@
-"""slurm_commands, slurm_start: whatever happens to a job or to Slurm's daemons, a run ends, and
-what failed is told from what did not. The fast tests go by what Slurm 22.05 was seen to answer.
+"""flow/slurm.py: whatever happens to a job or to Slurm's daemons, a run ends, and what failed is
+told from what did not. The fast tests go by what Slurm 22.05 was seen to answer.
 """
 
-import json
+import asyncio
 import os
-import re
-import shlex
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+from snakemake.exceptions import WorkflowError
 
-from featuremill.flow import slurm_commands, slurm_start
-from featuremill.flow.slurm_commands import Live, Run, judge
+from featuremill.flow import reach, slurm
+from featuremill.flow.slurm import Live, judge
 
-NAME = "0e1c6df4-21c6-4b80-ba0a-8d3ff7e3ea2a"
-QUERIES = {
-    "sacct": shlex.split(
-        "sacct -X --parsable2 --clusters all --noheader --format=JobIdRaw,State "
-        f"--starttime 2026-11-20T00:00 --endtime now --name {NAME}"
-    ),
-    "squeue": shlex.split(f"squeue '--format=%i|%T' --states=all --noheader --name {NAME}"),
-}
-"""What the executor asks, word for word: the executor itself is not there in the fast tests, so
-`test_the_executor_asks_so` holds these against it."""
+COMMANDS = ("squeue", "sacct", "scancel")
 
 
 def on(partition, state, reason="None"):
@@ -72,12 +61,12 @@ def test_a_job_that_left_no_trace_is_waited_for_only_for_a_moment():
 
 
 @pytest.fixture
-def slurm(tmp_path, monkeypatch):
-    """Put ours before pretend commands that answer what `says` has; return (folder, says)."""
-    real, says, folder = tmp_path / "real", tmp_path / "says", tmp_path / "featuremill-slurm"
+def says(tmp_path, monkeypatch):
+    """Return a folder: Slurm's commands answer what stands there under their names, or are down."""
+    real, says = tmp_path / "real", tmp_path / "says"
     real.mkdir()
     says.mkdir()
-    for command in slurm_start.USED:
+    for command in COMMANDS:
         path = real / command
         path.write_text(
             f'#!/bin/sh\nprintf "%s\\n" "$*" >>{says}/{command}.asked\n'
@@ -85,128 +74,155 @@ def slurm(tmp_path, monkeypatch):
         )
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{real}{os.pathsep}{os.environ['PATH']}")
-    slurm_start.put_first(folder)
-    return folder, says
+    monkeypatch.chdir(tmp_path)
+    return says
 
 
-def asked(command, *arguments, status=0):
-    done = subprocess.run([command, *arguments], capture_output=True, text=True)
-    assert done.returncode == status, done.stderr
-    return done.stdout
+class Stock:
+    """The executor of which ours is a subclass, as far as ours takes things over."""
+
+    def __init__(self, workflow):
+        self.workflow = workflow
+        self.logger = SimpleNamespace(debug=lambda text: None)
+        self.said, self.next_seconds_between_status_checks = [], None
+        assert self.look() == ([], []), "a thread looks before all is there"
+        self.__post_init__()
+
+    def __post_init__(self):
+        self.run_uuid = "0e1c6df4"
+
+    def format_job_exec(self, job):
+        return job.command
+
+    def run_jobs(self, jobs):
+        self.said += [("ran", job.name) for job in jobs]
+
+    def run_job(self, job):
+        self.said.append(("submitted", job.name))
+
+    def shutdown(self):
+        self.said.append("over")
+
+    def report_job_success(self, job):
+        self.said.append(("well", job.external_jobid))
+
+    def report_job_error(self, job, msg="", aux_logs=()):
+        self.said.append((getattr(job, "external_jobid", None), msg))
+
+    def look(self, *numbers):
+        """Let it look at jobs of these numbers; return those that go on, and what was reported."""
+        jobs = [SimpleNamespace(external_jobid=number, aux=None) for number in numbers]
+
+        async def asked():
+            return [job.external_jobid async for job in self.check_active_jobs(jobs)]
+
+        self.said.clear()
+        return asyncio.run(asked()), list(self.said)
 
 
-@pytest.mark.slow
-def test_the_executor_asks_so():
-    from snakemake_executor_plugin_slurm import job_status_query
-
-    for query, words in QUERIES.items():
-        asked = getattr(job_status_query, f"query_job_status_{query}")(NAME)
-        dateless = [re.sub(r"^\d{4}-.*", "2026-11-20T00:00", word) for word in shlex.split(asked)]
-        assert dateless == words
+def executor_with(**settings):
+    return slurm.watched(Stock)(SimpleNamespace(executor_settings=SimpleNamespace(**settings)))
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_both_queries_are_answered_and_an_answer_is_kept(slurm, query):
-    folder, says = slurm
-    run = Run(folder / NAME)
-    run.folder.mkdir()
-    for job in "12", "13", "14":
-        run.add(job)
+def job(name="job", command="true", **resources):
+    return SimpleNamespace(name=name, command=command, resources=resources)
+
+
+def test_jobs_that_ended_are_reported_with_why(says):
+    executor = executor_with(init_seconds_before_status_checks=20)
     (says / "squeue").write_text("12|RUNNING|gpu|None\n13|PREEMPTED|cheap|None\n")
     (says / "sacct").write_text("14|CANCELLED by 1000\n")
-    words = QUERIES[query][1:]
-    answer = {"14": "CANCELLED", "13": "FAILED", "12": "RUNNING"}
-    assert dict(line.split("|") for line in asked(query, *words).splitlines()) == answer
+    why = "SLURM-job '{}' failed, SLURM status is: '{}'. Reason: {}."
+    preempted = why.format(13, "FAILED", "PREEMPTED, and Slurm has not queued it again")
+    cancelled = why.format(14, "CANCELLED", "CANCELLED by 1000")
+    on, said = executor.look("12", "13", "14")
+    assert on == ["12"] and said == [("13", preempted), ("14", cancelled)]
+    assert executor.next_seconds_between_status_checks == 20
+    assert (says / "squeue.asked").read_text().startswith("--noheader --states=all --name 0e1c6df4")
     assert (says / "sacct.asked").read_text().endswith("--jobs 14\n")
-    (says / "squeue").write_text("12|COMPLETED|gpu|None\n")  # the others are forgotten
-    (says / "sacct").unlink()
-    answer["12"] = "COMPLETED"
-    assert dict(line.split("|") for line in asked(query, *words).splitlines()) == answer
-    assert (says / "sacct.asked").read_text().count("\n") == 1
-    reason = asked("sacct", "-j", "13.0", "--format=Reason", "--noheader")
-    assert reason == "PREEMPTED, and Slurm has not queued it again\n"
-    assert asked("sacct", "-j", "13.1", "--format=Reason", "--noheader") == ""
+    assert executor.look("12") == (["12"], [])
+    assert executor.next_seconds_between_status_checks == 30, "while none ends"
+    (says / "squeue").write_text("12|COMPLETED|gpu|None\n")
+    assert executor.look("12") == ([], [("well", "12")])
+    assert executor.look() == ([], [])
 
 
-@pytest.mark.parametrize("query", QUERIES)
-def test_nothing_is_told_while_the_controller_is_away(slurm, query):
-    folder, says = slurm
-    run = Run(folder / NAME)
-    run.folder.mkdir()
-    run.add("12")
+def test_nothing_is_told_while_the_controller_is_away(says):
+    executor = executor_with()
     (says / "sacct").write_text("12|COMPLETED\n")  # what follows could not be submitted now
-    assert asked(query, *QUERIES[query][1:]) == ""
-    assert run.verdicts() == {}
+    assert executor.look("12") == (["12"], [])
 
 
-def test_submissions_are_recorded_with_how_the_job_ended(slurm):
-    folder, says = slurm
-    (says / "sbatch").write_text("15;testbed\n")
-    wrap = '--wrap=echo "it\'s $SLURM_JOB_ID"; exit 3'
-    assert asked("sbatch", "--parsable", "--job-name", NAME, wrap) == "15;testbed\n"
-    run = Run(folder / NAME)
-    assert run.jobs() == ["15"]
-    script = (says / "sbatch.asked").read_text().partition("--wrap=")[2]
+def test_what_can_never_start_leaves_the_queue(says):
+    executor = executor_with()
+    (says / "squeue").write_text("12|PENDING|short|PartitionTimeLimit\n")
+    (says / "scancel").touch()
+    on, said = executor.look("12")
+    assert on == [] and "it could never start (PENDING: PartitionTimeLimit)" in said[0][1]
+    assert (says / "scancel.asked").read_text() == "12\n"
+
+
+def test_a_job_leaves_how_it_ended(says):
+    executor = executor_with()
+    said = executor.format_job_exec(job(command='echo "it\'s $SLURM_JOB_ID" && exit 3'))
     environment = os.environ | {"SLURM_JOB_ID": "15"}
-    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
+    done = subprocess.run(["sh", "-c", said], env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (3, "it's 15\n")
-    assert run.exit_status("15") == "3"
+    (says / "squeue").touch()
+    (says / "sacct").touch()
+    assert executor.look("15")[1][0][1].endswith("'FAILED'. Reason: exit status 3.")
+    assert executor.look("16") == (["16"], []), "it may have just ended"
 
 
-def test_what_could_not_be_followed_is_refused(slurm):
-    for option, word in (("--array=1-4", "slurm-array-jobs"), ("--clusters", "slurm_cluster")):
-        words = ["--parsable", "--job-name", NAME, option, "--wrap=true"]
-        done = subprocess.run(["sbatch", *words], capture_output=True, text=True)
-        assert done.returncode == 1
-        assert word in done.stderr
+def test_a_submission_that_waits_for_the_controller_ends_with_snakemake(says):
+    executor = executor_with()
+    executor.shutdown()
+    executor.run_job(job())
+    assert executor.said == ["over"]
+    (says / "squeue").touch()
+    executor.run_job(job())
+    assert executor.said == ["over", ("submitted", "job")]
 
 
-def test_what_others_ask_goes_to_slurm_itself(slurm):
-    folder, says = slurm
-    mine = "--parsable --job-name mine --array=1-4 job.sh"
-    for command, words in (
-        ("sbatch", "job.sh -p gpu"),
-        ("sbatch", mine),
-        ("squeue", "--me"),
-        ("squeue", "--name mine"),
-        ("sacct", "-j 7"),
-    ):
-        (says / command).write_text("slurm's own\n")
-        assert asked(command, *words.split()) == "slurm's own\n"
-        assert (says / f"{command}.asked").read_text().endswith(f"{words}\n")
-        assert not (folder / "mine").exists()
+def test_what_could_not_be_followed_is_refused(says):
+    with pytest.raises(WorkflowError, match="leave slurm-array-jobs out"):
+        executor_with(array_jobs="all")
+    executor = executor_with()
+    executor.run_jobs([job("here"), job("there", slurm_cluster="other")])
+    assert executor.said[1:] == [("ran", "here")]
+    assert "leave slurm_cluster out" in executor.said[0][1]
 
 
-def test_a_second_workflow_in_the_same_process_does_not_stack_them(slurm, tmp_path, monkeypatch):
-    folder, _ = slurm
-    other = tmp_path / "other" / folder.name
-    monkeypatch.setenv("PATH", os.environ["PATH"])
-    slurm_start.put_first(other)
-    real = json.loads((other / slurm_commands.REAL_COMMANDS).read_text())
-    assert real["sbatch"] == str(tmp_path / "real" / "sbatch")
-    assert str(folder) not in os.environ["PATH"]
-
-
-@pytest.mark.parametrize("is_main, nodes, expected", [(True, 8, True), (False, 8, False)])
+@pytest.mark.parametrize(
+    ("is_main", "nodes", "dryrun", "is_replaced"),
+    [
+        (True, 8, False, True),
+        (False, 8, False, False),
+        (True, None, False, False),
+        (True, 8, True, False),
+    ],
+)
 def test_only_the_main_process_of_a_cluster_run_does_so(
-    slurm, tmp_path, monkeypatch, is_main, nodes, expected
+    monkeypatch, is_main, nodes, dryrun, is_replaced
 ):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["snakemake"])
-    output_settings = SimpleNamespace(dryrun=False)
+    monkeypatch.setitem(sys.modules, slurm.EXECUTOR, sys)
+    replaced = []
+    monkeypatch.setattr(reach, "replace_executor", lambda *what: replaced.append(what))
+    output_settings = SimpleNamespace(dryrun=dryrun)
     workflow = SimpleNamespace(
         is_main_process=is_main, nodes=nodes, output_settings=output_settings
     )
-    slurm_start.prepare(workflow)
-    assert (tmp_path / slurm_start.FOLDER / "bin" / "sacct").exists() == expected
+    slurm.prepare(workflow)
+    assert replaced == [("slurm", slurm.watched)] * is_replaced
 
 
 # The rest runs the real executor on a real Slurm.
 
 SNAKEFILE = """\
-from featuremill.flow import slurm_start
+from featuremill.flow import slurm
 
-slurm_start.prepare(workflow)
+slurm.prepare(workflow)
 EVENTS = config["events"].split("+")
 PARTITION = {"nodefail": "frail", "preempt": "cheap", "requeue": "back", "toolong": "short"}
 SECONDS = {"well": 1, "fails": 1, "away": 0}
@@ -275,8 +291,8 @@ class Workflow:
 
     def polled(self):
         """Wait for a status query that began after now."""
-        begun = self.log.read_text().count("Checking the status of ")
-        done = "Status query timing (cycle)"
+        begun = self.log.read_text().count("asking Slurm about ")
+        done = "Slurm told of "
         self.cluster.wait_until(lambda: self.log.read_text().count(done) > begun, 90)
 
     def ended(self, seconds):
@@ -315,7 +331,7 @@ def test_a_run_ends_whatever_happens(slurm_cluster, tmp_path, database):
         made, failures, text = every.ended(240)
     assert made == ENDS_WELL
     assert failures == len(events) - len(ENDS_WELL)
-    assert "it could never start (PENDING: PartitionTimeLimit)" in text or modes[0] == "squeue"
+    assert "it could never start (PENDING: PartitionTimeLimit)" in text
 
 
 def happen(cluster, workflow):
@@ -336,31 +352,9 @@ def happen(cluster, workflow):
 
 @pytest.mark.slow
 def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
-    cluster = slurm_cluster(gpus=1)
-    folder = tmp_path / "featuremill-slurm"
-    ours = f"slurm_start.put_first(pathlib.Path({str(folder)!r}))"
-    code = f"import pathlib; from featuremill.flow import slurm_start; {ours}"
-    cluster.run(sys.executable, "-c", code)
+    cluster = slurm_cluster(nodes=3, gpus=1, more_conf=PARTITIONS)
     cluster.stop("slurmctld")
-    words = ["--parsable", "--job-name", NAME, "-o", "/dev/null", "--wrap=exit 3"]
-    sbatch = cluster.popen(folder / "bin" / "sbatch", *words, stdout=subprocess.PIPE)
-    query = QUERIES["sacct"][1:]
-    cluster.wait_until((folder / NAME).is_dir)
-    assert cluster.run(folder / "bin" / "sacct", *query) == ""
-    cluster.start("slurmctld")
-    job = sbatch.communicate(timeout=60)[0].strip()
-    ask = folder / "bin" / "sacct"
-    cluster.wait_until(lambda: cluster.run(ask, *query) == f"{job}|FAILED\n")
-    assert Run(folder / NAME).exit_status(job) == "3"
-
-
-def test_asking_starts_nothing_heavy():
-    """Each poll and each of ten questions about a failed job starts it anew."""
-    code = (
-        "import runpy, sys; before = set(sys.modules); "
-        f"runpy.run_path({str(ROOT / 'src/featuremill/flow/slurm_commands.py')!r}); "
-        "print({name.partition('.')[0] for name in set(sys.modules) - before})"
-    )
-    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not {"featuremill", "pydantic", "numpy", "snakemake", "asyncio"} & eval(done.stdout)
+    with Workflow(cluster, tmp_path, "squeue", ["well"]) as workflow:
+        cluster.wait_until(lambda: slurm.AWAY in workflow.log.read_text(), 90)
+        cluster.start("slurmctld")
+        assert workflow.ended(150)[:2] == ({"well"}, 0)

@@ -15,7 +15,7 @@ from programs import Desk
 
 from featuremill import config
 from featuremill.__main__ import main
-from featuremill.flow import refusals, start
+from featuremill.flow import before
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 from featuremill.workload import weights
@@ -122,7 +122,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        refusals.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        before.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -162,14 +162,14 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     part, receipt = (
         get(plan["recipe"], first) for get in (folder.results.part, folder.results.receipt)
     )
-    before = part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()
+    made = part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()
     (file,) = Path("cache").rglob("*.safetensors")
     content = file.read_bytes()
     file.unlink()
     said = folder.snakemake("results/my/manifest.json")
     assert file.read_bytes() == content and f"converting {weights.sources.BUNDLED}" in said
     assert folder.results.plan.read_bytes() == planned
-    assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == before
+    assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == made
     assert "the part is there already" in said and len(list(receipt.parent.iterdir())) == 2
 
     # Where all is computed they are left alone until there is something to compute with them.
@@ -181,7 +181,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
         said = json_path.read_bytes()
         settings = SimpleNamespace(deployment_method=methods)
         workflow = SimpleNamespace(deployment_settings=settings, modifier=NOT_IMPORTED)
-        start.forget_lost_weights(workflow, run, results, ["weights/mill_t6_8M.json"])
+        before.forget_lost_weights(workflow, run, results, ["weights/mill_t6_8M.json"])
         if json_path.exists():
             return True
         json_path.write_bytes(said)

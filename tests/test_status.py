@@ -20,7 +20,7 @@ from conftest import ROOT
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
-from featuremill.flow.start import forget_what_is_not_whole
+from featuremill.flow.before import forget_what_is_not_whole
 from featuremill.merge.clean import check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view

@@ -25,7 +25,7 @@ from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
-from featuremill.flow import totals
+from featuremill.flow import screen
 from featuremill.status import shards
 from featuremill.status.top import lines, visit
 from featuremill.status.top.picture import picture
@@ -462,10 +462,10 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(run, environment, no_color):
 
 
 def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
-    monkeypatch.setattr(totals, "FIRST_SECONDS", 0.3)
-    monkeypatch.setattr(totals, "EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(totals, "LOOK_SECONDS", 0.05)
-    is_over = totals.start(run.folder.root)
+    monkeypatch.setattr(screen, "FIRST_SECONDS", 0.3)
+    monkeypatch.setattr(screen, "EVERY_SECONDS", 0.1)
+    monkeypatch.setattr(screen, "LOOK_SECONDS", 0.05)
+    is_over = screen.start_totals(run.folder.root)
     said = ""
 
     def says_more():
@@ -500,14 +500,14 @@ def test_snakemake_says_them_only_where_they_are_wanted(
     monkeypatch, quiet, dryrun, is_main, variable, tells
 ):
     started = []
-    monkeypatch.setattr(totals, "start", started.append)
+    monkeypatch.setattr(screen, "start_totals", started.append)
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
     monkeypatch.setenv("FEATUREMILL_QUIET", variable)
     settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
     workflow = SimpleNamespace(
         output_settings=settings, is_main_process=is_main, modifier=NOT_IMPORTED
     )
-    totals.tell(workflow, "results/test")
+    screen.tell_totals(workflow, "results/test")
     assert len(started) == tells
 
 

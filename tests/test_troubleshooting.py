@@ -229,8 +229,8 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     tmp_path, environment, gpu_node, monkeypatch
 ):
     # Here and below: they import Snakemake, which a machine lacks that is there for GPU tests.
+    from featuremill.flow.before import refuse_without_gpu
     from featuremill.flow.screen import RefusedError
-    from featuremill.flow.start import refuse_without_gpu
 
     workflow = Workflow(tmp_path, {**environment, **gpu_node().environment}, random_records(30))
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
@@ -533,8 +533,8 @@ def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path
 
 
 def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
+    from featuremill.flow.begin import validated
     from featuremill.flow.screen import RefusedError
-    from featuremill.flow.support import validated
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEATUREMILL_OUTPUTS", "")

@@ -13,8 +13,8 @@ from plans import plan_json
 from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill.config import validate
-from featuremill.flow import start
-from featuremill.flow.refusals import is_computed
+from featuremill.flow import before
+from featuremill.flow.before import is_computed
 from featuremill.store import journal
 from featuremill.store.files import read_json, read_sealed, write_sealed
 from featuremill.store.results import Results
@@ -86,11 +86,11 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     names = {"modify_rulename": lambda name: f"my_{name}"}
     workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
     said = []
-    monkeypatch.setattr(start.logger, "warning", said.append)
-    start.forget_plan_of_other_versions(workflow, run, "results/my")
+    monkeypatch.setattr(before.log, "warning", said.append)
+    before.forget_plan_of_other_versions(workflow, run, "results/my")
     assert plan.exists() and "--forcerun my_plan plans it anew" in said[0]
     workflow.modifier.is_main_snakefile = lambda: True
-    start.forget_plan_of_other_versions(workflow, run, "results/my")
+    before.forget_plan_of_other_versions(workflow, run, "results/my")
     assert not plan.exists() and "it is planned and computed anew" in said[1]
 
 
@@ -99,7 +99,7 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
 )
 def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
     write_sealed(Results(tmp_path).plan, plan)
-    assert start.others_planned_for(SimpleNamespace(workload="composition"), str(tmp_path)) == ""
+    assert before.others_planned_for(SimpleNamespace(workload="composition"), str(tmp_path)) == ""
     assert not is_computed(str(tmp_path))
 
 

@@ -17,10 +17,9 @@ import yaml
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
 from featuremill.config import validate
-from featuremill.flow.failures import Failures
-from featuremill.flow.refusals import asked_by, refuse_another_config
-from featuremill.flow.screen import RefusedError
-from featuremill.flow.support import closing_words
+from featuremill.flow.after import closing_words
+from featuremill.flow.before import asked_by, refuse_another_config
+from featuremill.flow.screen import Failures, RefusedError
 from featuremill.status.state import read_state
 from featuremill.store import run_lock
 
@@ -435,7 +434,7 @@ def test_a_dry_run_reads_no_input_and_writes_nothing(tmp_path, environment):
 
 
 CAP = """
-from featuremill.flow.support import cap_gpus
+from featuremill.flow.jobs import cap_gpus
 cap_gpus(workflow, "auto")
 rule all:
     input: expand("{n}.done", n=range(4))

@@ -50,7 +50,7 @@ VERBS = {
 MODULES = {
     "init": "plan.init",
     "estimate": "plan.estimate.command",
-    "run": "flow.run",
+    "run": "flow.command",
     "weights": "workload.weights",
     "export": "merge.export",
     "top": "status.top",

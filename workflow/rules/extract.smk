@@ -8,21 +8,21 @@
 rule extract:
     input:
         # A weights file of another mtime is no reason to compute again: the recipe holds its sha256.
-        weights=ancient(weights_files),
+        weights=ancient(mill.weights),
     output:
-        receipt=f"{results}/receipts/{{recipe}}/{{shard}}.json",
+        receipt=f"{mill.results}/receipts/{{recipe}}/{{shard}}.json",
     log:
-        f"{logs}/extract/{{recipe}}/{{shard}}.log",
+        f"{mill.logs}/extract/{{recipe}}/{{shard}}.log",
     wildcard_constraints:
         recipe="[0-9a-f]{32}",
         shard="[0-9a-f]{32}",
     conda:
         "../../envs/esm2.yaml"
-    threads: support.extract_threads(workflow, run.device, num_slots)
+    threads: mill.extract_threads()
     resources:
-        gpu=0 if run.device == "cpu" else run.gpus,
-        mem_mb=asked.extract_mb,
-        runtime=asked.extract_minutes,
+        gpu=mill.extract_gpus,
+        mem_mb=mill.asks.extract_mb,
+        runtime=mill.asks.extract_minutes,
     params:
         folder=subpath(output.receipt, ancestor=3),
     shell:

@@ -10,23 +10,22 @@ rule merge:
         manifest=rules.plan.output.manifest,
         receipts=receipts,
     output:
-        **{name: result(name) for name in run.outputs},
-        manifest=f"{results}/manifest.json",
-        failed=f"{results}/failed.tsv",
-        sequences=f"{results}/failed.fa",
+        **{name: result(name) for name in mill.config.outputs},
+        manifest=f"{mill.results}/manifest.json",
+        failed=f"{mill.results}/failed.tsv",
+        sequences=f"{mill.results}/failed.fa",
     log:
-        f"{logs}/merge.log",
+        f"{mill.logs}/merge.log",
     conda:
-        # Only one of the outputs needs PyTorch.
-        "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
+        f"../../envs/{mill.merge_environment}.yaml"
     threads: 4
     resources:
-        mem_mb=asked.merge_mb,
-        runtime=asked.merge_minutes,
+        mem_mb=mill.asks.merge_mb,
+        runtime=mill.asks.merge_minutes,
     params:
         folder=subpath(output.manifest, parent=True),
-        outputs=run.outputs,
-        max_failed=run.max_failed,
+        config=mill.config_json,
+        reruns=mill.reruns("merge"),
     shell:
-        "exec featuremill merge {params.folder:q} --outputs {params.outputs}"
-        " --max-failed {params.max_failed} --threads {threads} --log-file {log:q}"
+        "exec featuremill merge {params.folder:q} --config-json {params.config:q}"
+        " --threads {threads} --log-file {log:q}"

@@ -12,17 +12,18 @@ rule partial:
         plan=rules.plan.output.plan,
         manifest=rules.plan.output.manifest,
     log:
-        f"{logs}/partial.log",
+        f"{mill.logs}/partial.log",
     conda:
-        "../../envs/esm2.yaml" if "fair_esm_pt" in run.outputs else "../../envs/base.yaml"
+        f"../../envs/{mill.merge_environment}.yaml"
     threads: 4
     resources:
-        mem_mb=asked.merge_mb,
-        runtime=asked.merge_minutes,
+        mem_mb=mill.asks.merge_mb,
+        runtime=mill.asks.merge_minutes,
     params:
         folder=subpath(input.plan, parent=True),
-        outputs=run.outputs,
+        config=mill.config_json,
     shell:
-        "featuremill merge {params.folder:q} --partial --outputs {params.outputs}"
+        "featuremill merge {params.folder:q} --partial --config-json {params.config:q}"
         " --threads {threads} --log-file {log:q} &&"
-        " exec featuremill report {params.folder:q} --partial --log-file {log:q}"
+        " exec featuremill report {params.folder:q} --partial --config-json {params.config:q}"
+        " --log-file {log:q}"

@@ -4,30 +4,28 @@
 #   out   plan.json (recipe, shards, counts), manifest.parquet (one row an input record)
 #   also  store/shards/<shard>.arrow, undeclared: named by content, never deleted by a rule
 
-import json
-
 
 checkpoint plan:
     input:
-        records=run.inputs,
-        weights=weights_files,
+        records=mill.config.inputs,
+        weights=mill.weights,
     output:
-        plan=f"{results}/plan.json",
-        manifest=f"{results}/manifest.parquet",
+        plan=f"{mill.results}/plan.json",
+        manifest=f"{mill.results}/manifest.parquet",
     log:
-        f"{logs}/plan.log",
+        f"{mill.logs}/plan.log",
     conda:
         "../../envs/base.yaml"
     threads: 4
     resources:
-        mem_mb=asked.plan_mb,
-        runtime=asked.plan_minutes,
+        mem_mb=mill.asks.plan_mb,
+        runtime=mill.asks.plan_minutes,
     params:
         folder=subpath(output.plan, parent=True),
-        config=json.dumps(there.model_dump(mode="json", exclude=support.NOT_PLANNED)),
-        weights=[f"--weights={path}" for path in weights_there],
-        # What a function of `threads` returns is never compared: other outputs are no new plan.
-        outputs=lambda wildcards, threads: " ".join(run.outputs),
+        config=mill.config_json,
+        reruns=mill.reruns("plan"),
+        outputs=mill.output_names,
+        weights=[f"--weights={path}" for path in mill.weights_there],
     shell:
         "FEATUREMILL_OUTPUTS={params.outputs:q}"
         " exec featuremill plan {params.folder:q} --config-json {params.config:q}"

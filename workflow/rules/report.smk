@@ -17,34 +17,35 @@ figures = [
 rule report:
     input:
         manifest=rules.merge.output.manifest,
-        labels=[run.labels.file] if run.labels.file else [],
+        labels=[mill.config.labels.file] if mill.config.labels.file else [],
     output:
         page=report(
-            f"{results}/report.html",
+            f"{mill.results}/report.html",
             caption="../report/report.rst",
             category="Report",
-            labels={"run": run.run, "figure": "everything on one page"},
+            labels={"run": mill.config.run, "figure": "everything on one page"},
         ),
         figures=[
             report(
-                f"{results}/figures/{figure}.html",
+                f"{mill.results}/figures/{figure}.html",
                 caption=f"../report/{figure}.rst",
                 category="Figures",
-                labels={"run": run.run, "figure": figure},
+                labels={"run": mill.config.run, "figure": figure},
             )
             for figure in figures
         ],
     log:
-        f"{logs}/report.log",
+        f"{mill.logs}/report.log",
     conda:
         "../../envs/base.yaml"
     resources:
-        mem_mb=asked.merge_mb,
-        runtime=asked.merge_minutes,
+        mem_mb=mill.asks.merge_mb,
+        runtime=mill.asks.merge_minutes,
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
-        labels=support.report_labels(there),
+        config=mill.config_json,
+        reruns=mill.reruns("report"),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
-        " --figures {params.figures:q} {params.labels:q} --log-file {log:q}"
+        " --figures {params.figures:q} --config-json {params.config:q} --log-file {log:q}"

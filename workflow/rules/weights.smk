@@ -8,19 +8,19 @@
 
 rule weights:
     input:
-        support.checkpoint_files(run),
+        mill.checkpoint,
     output:
         "weights/{name}.json",
     log:
         "logs/weights/{name}.log",
     wildcard_constraints:
-        name=support.weights_names(weights_files),
+        name=mill.weights_names,
     localrule: True
     conda:
         "../../envs/esm2.yaml"
     resources:
         mem_mb=8000,
     params:
-        model=there.options.get("model", ""),
+        model=mill.there.options.get("model", ""),
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -190,6 +191,17 @@ def read(path: Path, has_weights: bool = False) -> Config:
         with _at_the_model(str(path), places):
             weights.refuse_missing(model)
     return config
+
+
+def from_json(text: str) -> Config:
+    """Return the validated config of a config in JSON, as the workflow hands it to its verbs."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"--config-json: this is no JSON ({error}); mend it.") from None
+    if not isinstance(value, dict):
+        raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
+    return validate(value)
 
 
 def model_of(config: Config) -> str | None:

@@ -10,19 +10,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import subprocess
-from typing import Any
 
 from featuremill.base.environment import SLURM_JOB_ID, SLURM_JOBS
 
 log = logging.getLogger("featuremill.extract")
-
-
-def tell_jobs(workflow: Any) -> None:
-    """Tell the jobs of this main process whether each is a job of its own for a cluster."""
-    if workflow.is_main_process:
-        SLURM_JOBS.unset()
-        if workflow.nodes is not None:
-            SLURM_JOBS.set("1")
 
 
 def queue_again() -> None:

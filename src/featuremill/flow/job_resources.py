@@ -38,15 +38,6 @@ SAFETY = 2.0
 """On top of the slowest speed that is known or assumed."""
 
 
-def gpu_model(workflow: Any) -> str:
-    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    settings = workflow.resource_settings
-    rule = workflow.modifier.modify_rulename("extract")  # another name where it is imported
-    of_rule = settings._parsed_overwrite_resources.get(rule, {})
-    found = of_rule.get("gpu_model") or settings._parsed_default_resources.get("gpu_model")
-    return str(found.raw).strip("'\"") if found else ""
-
-
 class JobResources(NamedTuple):
     """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
 

@@ -1,7 +1,8 @@
-"""Keep Snakemake's talk about its own scheduling off the screen while jobs run.
+"""What is on the screen while a run goes on.
 
-The verbs say what happens to the records; Snakemake's count of steps, warnings and errors stay, but
-what it says of a failed job (twenty lines of paths) becomes one line, and a summary at the end. Its
+The verbs say what happens to the records. Snakemake's talk about its own scheduling is kept off;
+its count of steps, warnings and errors stay. What it says of a failed job (twenty lines of paths)
+becomes one line, and a summary at the end (`after.py`). Now and then comes a line of totals. Its
 log file under .snakemake/log keeps everything, and so does the screen of a dry run, with
 --printshellcmds or --verbose, and where another workflow imports this one.
 """
@@ -9,48 +10,38 @@ log file under .snakemake/log keeps everything, and so does the screen of a dry 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
+import re
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
-from snakemake.exceptions import WorkflowError
-from snakemake.logging import logger
-
+from featuremill.base import environment
+from featuremill.base.log import last_error
 from featuremill.base.text import plain
-from featuremill.flow.failures import FailedJob, Failures, stopped, told
+from featuremill.flow import reach
+from featuremill.store import command_line
 
-SCREEN = "DefaultStreamHandler"
-"""Snakemake's name for the handler that writes to the terminal."""
 MOST_STOPS = 3
 """Times that Ctrl-C is pressed by somebody who does not want to wait."""
-EVENTS = {
-    "workflow_started",
-    "job_info",
-    "job_started",
-    "job_finished",
-    "run_info",
-    "resources_info",
-}
-BEGINNINGS = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Complete log",
-    "Conda environments: ignored",
-    "DAG of jobs will be updated after completion",
-    "Elapsed time",
-    "Execute ",
-    "Select jobs to execute",
-    "Updating checkpoint dependencies",
-    "Using shell",
-    "host: ",
-)
+STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
+"""How a command ends that somebody stopped."""
+FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
+"""From the first job that computes to the first line of totals, and between two lines."""
+LOOK_SECONDS = 5.0
+LAST_SECONDS = 1.0
+"""How long the process's end waits for a look that goes on."""
+HARMLESS = {"host", "reason"}
+"""What the default profile keeps quiet of: with more than that, nobody wants lines."""
 
 
-class RefusedError(WorkflowError):  # type: ignore[misc]
+class RefusedError(reach.WorkflowError):  # type: ignore[misc]
     """What the user asked for cannot be done, in one sentence; where we noticed it is no help."""
 
     said = ""
@@ -61,30 +52,114 @@ class RefusedError(WorkflowError):  # type: ignore[misc]
         type(self).said = plain(sentence)
 
 
+class FailedJob(NamedTuple):
+    """A job that Snakemake saw fail."""
+
+    rule: str
+    log: Path | None
+    outputs: tuple[Path, ...]
+    ending: str
+    """How its command ended, where Snakemake told."""
+    reason: str = ""
+    """What a cluster's executor says of it."""
+
+    @property
+    def was_stopped(self) -> bool:
+        """Tell whether it ended because somebody stopped it, as Ctrl-C does."""
+        return bool(STOPPED.search(self.ending)) and not self._said()
+
+    def _said(self) -> str:
+        return last_error(self.log) if self.log else ""
+
+    def sentence(self) -> str:
+        """Return what the verb said last, or else how it ended."""
+        said = self._said()
+        if self.was_stopped:
+            return "it was stopped."
+        if self.reason and not said:
+            return self.reason
+        ended = self.ending or "failed"
+        return said or f"it {ended} without a word of why; it was stopped, killed or never began."
+
+
+class Failures:
+    """The failed jobs of this Snakemake."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Path | None, FailedJob] = {}
+        self._endings: list[tuple[str, str]] = []
+        """What was said of a command's end, and how it ended."""
+        self._ours: set[str] = set()
+        """Failed rules whose outputs are half a file at most, and no loss."""
+        self.num_stops = 0
+        """How often Ctrl-C was pressed."""
+        self.are_told = False
+        """Whether the summary at the end was asked for."""
+
+    def hear(self, record: logging.LogRecord) -> FailedJob | bool:
+        """Take note of what Snakemake logs; return the job that failed, or whether it is about one
+        all the same."""
+        if error := reach.job_error(record):
+            return self._add(error)
+        if ending := reach.ending_of(record):
+            self._endings.append((record.getMessage(), ending))
+            return True
+        is_said_twice = reach.is_epilogue(record) or reach.is_removal(record, self._ours)
+        return bool(self._jobs) and is_said_twice
+
+    def _add(self, error: reach.JobError) -> FailedJob:
+        command = error.command
+        found = [ending for text, ending in self._endings if command and command in text]
+        self._endings = [one for one in self._endings if not command or command not in one[0]]
+        ending = found[-1] if found else ""
+        job = FailedJob(error.rule, error.log, error.outputs, ending, error.reason)
+        self._jobs[job.log] = job
+        if "featuremill " in command:
+            self._ours.add(job.rule)
+        return job
+
+    def final(self) -> list[FailedJob]:
+        """Return those that no later attempt made good."""
+        return [job for job in self._jobs.values() if not all(o.exists() for o in job.outputs)]
+
+
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
-    settings = workflow.output_settings
-    is_imported = not workflow.modifier.is_main_snakefile()  # then the screen is somebody else's
-    shows_all = settings.dryrun or settings.printshellcmds or settings.verbose or is_imported
+    is_imported = reach.is_imported(workflow)  # then the screen is somebody else's
+    is_verbose = reach.is_verbose(workflow)
+    shows_all = reach.shows_all(workflow) or is_imported
+    is_here = not reach.runs_elsewhere(workflow)
     failures = Failures()
-    if workflow.is_main_process and not is_imported:
-        _answer_ctrl_c(failures, is_here=workflow.nodes is None)
+    if reach.is_main(workflow) and not is_imported:
+        _answer_ctrl_c(failures, is_here)
 
     def matters(record: logging.LogRecord) -> bool:
-        if getattr(record, "exception", None) == RefusedError.__name__ and not settings.verbose:
+        if reach.exception_of(record) == RefusedError.__name__ and not is_verbose:
             print(RefusedError.said, file=sys.stderr)
             return False
         failed = failures.hear(record)
         if shows_all or not failed:
-            return shows_all or _matters(record)
+            return shows_all or not reach.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
-            print(told(failed, is_here=workflow.nodes is None), file=sys.stderr)
+            print(told(failed, is_here), file=sys.stderr)
         return False
 
-    for handler in logger.handlers:
-        if handler.name == SCREEN:
-            handler.addFilter(matters)
+    reach.filter_screen(matters)
     return failures
+
+
+def told(job: FailedJob, is_here: bool) -> str:
+    """Return what to say when a job fails; what one of here says is on the screen already."""
+    ended = "stopped" if job.was_stopped else "failed"
+    line = plain(f"{job.rule:>8} │ {ended}; its log: {job.log or 'none'}")
+    return line if is_here else plain(f"{job.rule:>8} │ error: {job.sentence()}\n") + line
+
+
+def stopped() -> str:
+    """Return what to say when somebody stopped the run."""
+    return (
+        f"Stopped. Nothing computed is lost. The same command goes on:\n    {command_line.this()}"
+    )
 
 
 def _answer_ctrl_c(failures: Failures, is_here: bool) -> None:
@@ -115,8 +190,57 @@ def _answer_ctrl_c(failures: Failures, is_here: bool) -> None:
     atexit.register(say)
 
 
-def _matters(record: logging.LogRecord) -> bool:
-    if record.levelno > logging.INFO:
-        return True
-    event = str(getattr(record, "event", None) or "")
-    return event not in EVENTS and not record.getMessage().startswith(BEGINNINGS)
+def tell_totals(workflow: Any, results: str) -> None:
+    """Start telling of the run in `results`, where this process is the main one and computes it.
+
+    Not where another workflow imports this one: the screen is its own, and may have several runs.
+    """
+    if reach.quiet_about(workflow) - HARMLESS or environment.QUIET.value():
+        return
+    if reach.is_main(workflow) and reach.executes(workflow) and not reach.is_imported(workflow):
+        start_totals(Path(results).absolute())
+
+
+def start_totals(run_folder: Path) -> threading.Event:
+    """Start telling of the run, until the returned event is set or the process ends.
+
+    A daemon thread looks at the run as `featuremill top` does, and writes straight to the process's
+    standard error: it never holds a lock of logging or of a stream, which a signal's handler or the
+    end of the process could wait for.
+    """
+    is_over = threading.Event()
+    thread = threading.Thread(
+        target=_tell_totals, args=(run_folder, is_over), name="totals", daemon=True
+    )
+    thread.start()
+
+    def end() -> None:
+        is_over.set()
+        thread.join(LAST_SECONDS)
+
+    atexit.register(end)
+    return is_over
+
+
+def _tell_totals(run_folder: Path, is_over: threading.Event) -> None:
+    from featuremill.status.top.lines import totals_line  # here: jobs that wait for it need not
+    from featuremill.status.top.reader import Reader
+
+    reader = Reader(run_folder)
+    due: float | None = None
+    while not is_over.wait(LOOK_SECONDS):
+        if due is not None and time.monotonic() < due:
+            continue
+        try:
+            scene = reader.look()
+            line = totals_line(scene)
+        except Exception:  # noqa: S112  what top cannot read now is no matter of the run
+            continue
+        if scene.phase != "computing":
+            continue
+        if due is None:
+            due = time.monotonic() + FIRST_SECONDS
+            continue
+        due = time.monotonic() + EVERY_SECONDS
+        with contextlib.suppress(OSError):  # nobody reads any more
+            os.write(2, f"{'top':>8} │ {line}\n".encode())

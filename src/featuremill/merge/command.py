@@ -25,6 +25,7 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
+from featuremill.config import from_json
 from featuremill.merge import delivery
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
@@ -49,6 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--outputs", nargs="*", choices=list(FILES), help="default: the last merge's, else parquet"
     )
     parser.add_argument("--max-failed", type=int, default=0)
+    parser.add_argument(
+        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+    )
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument(
         "--partial",
@@ -61,7 +65,12 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill merge`."""
     folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
-    outputs = _outputs(folder) if arguments.outputs is None else arguments.outputs
+    outputs, max_failed = arguments.outputs, arguments.max_failed
+    if arguments.config_json:
+        config = from_json(arguments.config_json)
+        outputs, max_failed = list(config.outputs), config.max_failed
+    elif outputs is None:
+        outputs = _outputs(folder)
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(
@@ -72,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.partial:
             result = merge_partial(folder, outputs, threads)
         else:
-            result = merge(folder, outputs, arguments.max_failed, threads)
+            result = merge(folder, outputs, max_failed, threads)
         line.text = f"{_accounted(result.counts)}: {', '.join(result.outputs)}"
 
 

@@ -8,7 +8,6 @@ the input costs only the records that are new.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import shutil
 from functools import partial
@@ -21,7 +20,7 @@ from featuremill.base import run_log
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
-from featuremill.config import Config, model_of, read, validate
+from featuremill.config import Config, from_json, model_of, read
 from featuremill.lease.devices import Device, cpu, cuda_devices
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
@@ -62,7 +61,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.config:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
-        config = validate(_parsed(arguments.config_json))
+        config = from_json(arguments.config_json)
     model = model_of(config)
     if model and not arguments.weights:
         path = weights_verb.json_of(model)
@@ -76,17 +75,6 @@ def run(arguments: argparse.Namespace) -> None:
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
         line.text = "; ".join(sizes_of(folder, *made))
-
-
-def _parsed(text: str) -> dict[str, Any]:
-    """Return the mapping in the JSON `text`."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--config-json: this is no JSON ({error}); mend it.") from None
-    if not isinstance(value, dict):
-        raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
-    return value
 
 
 class Planned(NamedTuple):

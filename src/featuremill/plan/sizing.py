@@ -93,7 +93,7 @@ class Sizing(NamedTuple):
     def _asked(self) -> list[Asked]:
         """Return what to ask the speed of, the best first."""
         if self.device.kind == "cuda":
-            # Where jobs go elsewhere, a profile may say to which cards (flow/support.py).
+            # Where jobs go elsewhere, a profile may say to which cards (flow/jobs.py).
             here = self.device.name if self.device.uuid else ""
             names = [environment.GPU_MODEL.value() or here, ""]
             return [Asked(self.settings, name, True, self.gpus) for name in dict.fromkeys(names)]

@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 from featuremill.base.errors import UserError
+from featuremill.config import from_json
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
@@ -40,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="CSV, TSV or Parquet with an id column; its column --label colours the map",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
+    parser.add_argument(
+        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -54,9 +58,10 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
-    found = facts.read(
-        arguments.run_folder, arguments.partial, arguments.label_file, arguments.label
-    )
+    file, column = arguments.label_file, arguments.label or ""
+    if arguments.config_json and (labels := from_json(arguments.config_json).labels).file:
+        file, column = Path(labels.file), labels.column
+    found = facts.read(arguments.run_folder, arguments.partial, file, column)
     if found.labels and found.labels.mismatch:
         log.warning("%s; the map is coloured by length.", found.labels.mismatch)
     drawn = page.draw(found)

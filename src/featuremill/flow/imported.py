@@ -15,30 +15,25 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.config import Config, load
 from featuremill.config.yaml_lines import Places
+from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
 from featuremill.workload.weights import is_path
 
 
-def is_imported(workflow: Any) -> bool:
-    """Tell whether what is read now belongs to another workflow."""
-    return not workflow.modifier.is_main_snakefile()
-
-
-def below_prefix(workflow: Any, path: str) -> str:
-    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if any."""
-    return str(workflow.modifier.path_modifier.replace_prefix(path))
-
-
 def run_below_prefix(workflow: Any, run: Config) -> Config:
     """Return the run with its files named as they are found from here."""
+
+    def moved(path: str) -> str:
+        return reach.below_prefix(workflow, path)
+
     options = {
-        key: below_prefix(workflow, value) if key == "model" and is_path(str(value)) else value
+        key: moved(value) if key == "model" and is_path(str(value)) else value
         for key, value in run.options.items()
     }
-    file = run.labels.file and below_prefix(workflow, run.labels.file)
+    file = run.labels.file and moved(run.labels.file)
     return run.model_copy(
         update={
-            "inputs": tuple(below_prefix(workflow, path) for path in run.inputs),
+            "inputs": tuple(map(moved, run.inputs)),
             "options": options,
             "labels": run.labels.model_copy(update={"file": file}),
         }
@@ -48,8 +43,8 @@ def run_below_prefix(workflow: Any, run: Config) -> Config:
 def config_sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     """Return what to call the `config` of a module, and where its keys stand: in that section of
     the importing workflow's config files which says the same, if one does."""
-    source = f"config of module {workflow.modifier.namespace}"
-    for path in map(Path, workflow.configfiles):
+    source = f"config of module {reach.workflow_module(workflow)}"
+    for path in reach.config_files(workflow):
         try:
             raw, places = load(Path(os.path.relpath(path)))
         except UserError:  # not ours, so it may be what it likes
@@ -78,21 +73,21 @@ def share(workflow: Any, run: Config, results: str, weights_files: list[str]) ->
     Raises:
         RefusedError: when two modules compute the same run, or different models of the same name.
     """
-    runs = vars(workflow).setdefault("featuremill_runs", {})
-    module = workflow.modifier.namespace
-    if (other := runs.setdefault(results, module)) != module:
+    shared = reach.shared(workflow)
+    module = reach.workflow_module(workflow)
+    if (other := shared.setdefault("runs", {}).setdefault(results, module)) != module:
         raise RefusedError(
             f"modules {other} and {module} both compute {results}; give each config a `run` of "
             "its own."
         )
-    makers = vars(workflow).setdefault("featuremill_weights", {})
-    rule = workflow.modifier.avail_rulename("weights")
+    rule = reach.taken_rule(workflow, "weights")
     model = run.options.get("model")
     for path in weights_files if rule else ():
+        makers = shared.setdefault("weights", {})
         first, first_model = makers.setdefault(path, (rule, model))
         if first_model != model:
             raise RefusedError(
                 f"options: model: {first_model} and {model} would both become {path}; rename one."
             )
-        if first != rule:
-            workflow._ruleorder.add(first, rule)
+        if rule and first != rule:
+            reach.prefer_rule(workflow, first, rule)

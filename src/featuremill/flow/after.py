@@ -1,0 +1,130 @@
+"""What is said and done when a run is over: how much there is, or what failed and what to type."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from featuremill.base import environment
+from featuremill.base.errors import UserError
+from featuremill.base.text import plain, wrapped
+from featuremill.base.words import counted
+from featuremill.config import Config
+from featuremill.flow import reach
+from featuremill.flow.screen import FailedJob, Failures, stopped
+from featuremill.merge import clean
+from featuremill.store import command_line
+from featuremill.store.delivery import Accounts
+from featuremill.store.results import Results
+
+WIDTH = 100
+MOST_KINDS = 5
+"""Different sentences before they would fill more than a screen."""
+_started = time.time()
+
+
+def closing_words(results: str) -> str:
+    """Return what to say when a run ended well: how much there is, where, and what to try next."""
+    made = [Path(results) / name for name in ("manifest.json", "report.html")]
+    delivery = Results(Path(results)).find_delivery()
+    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
+    if delivery is None or not is_new:
+        return ""  # only a part of the workflow was asked for
+    is_demo = delivery.run == Config.model_fields["run"].default
+    written = "\n".join(f"  {results}/{name}" for name in [*delivery.outputs, "report.html"])
+    load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
+    return (
+        f"\n{_have_features(delivery.counts)}:\n{written}\n"
+        f"{_without_features(results, delivery.counts)}"
+        f"Look at them:  {_command('python')} {load}"
+        + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
+    )
+
+
+def _have_features(counts: Accounts) -> str:
+    have = "has its" if counts.input == 1 else "have their"
+    return f"{counts.ok:,} of {counted(counts.input, 'record')} {have} features"
+
+
+def _without_features(results: str, counts: Accounts) -> str:
+    """Return a line about the records that have none, where there are any."""
+    kinds = (("failed", counts.failed), ("refused", counts.refused))
+    rest = [f"{number:,} {kind}" for kind, number in kinds if number]
+    said = f"Without features: {', '.join(rest)}: see {results}/failed.tsv\n" if rest else ""
+    if repeated := counts.duplicate:
+        said += f"{counted(repeated, 'duplicate')}: the same id and sequence as a record before\n"
+    return said
+
+
+def _command(name: str) -> str:
+    """Return how `name` is called from here: by its path while its environment is not active."""
+    if environment.VIRTUAL_ENV.text() or environment.CONDA_PREFIX.text():
+        return name
+    return os.path.relpath(Path(sys.executable).parent / name)
+
+
+def tidied(workflow: Any, results: str, keep: str) -> str:
+    """Remove what the config's `keep` gives up; return a line that says so, or why not.
+
+    Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
+    more would miss its parts.
+    """
+    made = {f"{results}/manifest.json", f"{results}/report.html"}
+    if keep == "all" or not made <= reach.made_files(workflow):
+        return ""
+    try:
+        said = clean.after_run(Path(results), keep)
+    except (UserError, OSError) as error:
+        return f"keep: {keep}: nothing more was removed: {error}\n"
+    return f"{said}\n" if said else ""
+
+
+def closing(failures: Failures, results: str) -> str:
+    """Return what to say when a run ended badly: what happened, where it stands, what to type."""
+    jobs = failures.final()
+    failures.are_told = True
+    if not jobs and failures.num_stops:
+        return stopped()
+    if not jobs:
+        return "Nothing computed is lost. Mend what is said above; the same command goes on then."
+    kinds: dict[tuple[str, str], list[FailedJob]] = {}
+    for job in jobs:
+        kinds.setdefault((job.rule, _common(job)), []).append(job)
+    is_stop = all(job.was_stopped for job in jobs)
+    lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
+    for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
+        lines += ["", *wrapped(plain(f"{rule}: {sentence}"), "  ", "    ", width=WIDTH)]
+        more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""
+        lines.append(f"    log: {alike[0].log or 'none'}{more}")
+    if len(kinds) > MOST_KINDS:
+        lines.append(f"\n{counted(len(kinds) - MOST_KINDS, 'other message')}: see status, below.")
+    lines += [
+        "",
+        f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
+        "goes on:",
+        f"    {command_line.this()}",
+        "What is done, what failed and what helps:",
+        f"    featuremill status {shlex.quote(results)}",
+    ]
+    if not is_stop:
+        lines.append(f"Messages and remedies: {_page()}")
+    return "\n".join(lines)
+
+
+def _common(job: FailedJob) -> str:
+    """Return the job's sentence without what tells it from others that failed alike."""
+    sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
+    return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)
+
+
+def _page() -> str:
+    """Return where the page about trouble is: beside the Snakefile of a checkout, else its name."""
+    page = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
+    if not page.exists():
+        return "docs/troubleshooting.md in the repository"
+    return str(page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page)

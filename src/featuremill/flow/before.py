@@ -1,0 +1,503 @@
+"""What the main process does before Snakemake looks at a run's files.
+
+It refuses, each in one sentence, what would end late or replace what somebody else's config made;
+it makes the run its own; and it puts right what Snakemake would misread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from featuremill import workload
+from featuremill.base.errors import UserError
+from featuremill.config import Config, model_of
+from featuremill.config.yaml_lines import Places
+from featuremill.flow import reach
+from featuremill.flow.screen import RefusedError
+from featuremill.inputs import TableOptions, source
+from featuremill.lease.devices import devices_for
+from featuremill.report import labels
+from featuremill.status import state
+from featuremill.store import command_line, run_lock
+from featuremill.store.formats import FILES
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+from featuremill.workload import Weights, recipe, weights
+
+OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
+"""The run's declared files, those that others are made of first."""
+TARGETS = {"plan", "weights", "partial"}
+LESS = ("--until", "-U", "--touch", "-t")
+"""Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
+tells them too late."""
+_claimed: dict[Path, TextIO] = {}
+"""The main process's locks on its runs, held for as long as it lives."""
+log = reach.log
+
+
+def prepare(workflow: Any, run: Config, results: str, weights_files: Sequence[str]) -> None:
+    """Do all of that, where this process is the main one and is going to run jobs."""
+    is_dry = reach.is_dry(workflow) and not reach.only_looks()
+    if reach.is_main(workflow) and is_dry and (others := others_planned_for(run, results)):
+        log.warning(
+            f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
+            "not show."
+        )
+    is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
+    if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
+        refuse_default_storage(workflow)
+        refuse_without_packages(workflow, run, results, weights_files)
+        refuse_without_gpu(workflow, run, results)
+        refuse_wrong_labels(workflow, run)
+        config = config_file(workflow, results)
+        refuse_another_config(run, results, config)
+        claim_run(
+            results,
+            rules=reach.rule_name(workflow, "{}"),
+            config=config,
+            asked=asked_by(run, results),
+            weights=next(iter(weights_json(run)), ""),
+            is_imported=reach.is_imported(workflow),
+        )
+        try:
+            forget_plan_of_other_versions(workflow, run, results)
+            forget_what_is_gone(run, results)
+            forget_lost_weights(workflow, run, results, weights_files)
+            if not (reach.is_imported(workflow) or asks_for_less(results)):
+                forget_what_is_not_whole(results)
+        except OSError as error:
+            raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
+        tell_what_goes(run, results)
+        check_times(run, results)
+
+
+def claim_run(results: str, **about: Any) -> None:
+    """Make this main process the run's owner, or refuse; mend what a killed owner left.
+
+    The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
+    owner died; if that was on this machine since it was started, the Snakemake locks that the owner
+    left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
+    file system may not share locks between machines: then Snakemake's own lock decides. `about` are
+    fields of Owner.
+    """
+    path = run_lock.path_of(Path(results))
+    try:
+        file = run_lock.claim(Path(results))
+    except BlockingIOError:
+        raise RefusedError(
+            f"{results}: another snakemake is computing this run; wait for it, or stop it."
+        ) from None
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    except OSError as error:
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
+    if file is None:
+        return
+    _claimed[path] = file
+    last = run_lock.read(Path(results))
+    was_here = last is not None and last.is_of_this_start()
+    stale = reach.locks_on(results)
+    if was_here:
+        for lock in stale:
+            lock.unlink()
+    if was_here or not stale:
+        folder = os.path.relpath(Path.cwd(), run_lock.whole_path(Path(results)).parent.parent)
+        run_lock.sign(file, command_line.command(), folder=folder, **about)
+
+
+def forget_plan_of_other_versions(workflow: Any, run: Config, results: str) -> None:
+    """Have Snakemake plan again what was planned for another version of the workload or engine: it
+    sees neither, and a shard that was begun would go on with values of both.
+
+    Where another workflow imports this one, its target may need no plan, and the results would be
+    left without one: there it is only said what to type.
+    """
+    others = others_planned_for(run, results)
+    if others and reach.is_imported(workflow):
+        rule = reach.rule_name(workflow, "plan")
+        log.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
+    elif others:
+        log.warning(f"{results}: here is {others}: it is planned and computed anew.")
+        Results(Path(results)).plan.unlink()
+
+
+def others_planned_for(run: Config, results: str) -> str:
+    """Return how the versions that are installed differ from those that the run is planned for."""
+    plan = Results(Path(results)).find_plan()
+    # With another workload Snakemake plans again anyway.
+    is_same = plan and plan.workload == run.workload
+    return recipe.other_versions_here(plan.settings) if plan and is_same else ""
+
+
+def forget_what_is_gone(run: Config, results: str) -> None:
+    """Have Snakemake see what it would take for done, because the results stand.
+
+    Without store/ nothing is computed, whatever receipts say. Without plan.json (messages say when
+    to delete it) it would never plan again, nor when other outputs of a run are asked for whose
+    shards were removed.
+    """
+    folder = Results(Path(results))
+    delivery = folder.find_delivery()
+    if folder.plan.exists() and not folder.store.exists():
+        shutil.rmtree(folder.root / "receipts", ignore_errors=True)
+        folder.plan.unlink()
+    are_others = delivery and set(delivery.outputs) != {FILES[name] for name in run.outputs}
+    if are_others and not (folder.store / "shards").exists():
+        folder.plan.unlink(missing_ok=True)
+    if not folder.plan.exists():
+        folder.delivery.unlink(missing_ok=True)
+
+
+def forget_lost_weights(
+    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
+) -> None:
+    """Have weights converted again that are gone from the cache: their bytes are always the same,
+    so nothing is computed again.
+
+    Not where nothing is left to compute with them, as that may cost a download for nothing, and not
+    where jobs see other folders than this process does.
+    """
+    if reach.has_environments(workflow):
+        return
+    for path in map(Path, weights_files):
+        lost = weights.lost(path)
+        if lost and not (is_computed(results) and _is_planned(run, results, lost)):
+            with contextlib.suppress(OSError):  # plan will say which file to delete
+                path.unlink()
+
+
+def _is_planned(run: Config, results: str, model: Weights) -> bool:
+    """Tell whether the last plan is still that of this config and these inputs."""
+    from featuremill.plan.command import planning_device
+
+    path = Results(Path(results)).plan
+    plan = Plan.find(path)
+    if plan is None or [entry.path for entry in plan.inputs] != list(run.inputs):
+        return False
+    inputs = [Path(name) for name in run.inputs if Path(name).exists()]
+    if any(each.stat().st_mtime > path.stat().st_mtime for each in inputs):
+        return False
+    found = workload.find_workload(run.workload)
+    options = found.Options.model_validate(run.options)
+    columns = options.model_dump(include=TableOptions.EXECUTION)
+    if any(plan.execution.get(key, "") != value for key, value in columns.items()):
+        return False
+    device = planning_device(run.device)
+    settings = recipe.settings_of(run.workload, found, options, device, model)
+    return recipe.recipe_of(settings) == plan.recipe
+
+
+def forget_what_is_not_whole(results: str) -> None:
+    """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
+    command is enough to mend it."""
+    folder = Results(Path(results))
+    if not folder.plan.exists():
+        return
+    try:
+        found = state.unseen_by_snakemake(folder.root)
+    except UserError:  # which the verbs say in their turn
+        found = []
+    if not found:  # a plan of many shards takes a while to read
+        return
+    plan = folder.find_plan()
+    has_parts = any((folder.store / "parts").rglob("*.arrows"))
+    for problem in found:
+        if problem.mend.again == "merge" and not has_parts:
+            continue  # `keep: results` removed them; nobody asked to compute all again
+        log.warning(f"{results}: {problem.what} This is made again.")
+        if problem.mend.again == "plan":
+            folder.plan.unlink(missing_ok=True)
+        for shard in problem.mend.shards:
+            folder.receipt(plan.recipe if plan else "", shard).unlink(missing_ok=True)
+        if problem.code == "results_older":
+            folder.plan.touch()  # they are whole, and stay until there are newer ones
+        else:
+            (folder.root / "manifest.json").unlink(missing_ok=True)
+
+
+def tell_what_goes(run: Config, results: str) -> None:
+    """Say which results merge is going to remove, as `outputs` no longer names them."""
+    root = Path(results)
+    delivery = Results(root).find_delivery()
+    written = delivery.outputs if delivery else {}
+    wanted = {FILES[name] for name in run.outputs}
+    for name in written:
+        if name not in wanted and (root / name).exists():
+            log.warning(
+                f"{root / name}: this result is not among `outputs` any more, so merge removes it."
+            )
+
+
+def check_times(run: Config, results: str) -> None:
+    """Refuse inputs of the future, and bring the run's own files back to the present."""
+    clock = run_lock.path_of(Path(results))
+    try:
+        source.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    bring_back(Path(results), clock)
+
+
+def bring_back(run_folder: Path, clock: Path) -> None:
+    """Give the run's own files of the future the present as their time.
+
+    `clock` is a file that is touched to ask the file system, whose clock may be another than ours.
+    """
+    now = source.now_by(clock)
+    ours = [path for pattern in OURS for path in sorted(run_folder.glob(pattern))]
+    late = dict.fromkeys(path for path in ours if path.is_file() and path.stat().st_mtime > now)
+    for path in late:
+        os.utime(path)
+
+
+# ---- what is refused ----
+
+
+def refuse_default_storage(workflow: Any) -> None:
+    """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
+    and would stay behind, with a plan elsewhere.
+    """
+    if reach.default_storage(workflow) is not None:
+        raise RefusedError(
+            "--default-storage-provider takes a run's files away from its store, which has to "
+            "stand beside them; leave it out and name remote files one by one, as "
+            "docs/clusters.md shows."
+        )
+
+
+def refuse_without_packages(
+    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
+) -> None:
+    """Refuse to begin where this Python lacks what the jobs are going to compute with.
+
+    Not where the jobs have environments or containers of their own (`--sdm`), and not where all is
+    computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
+    here, are there.
+    """
+    if reach.is_imported(workflow):  # its target may have nothing to do with ours
+        return
+    try:
+        workload.refuse_without_packages(workload.find_workload(run.workload).Options)
+    except UserError as error:
+        is_elsewhere = reach.runs_elsewhere(workflow) is not False or asks_for_less(results)
+        is_converted = all(Path(path).exists() for path in weights_files)
+        has_others = reach.has_environments(workflow)
+        if has_others or (is_elsewhere and is_converted) or is_computed(results):
+            return
+        raise RefusedError(
+            f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
+        ) from None
+
+
+def refuse_without_gpu(workflow: Any, run: Config, results: str) -> None:
+    """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
+
+    Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
+    workflow's own, and where every shard is computed already.
+    """
+    is_elsewhere = reach.runs_elsewhere(workflow) is not False or reach.is_imported(workflow)
+    if run.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
+        return
+    try:
+        devices_for(run.device)
+    except UserError as error:
+        raise RefusedError(
+            f"{error} To plan here and compute elsewhere: snakemake plan …"
+        ) from None
+
+
+def refuse_wrong_labels(workflow: Any, run: Config) -> None:
+    """Refuse a table of labels without the column that is asked for, before all is computed.
+
+    Where another workflow imports this one, a rule of it may still make the table.
+    """
+    path = run.labels.file and Path(run.labels.file)
+    if not path or not path.exists() or reach.is_imported(workflow):
+        return
+    try:
+        labels.check(path, run.labels.column)
+    except UserError as error:
+        raise RefusedError(f"config: labels: {error}") from None
+
+
+def refuse_another_config(run: Config, results: str, config: str) -> None:
+    """Refuse to replace the results of another config whose run has the same name.
+
+    Another config is another file that asks for something else: other inputs, another workload, or
+    options that give other values. So an edit goes on, as does a config of a new name, and one in a
+    project that was moved; without plan.json there is nothing to replace.
+    """
+    last = run_lock.read(Path(results))
+    is_planned = Results(Path(results)).plan.exists()
+    if not (config and last and last.config and is_planned):
+        return
+    working = run_lock.whole_path(Path(results)).parent.parent
+    if (working / last.config).resolve() == (working / config).resolve():  # maybe through a link
+        return
+    asks = asked_by(run, results)
+    for key, value in last.asked.items():
+        if asks.get(key) != value:
+            said = ", ".join(map(str, value)) if isinstance(value, list) else value
+            raise RefusedError(
+                f"{config}: run: {run.run} is the name of another config's run: {last.config} made "
+                f"{results} with {key}: {said}. Give one of them another `run:`, or, to have this "
+                f"one take its place, delete {results}/plan.json: what is computed stays."
+            )
+
+
+def asked_by(run: Config, results: str) -> dict[str, Any]:
+    """Return what determines the results of a `run`: its inputs, seen from the folder of
+    results/<run>, its workload, the options that are in the recipe, and columns of tables."""
+    working = run_lock.whole_path(Path(results)).parent.parent
+    options = workload.find_workload(run.workload).Options.model_validate(run.options)
+    return {
+        "inputs": [
+            # What was named by an absolute path elsewhere stays there where a project moves.
+            path if _is_elsewhere(path, working) else os.path.relpath(path, working)
+            for path in run.inputs
+        ],
+        "workload": run.workload,
+        **options.model_dump(mode="json", exclude=options.EXECUTION - TableOptions.EXECUTION),
+    }
+
+
+def _is_elsewhere(path: str, folder: Path) -> bool:
+    return Path(path).is_absolute() and not Path(path).is_relative_to(folder)
+
+
+def config_file(workflow: Any, results: str) -> str:
+    """Return the config's file, seen from the folder of results/<run>: where a project moves, it
+    stays the same. Empty where there is none, or where it is another workflow's."""
+    if reach.is_imported(workflow):
+        return ""
+    working = run_lock.whole_path(Path(results)).parent.parent
+    return ", ".join(os.path.relpath(path, working) for path in reach.config_files(workflow))
+
+
+def asks_for_less(results: str) -> bool:
+    """Tell whether a target is named, or other words ask for less than the whole run."""
+    option = ""
+    for word in reach.words():
+        if word.startswith(LESS):
+            return True
+        if word.startswith("-"):
+            option = word if "=" not in word else ""
+        elif option in command_line.NAMING_ONE:
+            option = ""
+        elif option not in command_line.NAMING | command_line.FORCING and (
+            word in TARGETS or word.startswith((f"{results}/", "weights/"))
+        ):
+            return True
+    return False
+
+
+def is_computed(results: str) -> bool:
+    """Tell whether all of the last plan is computed: its receipts say so, or the results
+    (`keep: results` removes receipts)."""
+    folder = Results(Path(results))
+    plan = folder.find_plan()
+    if plan is None or recipe.other_versions_here(plan.settings):
+        return False
+    if all(folder.receipt(plan.recipe, entry.shard).exists() for entry in plan.shards):
+        return True
+    delivery = folder.find_delivery()
+    return delivery is not None and delivery.is_of(plan)
+
+
+# ---- inputs that are not there ----
+
+
+def explain_missing(workflow: Any, run: Config, named: str, places: Places) -> None:
+    """Have Snakemake say where the config names a file that is missing, and nothing more.
+
+    It knows which files no rule makes, also a rule of a workflow that imports this one; so it
+    decides, and only its words are replaced. `named` and `places` are as `sources` has them.
+    """
+    if reach.is_verbose(workflow):
+        return
+    is_ours = not reach.is_imported(workflow)
+    configs = reach.config_files(workflow) if is_ours else []
+    if reach.is_main(workflow) and is_ours:
+        _refuse_unplanned(run, named, places, configs)
+
+    def matters(record: logging.LogRecord) -> bool:
+        if reach.exception_of(record) != reach.MISSING_INPUT:
+            return True
+        lines = {line.strip() for line in record.getMessage().splitlines()}
+        said = list(_sentences(run, lines, named, places, configs))
+        for sentence in said:
+            print(sentence, file=sys.stderr)
+        return not said
+
+    reach.filter_screen(matters)
+
+
+def _refuse_unplanned(run: Config, named: str, places: Places, configs: Sequence[Path]) -> None:
+    """Refuse inputs that are not there and were never planned.
+
+    Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
+    that were put away after the run, and hides a wrong name.
+    """
+    plan = Results(Path("results") / run.run).find_plan()
+    planned = {entry.path for entry in plan.inputs} if plan else set(run.inputs)
+    for path in run.inputs:
+        if path not in planned:
+            try:
+                source.check(Path(path))
+            except UserError as error:
+                place = places.get(("inputs",), named)
+                hint = _elsewhere(Path(path), run, configs)
+                raise RefusedError(f"{place}: inputs: {error}{hint}") from None
+
+
+def _elsewhere(path: Path, run: Config, configs: Sequence[Path]) -> str:
+    """Return the command that finds the inputs, where a config was named from another folder than
+    its paths are seen from; empty where `path` is there, or they are not beside it either."""
+    for config in configs:
+        folder = Path(os.path.relpath(config.parent))
+        is_elsewhere = folder != Path() and not path.exists()
+        if is_elsewhere and all((folder / one).exists() for one in run.inputs):
+            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(config.name)}"
+            return f" It is there seen from {folder}; so type: {start}"
+    return ""
+
+
+def _sentences(
+    run: Config, lines: set[str], named: str, places: Places, configs: Sequence[Path]
+) -> Iterator[str]:
+    labels = [run.labels.file] if run.labels.file else []
+    asked_for = {
+        ("inputs",): run.inputs,
+        ("labels", "file"): labels,
+        ("options", "model"): checkpoint_files(run),
+    }
+    for key, paths in asked_for.items():
+        for path in paths:
+            if path in lines:
+                try:
+                    weights.refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
+                except UserError as error:
+                    hint = _elsewhere(Path(path), run, configs)
+                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
+
+
+def weights_json(run: Config) -> list[str]:
+    """Return the weights file that the run needs, as a list of one, or of none."""
+    model = model_of(run)
+    return [weights.json_of(model)] if model else []
+
+
+def checkpoint_files(run: Config) -> list[str]:
+    """Return the checkpoint if the run names one by its path: another one there counts."""
+    model = str(run.options.get("model", ""))
+    if model.startswith("~"):  # which Snakemake does not look up
+        model = str(Path(model).expanduser())
+    return [model] if weights.is_path(model) else []

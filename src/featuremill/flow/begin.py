@@ -1,0 +1,174 @@
+"""What the rules share, as one object: the validated config, where a run's files are, what a job is
+asked for, and what is said at the end.
+
+`begin` is called while the rules are read. In the process that somebody started it
+also does what comes before a run (`before.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.config import (
+    Config,
+    check_outputs,
+    load,
+    refuse_patterns,
+    validate,
+    without_effect,
+)
+from featuremill.config.yaml_lines import Places
+from featuremill.flow import before, imported, jobs, reach, screen, slurm
+from featuremill.flow.after import closing, closing_words, tidied
+from featuremill.flow.job_resources import JobResources
+from featuremill.flow.screen import RefusedError
+from featuremill.store.results import Results
+
+WITHOUT_EFFECT = {
+    "plan": {"outputs", "labels", "max_failed", "keep"},
+    "merge": {"labels", "keep"},
+    "report": {"keep"},
+}
+"""Keys of a config that change nothing of what a verb writes: other values don't run it again."""
+
+
+def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -> Flow:
+    """Validate the config, do what comes before a run, and return what the rules share.
+
+    Raises:
+        RefusedError: in one sentence, when this run cannot be or should not begin.
+    """
+    named, places, run = validated(config, workflow)
+    flow = Flow(workflow, run, failures)
+    before.explain_missing(workflow, flow.there, named, places)
+    jobs.prepare_jobs(workflow)
+    reach.answer_sigterm()
+    imported.share(workflow, flow.there, flow.folder, flow.weights_there)
+    before.prepare(workflow, flow.there, flow.folder, flow.weights_there)
+    slurm.prepare(workflow)
+    screen.tell_totals(workflow, flow.folder)
+    flow.num_slots = jobs.cap_gpus(workflow, run.device, run.gpus)
+    return flow
+
+
+class Flow:
+    """One run, as its rules see it.
+
+    Rules name files as they are without a prefix: where another workflow imports this one with a
+    prefix, Snakemake puts it before them. Where they are then, `there`, `folder` and
+    `weights_there` say.
+    """
+
+    def __init__(self, workflow: Any, config: Config, failures: screen.Failures) -> None:
+        self._workflow, self._failures = workflow, failures
+        self.config = config
+        """The validated config."""
+        self.there = imported.run_below_prefix(workflow, config)
+        """The same with the names of its files as they are found from here."""
+        self.results = f"results/{config.run}"
+        self.folder = reach.below_prefix(workflow, self.results)
+        """Where `results` is."""
+        self.logs = f"logs/{config.run}"
+        self.weights = before.weights_json(config)
+        """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
+        self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
+        self.checkpoint = before.checkpoint_files(config)
+        """The checkpoint, if the config names one by its path; a list of one, or of none."""
+        self.is_target = reach.has_no_target(workflow)
+        """Whether `all` is the default target: an importing workflow may have named its own."""
+        self.num_slots = 0
+        """GPU slots that are here."""
+        model = jobs.gpu_model(workflow)
+        self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
+        """What a cluster is asked for: memory and minutes of each kind of job."""
+
+    def config_json(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
+        """Return the config as its verbs read it.
+
+        What a function of `threads` returns is never compared: `reruns` says what counts.
+        """
+        return json.dumps(self.there.model_dump(mode="json"))
+
+    def output_names(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
+        """Return the config's outputs, which plan reckons with; they are never compared either."""
+        return " ".join(self.config.outputs)
+
+    def reruns(self, verb: str) -> str:
+        """Return what of the config, when it changes, runs the `verb` again."""
+        counts = self.there.model_dump(mode="json", exclude=WITHOUT_EFFECT[verb])
+        return json.dumps(counts)
+
+    @property
+    def weights_names(self) -> str:
+        """The expression that only the names of the run's weights match."""
+        return "|".join(re.escape(Path(path).stem) for path in self.weights)
+
+    @property
+    def merge_environment(self) -> str:
+        """The conda environment of merge: only one of the outputs needs PyTorch."""
+        return "esm2" if "fair_esm_pt" in self.config.outputs else "base"
+
+    @property
+    def extract_gpus(self) -> int:
+        """The GPUs that one extract job asks for."""
+        return 0 if self.config.device == "cpu" else self.config.gpus
+
+    def extract_threads(self) -> int:
+        """Return the threads of one extract job."""
+        return jobs.extract_threads(self._workflow, self.config.device, self.num_slots)
+
+    def receipts(self, plan_json: str) -> list[str]:
+        """Return the receipts that the plan asks for."""
+        try:
+            plan = Results(Path(plan_json).parent).read_plan()
+        except (UserError, IntegrityError) as error:
+            raise RefusedError(str(error)) from None
+        folder = f"{self.results}/receipts/{plan.recipe}"
+        return [f"{folder}/{entry.shard}.json" for entry in plan.shards]
+
+    def say_success(self) -> None:
+        """Say what there is, and carry out the config's `keep`."""
+        print(closing_words(self.folder))
+        print(tidied(self._workflow, self.folder, self.config.keep), end="")
+
+    def say_failure(self) -> None:
+        """Say what failed, and what to type."""
+        print(closing(self._failures, self.folder))
+
+
+def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Config]:
+    """Return what to call the config, where its keys stand, and the validated run; or stop
+    Snakemake with one sentence."""
+    try:
+        named, places = sources(config, workflow)
+        run = validate(config, named, places)
+        check_outputs(run, named)
+        refuse_patterns(run)
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    for sentence in without_effect(run):
+        reach.log.warning(sentence)
+    return named, places, run
+
+
+def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
+    """Return what to call the config, and where its keys stand in the YAML files that it is from.
+
+    What another file or --config set has no place in a file.
+    """
+    if reach.is_imported(workflow):
+        return imported.config_sources(config, workflow)
+    named, places = "config", dict[tuple[str, ...], str]()
+    for path in reach.config_files(workflow):
+        raw, found = load(Path(os.path.relpath(path)))
+        if raw == config:
+            named = os.path.relpath(path)
+        same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
+        places |= {key: place for key, place in found.items() if key[0] in same}
+    return named, places

@@ -1,0 +1,112 @@
+"""What the run's jobs get from its Snakemake: an environment, GPUs, threads."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from featuremill.base import environment, this_process
+from featuremill.base.errors import UserError
+from featuremill.flow import reach
+from featuremill.flow.screen import RefusedError
+from featuremill.lease import Request, count_slots
+from featuremill.lease.request import VARIABLES
+
+DEFAULT_HOST_THREADS = 4
+"""Threads of an extract job on a GPU: preparing batches and writing rows."""
+GPU_RESOURCES = {
+    "devices": "gpu_devices",
+    "policy": "gpu_policy",
+    "slots_per_gpu": "gpu_slots",
+    "min_free_mb": "gpu_min_free_mb",
+    "wait_seconds": "gpu_wait",
+}
+"""Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+
+
+def prepare_jobs(workflow: Any) -> None:
+    """Set what jobs inherit: the `featuremill` of this Python, the profile's settings of GPUs, that
+    they end with Snakemake, and whether each is a job of a cluster.
+
+    The path is for environments that are not active; where another workflow imports this one, its
+    own programs stay what they are. The package is for conda environments
+    (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
+    """
+    environment.DIE_WITH_PARENT.set(this_process.name_of_process())
+    environment.PACKAGE.set(str(Path(__file__).parents[1]))
+    if model := gpu_model(workflow):
+        environment.GPU_MODEL.set_default(model)  # which plan cuts shards for
+    if reach.is_main(workflow):
+        environment.SLURM_JOBS.unset()
+        if reach.runs_elsewhere(workflow):
+            environment.SLURM_JOBS.set("1")
+    defaults = reach.default_resources(workflow)
+    for field, resource in GPU_RESOURCES.items():
+        if resource in defaults:
+            VARIABLES[field].set_default(defaults[resource])
+    try:
+        environment.check()
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    here = str(Path(sys.executable).parent)
+    folders = environment.search_path()
+    if here not in folders:
+        is_last = reach.is_imported(workflow) and not shutil.which("featuremill")
+        folders = [*folders, here] if is_last else [here, *folders]
+        environment.set_search_path(folders)
+
+
+def gpu_model(workflow: Any) -> str:
+    """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
+    of_rule = reach.rule_resources(workflow, "extract").get("gpu_model")
+    return of_rule or reach.default_resources(workflow).get("gpu_model", "")
+
+
+def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
+    """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
+    number. Refuse a cap below the `gpus` of one job.
+
+    Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
+    a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
+    A cap that is too low would clip what a job asks for, and more of them would start than find
+    devices. A run on the CPU asks for none, and says nothing of what other rules may have.
+    """
+    try:
+        num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
+    except UserError as error:
+        raise RefusedError(str(error)) from None
+    if not reach.is_main(workflow):
+        return num_slots
+    given = reach.cap_of(workflow, "gpu")
+    cap = given.value
+    ours = reach.shared(workflow).setdefault("caps", set())
+    may_cap = given.is_known and reach.runs_elsewhere(workflow) is False
+    if device != "cpu":
+        if may_cap and (cap is None or cap in ours):
+            cap = max(1, num_slots, cap or 0)
+            ours.add(cap)
+            reach.set_cap(workflow, "gpu", cap)
+            if 0 < num_slots < gpus and not reach.only_looks():
+                raise RefusedError(
+                    f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
+                    "or look at featuremill doctor."
+                )
+        elif cap and cap < gpus and not reach.only_looks():
+            raise RefusedError(
+                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
+                f"give gpu={gpus} or a multiple of it."
+            )
+    environment.GPUS.set(str(cap or 0))
+    return num_slots
+
+
+def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
+    """Return the threads of one extract job: all cores of this machine where its CPU computes.
+
+    Where jobs go elsewhere, how many are here says nothing; `--set-threads` says what they get.
+    """
+    if num_slots or device == "cuda":
+        return DEFAULT_HOST_THREADS
+    return reach.cores_here(workflow) or DEFAULT_HOST_THREADS

@@ -1,0 +1,424 @@
+"""Every reach into Snakemake's insides, and what holds where a Snakemake has others.
+
+What the rules are written in is Snakemake's language, which is public. What is more than that
+stands here and nowhere else: attributes of its Workflow, the name of its screen's handler, its
+events and the beginnings of its messages, its lock files, the words of its command line. No
+result hangs on any of it. Where a reach finds nothing to hold on to, it returns what leaves
+Snakemake as it comes, and a debug line (`--verbose`) says so.
+"""
+
+from __future__ import annotations
+
+import _thread
+import functools
+import importlib
+import logging
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+try:
+    from snakemake import exceptions
+except ImportError:
+    exceptions = None
+WorkflowError: Any = getattr(exceptions, "WorkflowError", Exception)
+"""What Snakemake tells without a traceback."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+log = logging.getLogger("snakemake.logging")
+"""Snakemake's own, whose warnings are on the screen and in its log; any other's would be, too."""
+SCREEN = "DefaultStreamHandler"
+"""Snakemake's name for the handler that writes to the terminal."""
+LOCKS = Path(".snakemake/locks")
+SCHEDULING_EVENTS = {
+    "workflow_started",
+    "job_info",
+    "job_started",
+    "job_finished",
+    "run_info",
+    "resources_info",
+}
+SCHEDULING = (
+    "Assuming unrestricted shared filesystem usage",
+    "Building DAG of jobs",
+    "Complete log",
+    "Conda environments: ignored",
+    "DAG of jobs will be updated after completion",
+    "Elapsed time",
+    "Execute ",
+    "Select jobs to execute",
+    "Updating checkpoint dependencies",
+    "Using shell",
+    "host: ",
+)
+"""Beginnings of what it says of its own scheduling."""
+EPILOGUES = (
+    "Exiting because a job execution failed",
+    "WorkflowError:\nAt least one job did not complete",
+)
+"""Beginnings of what it says after failures."""
+REMOVAL = "Removing output files of failed job {} "
+ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
+MISSING_INPUT = "MissingInputException"
+LOOKING = (
+    "--report",
+    "--lint",
+    "--summary",
+    "--detailed-summary",
+    "--list",
+    "--dag",
+    "--rulegraph",
+    "--filegraph",
+    "--d3dag",
+    "--unlock",
+    "--archive",
+    "--cleanup",
+    "--delete",
+)
+"""Snakemake's options that run no job of ours, or their beginnings."""
+LOOKING_SHORT = {"-S", "-D", "-l", "--lt", "--containerize", "--print-compilation"}
+"""More of them, whole."""
+
+
+class Reach(Generic[P, T]):
+    """A function of Snakemake's insides that gives way to `stock`, a function of the same."""
+
+    def __init__(self, function: Callable[P, T], stock: Callable[P, T]) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.stock, self._is_told = function, stock, False
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
+        """Return what is found inside, or what holds without it."""
+        try:
+            return self.function(*arguments, **named)
+        except Exception as error:
+            if not self._is_told:  # once: the screen's filter would hear of itself
+                self._is_told = True
+                name = getattr(self, "__name__", "")
+                log.debug(f"this Snakemake has other insides: {name}: {error!r}")
+            return self.stock(*arguments, **named)
+
+
+def or_else(stock: Any) -> Callable[[Callable[P, T]], Reach[P, T]]:
+    """Make a function a Reach that returns `stock` where it cannot be carried out."""
+    return lambda function: Reach(function, lambda *_, **__: stock)
+
+
+def or_by(stock: Callable[..., Any]) -> Callable[[Callable[P, T]], Reach[P, T]]:
+    """Make a function a Reach in whose place `stock` is called where it cannot be carried out."""
+    return lambda function: Reach(function, stock)
+
+
+# ---- who this Snakemake is, and what it was called for ----
+
+
+@or_else(False)
+def is_main(workflow: Any) -> bool:
+    """Tell whether this process is the one that somebody started, and no job of it."""
+    return bool(workflow.is_main_process)
+
+
+@or_else(None)
+def workflow_module(workflow: Any) -> str | None:
+    """Return what an importing workflow calls the module that is read now."""
+    found: str | None = workflow.modifier.namespace
+    return found
+
+
+@or_by(lambda workflow: workflow_module(workflow) is not None)
+def is_imported(workflow: Any) -> bool:
+    """Tell whether what is read now belongs to another workflow."""
+    return not workflow.modifier.is_main_snakefile()
+
+
+@or_else(True)
+def is_dry(workflow: Any) -> bool:
+    """Tell whether nothing is going to be done."""
+    return bool(workflow.output_settings.dryrun)
+
+
+def words() -> list[str]:
+    """Return what follows `snakemake` on its command line."""
+    return sys.argv[1:]
+
+
+def only_looks() -> bool:
+    """Tell whether this Snakemake was called for something that never runs jobs of ours."""
+    return any(word.startswith(LOOKING) or word in LOOKING_SHORT for word in words())
+
+
+def executes(workflow: Any) -> bool:
+    """Tell whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
+    return not is_dry(workflow) and not only_looks()
+
+
+@or_else(None)
+def runs_elsewhere(workflow: Any) -> bool | None:
+    """Tell whether jobs leave this machine for a cluster; None where nothing says it."""
+    return workflow.nodes is not None
+
+
+@or_by(lambda workflow: not is_imported(workflow))
+def has_no_target(workflow: Any) -> bool:
+    """Tell whether no rule is the default target yet."""
+    return workflow.default_target is None
+
+
+@or_else([])
+def config_files(workflow: Any) -> list[Path]:
+    """Return the files that the config was read from."""
+    return [Path(path) for path in workflow.configfiles]
+
+
+@or_else(None)
+def default_storage(workflow: Any) -> str | None:
+    """Return where all files would be moved to, if anywhere."""
+    found: str | None = workflow.storage_settings.default_storage_provider
+    return found
+
+
+@or_else(True)
+def has_environments(workflow: Any) -> bool:
+    """Tell whether jobs may see other packages and folders than this process does."""
+    return bool(workflow.deployment_settings.deployment_method)
+
+
+@or_else(set())
+def made_files(workflow: Any) -> set[str]:
+    """Return the outputs of all that was asked for, once everything is done."""
+    return {str(file) for job in workflow.dag.jobs for file in job.output}
+
+
+@or_else([])
+def locks_on(results: str) -> list[Path]:
+    """Return Snakemake's lock files of the run in `results`."""
+    return [path for path in LOCKS.glob("*.lock") if f"\n{results}/" in f"\n{path.read_text()}"]
+
+
+_shared: dict[str, Any] = {}
+
+
+@or_else(_shared)
+def shared(workflow: Any) -> dict[str, Any]:
+    """Return what the runs of one workflow leave for each other while its rules are read."""
+    found: dict[str, Any] = vars(workflow).setdefault("featuremill", {})
+    return found
+
+
+# ---- names that another workflow gives ----
+
+
+@or_by(lambda workflow, path: path)  # noqa: ARG005
+def below_prefix(workflow: Any, path: str) -> str:
+    """Return where Snakemake puts the `path` of a rule: below the module's prefix, if any."""
+    return str(workflow.modifier.path_modifier.replace_prefix(path))
+
+
+@or_by(lambda workflow, rule: rule)  # noqa: ARG005
+def rule_name(workflow: Any, rule: str) -> str:
+    """Return what a rule of ours is called where another workflow imports it."""
+    return str(workflow.modifier.modify_rulename(rule))
+
+
+@or_else(None)
+def taken_rule(workflow: Any, rule: str) -> str | None:
+    """Return the same; None where the importing workflow leaves the rule out."""
+    found: str | None = workflow.modifier.avail_rulename(rule)
+    return found
+
+
+@or_else(None)
+def prefer_rule(workflow: Any, first: str, other: str) -> None:
+    """Have the rule `first` make what both could; `ruleorder:` knows no rules of other modules."""
+    workflow._ruleorder.add(first, other)
+
+
+# ---- resources ----
+
+
+class Cap(NamedTuple):
+    """How much of a resource all jobs together may take."""
+
+    is_known: bool
+    value: int | None
+    """None without a limit."""
+
+
+@or_else(Cap(False, None))
+def cap_of(workflow: Any, resource: str) -> Cap:
+    """Return the limit of a resource."""
+    given = workflow.global_resources.get(resource)
+    return Cap(True, given.value if given is not None else None)
+
+
+@or_else(None)
+def set_cap(workflow: Any, resource: str, value: int) -> None:
+    """Limit a resource, as `--resources` does."""
+    workflow.register_resource(resource, value)
+
+
+@or_else({})
+def default_resources(workflow: Any) -> Mapping[str, str]:
+    """Return what `default-resources` say, as text."""
+    found = workflow.resource_settings._parsed_default_resources
+    return {name: _text(found[name]) for name in found}
+
+
+@or_else({})
+def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
+    """Return what `set-resources` say of a rule, as text."""
+    found = workflow.resource_settings._parsed_overwrite_resources.get(rule_name(workflow, rule))
+    return {name: _text(found[name]) for name in found or ()}
+
+
+def _text(resource: Any) -> str:
+    return str(resource.raw).strip("'\"")
+
+
+@or_else(None)
+def cores_here(workflow: Any) -> int | None:
+    """Return the cores that jobs on this machine have; None where they run on others."""
+    if workflow.nodes is not None or workflow.remote_exec:
+        return None
+    found: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
+    return found
+
+
+# ---- the screen ----
+
+
+@or_else(True)
+def shows_all(workflow: Any) -> bool:
+    """Tell whether somebody wants to see what Snakemake says of its jobs."""
+    settings = workflow.output_settings
+    return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
+
+
+@or_else(True)
+def is_verbose(workflow: Any) -> bool:
+    """Tell whether somebody wants to see everything."""
+    return bool(workflow.output_settings.verbose)
+
+
+@or_else({"all"})
+def quiet_about(workflow: Any) -> set[str]:
+    """Return what the screen is to be quiet about: host, reason, progress, rules, all."""
+    return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
+
+
+@or_else(None)
+def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
+    """Keep records off the screen that don't matter; those that cannot be judged do."""
+
+    def shows(record: logging.LogRecord) -> bool:
+        try:
+            return matters(record)
+        except Exception:
+            return True
+
+    for handler in log.handlers:
+        if handler.name == SCREEN:
+            handler.addFilter(shows)
+
+
+def is_about_scheduling(record: logging.LogRecord) -> bool:
+    """Tell whether Snakemake talks about its own scheduling."""
+    event = str(getattr(record, "event", None) or "")
+    is_so = event in SCHEDULING_EVENTS or record.getMessage().startswith(SCHEDULING)
+    return is_so and record.levelno <= logging.INFO
+
+
+def is_epilogue(record: logging.LogRecord) -> bool:
+    """Tell whether Snakemake says once more that jobs failed."""
+    return record.getMessage().startswith(EPILOGUES)
+
+
+def is_removal(record: logging.LogRecord, rules: set[str]) -> bool:
+    """Tell whether it says that it removes what failed jobs of these rules left."""
+    return record.getMessage().startswith(tuple(map(REMOVAL.format, rules)))
+
+
+def exception_of(record: logging.LogRecord) -> str:
+    """Return the name of the exception that the record is about; empty for none."""
+    return str(getattr(record, "exception", None) or "")
+
+
+def ending_of(record: logging.LogRecord) -> str:
+    """Return how a command of ours ended, if the record says it."""
+    is_error, text = getattr(record, "event", None) == "error", record.getMessage()
+    found = ENDING.findall(text) if is_error and " featuremill " in text else []
+    return found[-1] if found else ""
+
+
+class JobError(NamedTuple):
+    """What Snakemake says of a job that failed."""
+
+    rule: str
+    command: str
+    log: Path | None
+    outputs: tuple[Path, ...]
+    reason: str
+    """What a cluster's executor adds."""
+
+
+@or_else(None)
+def job_error(record: logging.LogRecord) -> JobError | None:
+    """Return the job that the record says to have failed."""
+    if getattr(record, "event", None) != "job_error":
+        return None
+    about = record.__dict__
+    return JobError(
+        about["rule_name"],
+        str(about["shellcmd"] or ""),
+        Path(about["log"][0]) if about["log"] else None,
+        tuple(map(Path, about["output"])),
+        " ".join(str(about.get("rule_msg") or "").split()),
+    )
+
+
+# ---- executors and signals ----
+
+
+@or_else(None)
+def replace_executor(name: str, made_of: Callable[[type[Any]], type[Any]]) -> None:
+    """Have jobs submitted by what `made_of` makes of the executor of this name."""
+    plugin = _interface("registry").ExecutorPluginRegistry().get_plugin(name)
+    plugin.executor = made_of(plugin.executor)
+
+
+def submitted(job: Any) -> Any:
+    """Return what an executor reports of a job that it could not submit."""
+    return _interface("executors.base").SubmittedJobInfo(job)
+
+
+def _interface(module: str) -> Any:
+    """Import what comes with Snakemake for executors, which is public."""
+    return importlib.import_module(f"snakemake_interface_executor_plugins.{module}")
+
+
+@or_else(None)
+def answer_sigterm() -> None:
+    """Let Snakemake end on SIGTERM at any moment.
+
+    Its handler takes locks that the thread which it interrupts may hold; then it waits for itself
+    for good (9.27). From a thread of its own it waits for the other. `start_new_thread` takes none.
+    """
+    from snakemake.scheduling.job_scheduler import JobScheduler
+
+    answer = JobScheduler.exit_gracefully
+
+    def answer_on_a_thread(scheduler: Any, *arguments: Any) -> None:
+        _thread.start_new_thread(answer, (scheduler, *arguments))
+
+    if answer.__name__ != answer_on_a_thread.__name__:  # as it is for the second of two runs
+        JobScheduler.exit_gracefully = answer_on_a_thread
+
+
+REACHES: dict[str, Reach[..., Any]] = {
+    name: found for name, found in list(globals().items()) if isinstance(found, Reach)
+}
+"""All of them by name; the tests take each away in turn."""

@@ -1,0 +1,293 @@
+"""Slurm: whatever happens to a job or to Slurm's daemons, a run ends, and what failed is told from
+what did not (docs/slurm-status.md).
+
+Snakemake's executor for Slurm forgets its jobs, or waits for them for ever, on events that happen
+on any cluster. So a run to Slurm takes a subclass of it, whichever way it was started. Its jobs
+leave their exit status; a submission waits for a controller that is away; and `check_active_jobs`
+goes by the controller, the accounting database (where there is one) and what the job left.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill.flow import reach
+
+EXECUTOR = "snakemake_executor_plugin_slurm"
+FOLDER = Path(".snakemake/featuremill-slurm")
+"""A folder for each Snakemake, in which its jobs leave how they ended."""
+KEPT_SECONDS = 30 * 86400
+"""How long that stays after its last job ended."""
+GRACE_SECONDS = 30.0
+"""How long a job that Slurm does not know any more may wait for its exit status to appear."""
+ANSWER_SECONDS = 20.0
+"""For one question to Slurm."""
+PATIENCE_SECONDS = 3600.0
+"""How long a submission waits for the controller."""
+PAUSE_SECONDS = 5.0
+AWAY = "slurmctld does not answer, so a submission waits for it"
+LONGEST_SECONDS = 180
+"""Between two looks at the jobs, while none of them ends."""
+CLUSTERS = ("cluster", "clusters", "slurm_cluster")
+"""Resources that send a job to another cluster."""
+
+FAILURES = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TIMEOUT"}
+OTHER_FAILURES = {"NODE_FAIL", "PREEMPTED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
+"""Final states of jobs that Slurm often queues again."""
+STUCK_REASONS = ("PartitionTimeLimit", "PartitionNodeLimit", "launch failed requeued held")
+"""Reasons of pending jobs that no waiting mends (prefixes)."""
+NEEDS_A_PERSON = {"SPECIAL_EXIT", "REQUEUE_HOLD"}
+
+# In a file, as the executor hands a command to `sbatch --wrap` through a shell of its own.
+WATCH = """\
+#!/bin/sh
+# Runs the command of one of Slurm's jobs, and leaves its exit status beside this file.
+left=${0%/*}/$SLURM_JOB_ID.exit
+rm -f "$left"
+/bin/sh -c "$1"
+status=$?
+echo "$status" 2>/dev/null >"$left.new" && mv -f "$left.new" "$left"
+exit "$status"
+"""
+
+
+class Live(NamedTuple):
+    """What the controller says of a job."""
+
+    state: str
+    partition: str
+    reason: str
+
+
+class Verdict(NamedTuple):
+    """How a job ended, in Slurm's word, and why in plain words."""
+
+    state: str
+    reason: str = ""
+
+
+def judge(
+    live: Live | None, accounted: str = "", exit_status: str = "", missed_seconds: float = 0.0
+) -> Verdict | None:
+    """Say how a job ended; None while it may still run.
+
+    Only asked when the controller answered. `live` is None where it does not know the job;
+    `accounted` is the database's state (empty: none) and `exit_status` what the job's own script
+    left (empty: nothing) once it ended; `missed_seconds` says since when the controller has not
+    known it.
+    """
+    if live:
+        return _final(live.state, live.reason) or _stuck(live)
+    # The controller forgets a job only when it has ended, so what is on record is final.
+    if verdict := _final(accounted, ""):
+        return verdict
+    if exit_status == "0":
+        return Verdict("COMPLETED")
+    if exit_status:
+        return Verdict("FAILED", f"exit status {exit_status}")
+    if missed_seconds < GRACE_SECONDS:
+        return None
+    return Verdict("FAILED", "Slurm does not know it any more, and it left no exit status")
+
+
+def _final(state: str, reason: str) -> Verdict | None:
+    word = state.partition(" ")[0].rstrip("+")  # "CANCELLED by 1000"
+    told = "" if reason in ("", "None") else f": {reason}"
+    if word == "COMPLETED":
+        return Verdict(word)
+    if word in FAILURES:
+        return Verdict(word, f"{state}{told}")
+    if word in OTHER_FAILURES:
+        return Verdict("FAILED", f"{state}{told}, and Slurm has not queued it again")
+    return None
+
+
+def _stuck(live: Live) -> Verdict | None:
+    # Of several partitions one may take the job although another cannot.
+    is_stuck = live.reason.replace("_", " ").startswith(STUCK_REASONS) and "," not in live.partition
+    if live.state in NEEDS_A_PERSON or (live.state == "PENDING" and is_stuck):
+        return Verdict("CANCELLED", f"it could never start ({live.state}: {live.reason})")
+    return None
+
+
+class Watch:
+    """How the jobs of one Snakemake are; `name` is what they are all called."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self._name = folder, name
+        self._missed: dict[str, float] = {}
+        """Since when the controller has not known a job, by the clock of this process."""
+
+    def command(self, command: str) -> str:
+        """Return a job's command so that it leaves its exit status in this folder."""
+        script = self.folder / "watch.sh"
+        if not script.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            new = script.with_name(f"{threading.get_ident()}.new")
+            new.write_text(WATCH, "utf-8")
+            new.replace(script)
+        return f"/bin/sh {shlex.quote(str(script))} {shlex.quote(command)}"
+
+    def verdicts(self, jobs: Iterable[str]) -> dict[str, Verdict]:
+        """Return how those of `jobs` ended that are not to be waited for any more.
+
+        Nothing at all while the controller is away: what the database says is old then, and a job
+        that followed could not be submitted.
+        """
+        live = self.ask_controller()
+        if live is None:
+            return {}
+        wanted = list(jobs)
+        accounted = _ask_database([job for job in wanted if job not in live])
+        found = {}
+        for job in wanted:
+            now = live.get(job)
+            if now:
+                self._missed.pop(job, None)
+                verdict = judge(now)
+            else:
+                missed = time.monotonic() - self._missed.setdefault(job, time.monotonic())
+                verdict = judge(None, accounted.get(job, ""), self._exit_status(job), missed)
+            if verdict:
+                if now and _stuck(now):
+                    _ask(["scancel", job])
+                found[job] = verdict
+        return found
+
+    def ask_controller(self) -> dict[str, Live] | None:
+        """Return what slurmctld knows of the jobs; None when it does not answer."""
+        whose = ["--name", self._name] if self._name else ["--user", str(os.getuid())]
+        text = _ask(["squeue", "--noheader", "--states=all", *whose, "--format=%i|%T|%P|%r"])
+        if text is None:
+            return None
+        rows = (line.split("|", 3) for line in text.splitlines())
+        return {row[0].strip(): Live(*row[1:]) for row in rows if len(row) == 4}
+
+    def _exit_status(self, job: str) -> str:
+        """Return what the job left; the whole line only, as a cut one has no end."""
+        with suppress(OSError):
+            text = (self.folder / f"{job}.exit").read_text()
+            return text.strip() if text.endswith("\n") else ""
+        return ""
+
+
+def _ask_database(jobs: list[str]) -> dict[str, str]:
+    """Return the states of `jobs` by slurmdbd; nothing where there is none, or it is away."""
+    if not jobs or not shutil.which("sacct"):
+        return {}
+    options = ["--allocations", "--noheader", "--parsable2", "--format=JobIDRaw,State"]
+    text = _ask(["sacct", *options, "--jobs", ",".join(jobs)])
+    rows = (line.split("|") for line in (text or "").splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def _ask(command: list[str]) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def prepare(workflow: Any) -> None:
+    """Have jobs that go to Slurm watched so, where this is the main process and is going to submit
+    some; with any other executor nothing is different."""
+    is_going = reach.is_main(workflow) and reach.executes(workflow)
+    if is_going and reach.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
+        reach.replace_executor("slurm", watched)
+
+
+def watched(executor: type[Any]) -> type[Any]:
+    """Return the subclass of Snakemake's Slurm executor that does so."""
+
+    class Watched(executor):  # type: ignore[misc]
+        """Snakemake's Slurm executor, which no job gets lost of."""
+
+        def __init__(self, workflow: Any, *arguments: Any, **named: Any) -> None:
+            """Refuse what could not be followed; the first look comes while this goes on."""
+            settings = workflow.executor_settings
+            if getattr(settings, "array_jobs", None):
+                raise reach.WorkflowError(
+                    "job arrays hang in the executor: leave slurm-array-jobs out."
+                )
+            self._is_over = threading.Event()
+            first = getattr(settings, "init_seconds_before_status_checks", None)
+            self._first_pause = self._pause = first or 40
+            super().__init__(workflow, *arguments, **named)
+
+        def __post_init__(self, *arguments: Any, **named: Any) -> None:
+            """Begin a folder."""
+            super().__post_init__(*arguments, **named)
+            _forget_old()
+            name = str(getattr(self, "run_uuid", ""))
+            self._watch = Watch((FOLDER / (name or str(os.getpid()))).absolute(), name)
+
+        def format_job_exec(self, job: Any) -> str:
+            """Return the job's command, which leaves its exit status."""
+            return self._watch.command(super().format_job_exec(job))
+
+        def run_jobs(self, jobs: list[Any]) -> None:
+            """Submit the jobs, but for those that would go to another cluster."""
+            elsewhere = [job for job in jobs if any(map(job.resources.get, CLUSTERS))]
+            for job in elsewhere:
+                said = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
+                self.report_job_error(reach.submitted(job), msg=said)
+            super().run_jobs([job for job in jobs if job not in elsewhere])
+
+        def run_job(self, job: Any) -> None:
+            """Submit the job, once the controller is there."""
+            until = time.monotonic() + PATIENCE_SECONDS
+            while self._watch.ask_controller() is None and time.monotonic() < until:
+                self.logger.debug(AWAY)
+                if self._is_over.wait(PAUSE_SECONDS):
+                    return
+            super().run_job(job)
+
+        def shutdown(self) -> None:
+            """End, and do not wait for submissions that wait."""
+            self._is_over.set()
+            super().shutdown()
+
+        async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
+            """Yield the jobs that go on, and report how the others ended."""
+            keeps_logs = getattr(self.workflow.executor_settings, "keep_successful_logs", False)
+            self.logger.debug(f"asking Slurm about {len(active_jobs)} jobs")
+            asked = [job.external_jobid for job in active_jobs]
+            verdicts = self._watch.verdicts(asked) if asked else {}
+            for job in active_jobs:
+                verdict = verdicts.get(job.external_jobid)
+                log = (job.aux or {}).get("slurm_logfile")
+                if verdict is None:
+                    yield job
+                elif verdict.state == "COMPLETED":
+                    self.report_job_success(job)
+                    if log and not keeps_logs:
+                        with suppress(OSError):
+                            Path(log).unlink()
+                else:
+                    said = f"SLURM status is: '{verdict.state}'. Reason: {verdict.reason}."
+                    said = f"SLURM-job '{job.external_jobid}' failed, {said}"
+                    self.report_job_error(job, msg=said, aux_logs=[str(log)] if log else [])
+            has_news = verdicts or not active_jobs
+            self._pause = self._first_pause if has_news else min(self._pause + 10, LONGEST_SECONDS)
+            self.next_seconds_between_status_checks = self._pause
+            self.logger.debug(f"Slurm told of {len(verdicts)} ends")
+
+    return Watched
+
+
+def _forget_old() -> None:
+    for folder in FOLDER.glob("*"):
+        with suppress(OSError):
+            if folder.stat().st_mtime < time.time() - KEPT_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
