@@ -51,6 +51,15 @@ def receipt_json(**given):
     }
 
 
+def delivery_json(**given):
+    """Return what manifest.json says."""
+    plan = plan_json()
+    same = ("run", "recipe", "manifest_sha256", "settings", "cost_unit", "inputs", "lengths")
+    counts = {"input": 1, "ok": 1, "failed": 0, "refused": 0, "duplicate": 0}
+    told = {key: plan[key] for key in same}
+    return {**told, "plan": plan["counts"], "counts": counts, "outputs": {}, "parts": {}, **given}
+
+
 def write_weights(path, file="gone.safetensors", num_bytes=0, layers=33, width=1280):
     """Write weights/<name>.json at `path`, of weights in `file`."""
     about = {

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 from conftest import NOT_IMPORTED, ROOT
+from plans import plan_json
 from programs import Desk
 
 from featuremill import config
@@ -18,7 +19,7 @@ from featuremill.__main__ import main
 from featuremill.flow import before
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
-from featuremill.workload import weights
+from featuremill.workloads.esm2 import sources
 
 INSTALL = "torch is not installed in this Python ({}), and nothing can be computed without it; "
 INSTALL += "pip install 'featuremill[esm2]'"
@@ -137,8 +138,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
     check()
     monkeypatch.setattr("sys.argv", ["snakemake"])
     Path("results/my").mkdir(parents=True)
-    plan = {"recipe": "r", "shards": [{"shard": "s"}]}
-    Path("results/my/plan.json").write_text(json.dumps(plan))
+    Path("results/my/plan.json").write_text(json.dumps(plan_json([{"shard": "s"}])))
     with pytest.raises(RefusedError, match="torch is not installed"):
         check()
     Path("results/my/receipts/r").mkdir(parents=True)
@@ -167,7 +167,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     content = file.read_bytes()
     file.unlink()
     said = folder.snakemake("results/my/manifest.json")
-    assert file.read_bytes() == content and f"converting {weights.sources.BUNDLED}" in said
+    assert file.read_bytes() == content and f"converting {sources.BUNDLED}" in said
     assert folder.results.plan.read_bytes() == planned
     assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == made
     assert "the part is there already" in said and len(list(receipt.parent.iterdir())) == 2

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from plans import delivery_json
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
 from featuremill.config import validate
@@ -387,7 +388,7 @@ def test_labels_draw_the_report_anew_and_nothing_else(tmp_path, environment):
 
 def test_the_closing_words_name_what_has_no_features(tmp_path):
     counts = {"input": 1072, "ok": 1067, "failed": 0, "refused": 0, "duplicate": 5}
-    manifest = {"run": "my", "counts": counts, "outputs": {}}
+    manifest = delivery_json(run="my", counts=counts)
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(manifest))
     said = closing_words(str(tmp_path))

@@ -171,10 +171,6 @@ STALL_SECONDS = Setting(
     "A batch that takes longer than this, and than 20 times what was predicted, is taken for a "
     "hang.",
 )
-GONE_SECONDS = Setting(
-    *("GONE_SECONDS", SECONDS, 60.0),
-    "How long a job of LSF or PBS may be unknown to its scheduler before it counts as failed.",
-)
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
     "Go on where the file system has no locks: only where nothing else computes the run.",
@@ -222,7 +218,7 @@ TYPED = Setting(
 )
 SETTINGS: tuple[Setting[Any], ...] = (
     *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
-    *(STALL_SECONDS, GONE_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM),
+    *(STALL_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM),
     *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, OUTPUTS, PACKAGE, SLURM_JOBS, TYPED),
 )
 """All of ours."""
