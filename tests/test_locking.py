@@ -55,8 +55,8 @@ def test_a_merge_waits_until_the_plan_is_written(verbs):
             if "another job is at plan.lock of this run; waiting" in line:
                 break
         assert merge.poll() is None
-        assert not (verbs.run_folder.root / "manifest.partial.json").exists()
+        assert not verbs.run_folder.partial.delivery.exists()
     merge.communicate(timeout=60)
     assert merge.returncode == 0
-    told = json.loads((verbs.run_folder.root / "manifest.partial.json").read_text())
+    told = json.loads(verbs.run_folder.partial.delivery.read_text())
     assert told["counts"]["ok"] == 2

@@ -409,7 +409,7 @@ def test_what_cannot_be_exported_is_said(run):
     (run.root / "embeddings.npy").unlink()
     with pytest.raises(UserError, match=r"embeddings\.npy: it belongs to the results, and is gone"):
         export(run, ["npy"])
-    plan = json.loads(run.plan.read_text())
+    plan = run.read_plan()
     [shard] = plan.shards
     part = run.part(plan.recipe, shard.shard)
     content = bytearray(part.read_bytes())

@@ -22,6 +22,7 @@ import yaml
 from broken_inputs import BROKEN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import receipt_json
 from xopen import xopen
 
 from featuremill import config
@@ -540,17 +541,10 @@ def write_part(folder, found, shard, failed, batch_rows, order):
     part = run.part(recipe, shard)
     part.parent.mkdir(parents=True, exist_ok=True)
     opened.path.replace(part)
-    receipt = {
-        "shard": shard,
-        "recipe": recipe,
-        "part": digest,
-        "rows": len(rows),
-        "ok": len(rows) - num_failed,
-        "failed": num_failed,
-        "seconds": {"total": 1.0},
-        "devices": [{"kind": "cpu", "uuid": "", "name": "a CPU"}],
-        "versions": {},
-    }
+    num_ok = len(rows) - num_failed
+    receipt = receipt_json(
+        shard=shard, recipe=recipe, part=digest, rows=len(rows), ok=num_ok, failed=num_failed
+    )
     write_sealed(part.with_suffix(".json"), receipt)
     write_sealed(run.receipt(recipe, shard), receipt)
 

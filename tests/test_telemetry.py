@@ -10,13 +10,13 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from featuremill.extract.telemetry.process import allocated_peak_mb
 from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
 from featuremill.base.errors import UserError
+from featuremill.extract.peak_memory import allocated_peak_mb
 from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.extract.telemetry.sampler import Sampler
 from featuremill.lease.devices import Device

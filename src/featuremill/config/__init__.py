@@ -23,7 +23,7 @@ KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
-PATTERN = re.compile(r"\{\s*\w+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
+PATTERN = re.compile(r"\{\s*[.\w]+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
 """A name in braces, with a constraint perhaps: what Snakemake takes for a wildcard."""
 MAX_NAME = 100
 """Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
