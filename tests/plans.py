@@ -4,6 +4,7 @@ import json
 import math
 
 from featuremill.plan.estimate import overheads
+from featuremill.store.files import seal_of, sealed, write_json
 
 
 def plan_json(shards=(), **given):
@@ -97,3 +98,15 @@ def wasted(total, cost, slots, rate, startup):
     started = min(slots, num_shards) * a_job
     end = max(started + jobs_end, num_shards * a_job + startup + shard)
     return end * slots - total / rate
+
+
+def write_sealed(path, value):
+    """Write a JSON object as featuremill does, whatever it says."""
+    write_json(path, sealed(json.loads(json.dumps(value))))
+
+
+def read_sealed(path):
+    """Return what a JSON file of featuremill's says, its seal checked and taken off."""
+    value = json.loads(path.read_text("utf-8"))
+    assert value.pop("seal", None) in (None, seal_of(value))
+    return value

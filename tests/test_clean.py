@@ -17,7 +17,7 @@ from programs import Verbs, Workflow, random_records
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
-from featuremill.base.sizes import human_bytes
+from featuremill.base.words import human_bytes
 from featuremill.merge import clean, removable
 from featuremill.merge.command import merge
 from featuremill.store import run_lock

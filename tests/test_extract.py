@@ -7,13 +7,13 @@ import time
 import pyarrow as pa
 import pytest
 from broken_stores import damage_of
+from plans import read_sealed, write_sealed
 from programs import is_running, wait_for
 
 from featuremill.__main__ import main
 from featuremill.base.reasons import kind_of
 from featuremill.extract import supervisor
 from featuremill.extract.command import Extraction
-from featuremill.store.files import read_sealed, write_sealed
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
+from plans import read_sealed, write_sealed
 from programs import Verbs
 
 import featuremill
@@ -28,7 +29,6 @@ from featuremill.merge.outputs import parquet, parquet_dataset
 from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
-from featuremill.store.files import read_sealed, write_sealed
 from featuremill.store.journal import Journal, digest_of_file, part_schema
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results

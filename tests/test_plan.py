@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import read_sealed, write_sealed
 
 from featuremill.base.errors import UserError
 from featuremill.config import validate
@@ -19,7 +20,7 @@ from featuremill.plan import spool as spool_module
 from featuremill.plan.command import plan
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
-from featuremill.store.files import digest_of, read_sealed, write_sealed
+from featuremill.store.files import digest_of
 from featuremill.store.results import Results
 from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload

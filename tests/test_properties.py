@@ -22,7 +22,7 @@ import yaml
 from broken_inputs import BROKEN
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import receipt_json
+from plans import receipt_json, write_sealed
 from xopen import xopen
 
 from featuremill import config
@@ -34,7 +34,7 @@ from featuremill.lease.request import VARIABLES
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
 from featuremill.store import journal
-from featuremill.store.files import digest_of, read_json, write_sealed
+from featuremill.store.files import digest_of, read_json
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 

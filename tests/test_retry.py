@@ -279,9 +279,10 @@ DIES = """
 import os, sys
 from pathlib import Path
 from featuremill.plan import retry
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 step, count = sys.argv[1], int(sys.argv[2])
-place = Path if step == "unlink" else retry
+place = {"unlink": Path, "write": Plan}.get(step, retry)
 whole = getattr(place, step)
 def dying(*arguments, **more):
     global count
@@ -297,7 +298,7 @@ retry.retry(Results(Path("results/test")), [])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "count"),
-    [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("move_rows", 0), ("write_sealed", 0)],
+    [("unlink", n) for n in (1, 2, 3, 5, 7)] + [("move_rows", 0), ("write", 0)],
 )
 def test_a_death_at_any_step_leaves_a_plan_that_works(failed, step, count):
     """The failed record is retried a second time, so that its shard has the name of the old one."""

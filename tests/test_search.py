@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import read_sealed, write_sealed
 from programs import Verbs
 
 import featuremill
@@ -27,7 +28,7 @@ from featuremill.merge.outputs import Target, open_writer
 from featuremill.search import hits, nearest, opening, table
 from featuremill.search.queries import Queries
 from featuremill.search.table import Mapped
-from featuremill.store.files import read_json, read_sealed, write_json, write_sealed
+from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, FILES
 from featuremill.store.results import Results
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
+from plans import read_sealed, write_sealed
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
@@ -27,7 +28,7 @@ from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.state import read_state
 from featuremill.store import journal, lock_holder, run_lock
-from featuremill.store.files import read_sealed, sealed, write_sealed
+from featuremill.store.files import sealed
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]

@@ -9,14 +9,14 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plans import plan_json
+from plans import plan_json, read_sealed, write_sealed
 from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 
 from featuremill.config import validate
 from featuremill.flow import before
 from featuremill.flow.before import is_computed
 from featuremill.store import journal
-from featuremill.store.files import read_json, read_sealed, write_sealed
+from featuremill.store.files import read_json
 from featuremill.store.results import Results
 
 VERSIONS = ("1.1", "2.1", "1.2")

@@ -22,8 +22,8 @@ from featuremill.base.environment import STALL_SECONDS
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import kind_of
-from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted
 from featuremill.extract import slurm_job
 from featuremill.extract.job import Job
 from featuremill.extract.supervisor import Supervisor

@@ -15,7 +15,7 @@ from typing import Any
 from featuremill.base.environment import STAGE
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
-from featuremill.base.sizes import human_bytes
+from featuremill.base.words import human_bytes
 from featuremill.store import files
 from featuremill.store.disk_space import MARGIN
 from featuremill.workload import Weights

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
-from featuremill.base.sizes import counted, human_bytes
+from featuremill.base.words import counted, human_bytes
 from featuremill.merge.removable import KEEP, Usage, removable, remove, usage_of
 from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery

@@ -23,8 +23,8 @@ from featuremill.base import run_log
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
-from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted
 from featuremill.config import from_json
 from featuremill.merge import delivery
 from featuremill.merge.accounts import account

@@ -21,12 +21,12 @@ import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
-from featuremill.base.sizes import expected_bytes
 from featuremill.extract.compute import not_finite
 from featuremill.merge.outputs import IDENTITY
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
+from featuremill.store.disk_space import expected_bytes
 from featuremill.store.files import take_space
 from featuremill.store.parts import Part
 from featuremill.store.shard_file import digests

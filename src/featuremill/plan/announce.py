@@ -6,7 +6,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 
-from featuremill.base.sizes import counted, human_bytes
+from featuremill.base.words import counted, human_bytes
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told

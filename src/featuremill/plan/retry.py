@@ -25,7 +25,7 @@ import pyarrow as pa
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, kind_of
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock

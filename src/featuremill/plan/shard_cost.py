@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from featuremill.base.sizes import counted, human_bytes
 from featuremill.base.text import one_line, plain
+from featuremill.base.words import counted, human_bytes
 from featuremill.plan.needs import COUNTING_RESIDUES
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes

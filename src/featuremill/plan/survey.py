@@ -20,7 +20,7 @@ from pydantic import BaseModel
 from featuremill import inputs
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import head_of
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.plan.reading import with_progress

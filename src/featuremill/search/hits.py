@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.search import table
 from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.search.opening import Searched, open_results

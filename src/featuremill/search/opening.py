@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.merge.loading import pooled_column
 from featuremill.search.table import Mapped, Table, Vectors
 from featuremill.store import command_line

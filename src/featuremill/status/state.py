@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.status.commands import Commands
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.problems import Mend, Problem

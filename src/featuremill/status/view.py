@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 from featuremill.base import words
-from featuremill.base.sizes import counted
 from featuremill.base.text import plain, wrapped
+from featuremill.base.words import counted
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
 from featuremill.status.time_left import JobTime

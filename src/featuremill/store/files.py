@@ -110,31 +110,14 @@ def as_text(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def write_sealed(path: Path, value: Mapping[str, Any]) -> None:
-    """Write the JSON object `value` to `path` atomically, with a digest of itself."""
-    write_json(path, sealed(value))
-
-
 def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON object `value` with a digest of itself."""
     return {**value, SEAL: seal_of(value)}
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """Return what `write_sealed` wrote; None when it is not there, or not what was written.
-
-    An object without a seal counts as whole: older ones have none.
-    """
-    value = read_json(path)
-    if value is None:
-        return None
-    seal = value.pop(SEAL, None)
-    return value if seal in (None, seal_of(value)) else None
-
-
 def seal_of(value: Mapping[str, Any]) -> str:
     """Return the digest of the JSON object `value` that stands in its file."""
-    canonical = json.dumps(json.loads(json.dumps(value)), sort_keys=True)
+    canonical = json.dumps(value, sort_keys=True)
     return digest_of([canonical.encode()])
 
 

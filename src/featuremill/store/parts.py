@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.store import command_line
 from featuremill.store.journal import COLUMNS, digest_of_file
 from featuremill.store.plan import Plan, PlannedShard

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from featuremill.base.sizes import expected_bytes
 from featuremill.base.this_process import num_cores
 from featuremill.config import Config
 from featuremill.plan import speeds
@@ -22,7 +21,7 @@ from featuremill.plan.shard_cost import Choice, choose, work_of
 from featuremill.plan.speeds import Speed
 from featuremill.plan.speeds.assumed import Shape
 from featuremill.plan.speeds.earlier import Asked
-from featuremill.store.disk_space import Need, needs_of_outputs
+from featuremill.store.disk_space import Need, expected_bytes, needs_of_outputs
 from featuremill.store.journal import SYNC_SECONDS
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results

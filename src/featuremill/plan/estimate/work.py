@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted
 from featuremill.config import Config
 from featuremill.plan.hands import Hands
 from featuremill.plan.reading import read_records

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.base.sizes import counted
+from featuremill.base.words import counted
 from featuremill.lease import devices
 from featuremill.plan.speeds import assumed, earlier
 from featuremill.plan.speeds.assumed import Rates, Shape

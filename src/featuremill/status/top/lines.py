@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from featuremill.base import words
-from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
+from featuremill.base.words import counted
 from featuremill.status.top.scene import Scene
 from featuremill.status.view import duration, verdict
 

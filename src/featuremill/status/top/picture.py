@@ -9,8 +9,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base.sizes import counted
 from featuremill.base.text import one_line, plain
+from featuremill.base.words import counted
 from featuremill.status.state import DONE, DONE_WITH_FAILURES
 from featuremill.status.top import lines
 from featuremill.status.top.scene import Scene
