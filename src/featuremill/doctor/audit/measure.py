@@ -23,7 +23,7 @@ from featuremill.base import faults, reasons
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor import host
-from featuremill.doctor.audit.figures import Float16Figures, LayerFigures, Matrix
+from featuremill.doctor.audit.figures import Compared, Float16Figures, Matrix, compared
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
@@ -124,8 +124,8 @@ class Found:
     dtype: str
     backend: str
     pooled: Pooled
-    layers: dict[int, LayerFigures]
-    """Against the reference; of itself there are none."""
+    layers: dict[int, list[Compared]]
+    """Each protein against the reference; of itself there are none."""
     float16: dict[int, Float16Figures]
     """Of the reference only."""
 
@@ -148,7 +148,8 @@ def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
         def compare(found: Found, layer: int, row: int, values_RD: Matrix) -> None:
             spool.seek(places[layer, row])
             expected = np.frombuffer(spool.read(values_RD.nbytes), np.float32)
-            found.layers[layer].add(row, values_RD, expected.reshape(values_RD.shape))
+            expected_RD = expected.reshape(values_RD.shape)
+            found.layers[layer].append(compared(row, values_RD, expected_RD))
 
         reference = _computed(task, proteins, REFERENCE, keep)
         return [reference, *(_computed(task, proteins, one, compare) for one in task.dtypes)]
@@ -172,7 +173,7 @@ def _computed(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -
             for layer in options.layers
             for pool in options.pools
         },
-        {layer: LayerFigures() for layer in options.layers},
+        {layer: [] for layer in options.layers},
         {layer: Float16Figures() for layer in options.layers},
     )
     costs = task.costs(proteins)
@@ -198,9 +199,6 @@ def _computed(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -
         shown.at(done, sum(costs))
     del model
     compute.free_device_memory()
-    for (layer, _), vectors_ND in found.pooled.items():
-        bad = np.flatnonzero(~np.isfinite(vectors_ND).all(1)).tolist()
-        found.layers[layer].bad_rows.update(bad)
     return found
 
 

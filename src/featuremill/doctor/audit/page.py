@@ -134,7 +134,7 @@ def _worst(layers: Sequence[Report]) -> Iterator[tuple[str, str]]:
     yield "residue", f"layer {layer['layer']}, {where}"
     layer = max(layers, key=lambda layer: float(layer["relative_l2"]["max"]))
     yield "relative L2", f"layer {layer['layer']}, {_place(layer['relative_l2']['worst'])}"
-    pooled = [(layer["layer"], one) for layer in layers for one in layer["pooled"]]
+    pooled = [(layer["layer"], one) for layer in layers for one in layer["pooled"] if one["cosine"]]
     if not pooled:
         return
     number, one = min(pooled, key=lambda told: float(told[1]["cosine"]["min"]))

@@ -12,7 +12,7 @@ import numpy as np
 
 from featuremill.base import this_process
 from featuremill.base.words import counted
-from featuremill.doctor.audit.figures import Float16Figures, agreement, cosines_of_rows
+from featuremill.doctor.audit.figures import Float16Figures, Matrix, agreement, cosines_of_rows
 from featuremill.doctor.audit.measure import REFERENCE, Found, Pooled, Task
 from featuremill.doctor.audit.sample import Protein, Sample
 from featuremill.plan.survey import Survey
@@ -65,7 +65,7 @@ def _beyond(bounds: Bounds, layer: Report) -> Iterator[str]:
         yield f"{where} the relative L2 is {l2['mean']:.1e} on average, above {bound:.0e}"
     for pooled in layer["pooled"]:
         cosine = pooled["cosine"]
-        if cosine["min"] < (bound := bounds.pooled_cosine_min(pooled["pool"])):
+        if cosine and cosine["min"] < (bound := bounds.pooled_cosine_min(pooled["pool"])):
             falls = f"falls to {_digits(cosine['min'])} ({cosine['worst']['id']})"
             yield f"{where} the cosine of {pooled['pool']} vectors {falls}, below {bound}"
 
@@ -168,45 +168,49 @@ def _sample(task: Task, sample: Sample) -> Report:
 
 
 def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
-    figures = found.layers[layer]
-    bad = figures.bad_rows
+    compared, pools = found.layers[layer], [pool for at, pool in found.pooled if at == layer]
+    bad = {one.row for one in compared if one.not_finite}
+    for pool in pools:
+        bad |= set(np.flatnonzero(~np.isfinite(found.pooled[layer, pool]).all(1)).tolist())
     # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
     finite = [row for row in range(len(proteins)) if row not in bad]
     cosine = relative_l2 = None
-    if figures.worst_residue and figures.worst_protein:
-        lowest, row, residue = figures.worst_residue
-        letter = chr(proteins[row].payload[residue])
-        worst = _named(proteins[row]) | {"residue": residue + 1, "letter": letter}
-        mean = figures.cosine_sum / figures.num_residues
-        cosine = {"mean": mean, "min": lowest, "worst": worst}
-        largest, row = figures.worst_protein
-        mean = statistics.fmean(figures.relative_l2)
-        relative_l2 = {"mean": mean, "max": largest, "worst": _named(proteins[row])}
+    num_residues = sum(one.num_residues for one in compared)
+    if told := [one for one in compared if not one.not_finite]:
+        worst = min(told, key=lambda one: (one.lowest_cosine, one.row))
+        letter = chr(proteins[worst.row].payload[worst.lowest_residue])
+        cosine = {
+            "mean": sum(one.cosine_sum for one in told) / num_residues,
+            "min": worst.lowest_cosine,
+            "worst": _named(proteins[worst.row])
+            | {"residue": worst.lowest_residue + 1, "letter": letter},
+        }
+        worst = max(told, key=lambda one: (one.relative_l2, one.row))
+        relative_l2 = {
+            "mean": statistics.fmean(one.relative_l2 for one in told),
+            "max": worst.relative_l2,
+            "worst": _named(proteins[worst.row]),
+        }
     return {
         "layer": layer,
-        "residues": figures.num_residues,
-        "not_finite": figures.not_finite or len(bad),
+        "residues": num_residues,
+        "not_finite": sum(one.not_finite for one in compared) or len(bad),
         "proteins_not_finite": len(bad),
         "residue_cosine": cosine,
         "relative_l2": relative_l2,
         "pooled": [
-            _pooled(found, expected, (layer, pool), finite, proteins)
-            for at, pool in found.pooled
-            if at == layer
+            _pooled(pool, found.pooled[layer, pool], expected[layer, pool], finite, proteins)
+            for pool in pools
         ],
     }
 
 
 def _pooled(
-    found: Found,
-    expected: Pooled,
-    column: tuple[int, str],
-    finite: Sequence[int],
-    proteins: Sequence[Protein],
+    pool: str, found_ND: Matrix, expected_ND: Matrix, finite: list[int], proteins: Sequence[Protein]
 ) -> Report:
     cosine = neighbours = None
     if finite:
-        mine_ND, theirs_ND = found.pooled[column][finite], expected[column][finite]
+        mine_ND, theirs_ND = found_ND[finite], expected_ND[finite]
         cosines = cosines_of_rows(mine_ND, theirs_ND)
         lowest = int(np.argmin(cosines))
         cosine = {
@@ -216,7 +220,7 @@ def _pooled(
         }
         agreed = agreement(mine_ND, theirs_ND)
         neighbours = agreed._asdict() if agreed else None
-    return {"pool": column[1], "cosine": cosine, "neighbours": neighbours}
+    return {"pool": pool, "cosine": cosine, "neighbours": neighbours}
 
 
 def _stored(
