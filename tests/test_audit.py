@@ -23,7 +23,7 @@ from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
 from featuremill.doctor import host
-from featuremill.doctor.audit import figures, report, task
+from featuremill.doctor.audit import command, figures, measure, report
 from featuremill.doctor.audit.sample import draw
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
@@ -433,8 +433,9 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
     if at == "load":
         monkeypatch.setattr(esm2, "load", load)
     if at in ("batch", "filled"):
-        layers = [run["dtypes"][0]["layers"][0] for run in (usual, audit(path)[1])]
-        assert layers[0] == layers[1]
+        _, answer, said = audit(path)
+        assert answer["dtypes"][0]["layers"][0] == usual["dtypes"][0]["layers"][0]
+        assert "did not fit; going on with" in said
         return
     said = audit(path, status=2)[2]
     sentence = {
@@ -460,7 +461,7 @@ def test_many_layers_of_a_wide_model_make_smaller_batches():
     found = weights.Weights("wide", Path("wide"), "", {"embed_dim": "2560", "num_layers": "36"})
     ampere = Device("cuda", "GPU-1", "NVIDIA A100", has_bf16=True, num_multiprocessors=132)
     for layers, tokens in (((36,), 16_896), (tuple(range(37)), 708)):
-        assert task.Task(esm2, esm2.Options(layers=layers), (), ampere, found).budget == tokens
+        assert measure.Task(esm2, esm2.Options(layers=layers), (), ampere, found).budget == tokens
 
 
 @pytest.mark.parametrize(
@@ -474,7 +475,7 @@ def test_many_layers_of_a_wide_model_make_smaller_batches():
     ],
 )
 def test_dtypes_that_are_audited_unasked(kind, has_bf16, own, usual):
-    assert task._usual(Device(kind, "", "", has_bf16), own) == usual
+    assert command._usual(Device(kind, "", "", has_bf16), own) == usual
 
 
 @pytest.mark.parametrize(
@@ -599,9 +600,10 @@ def test_broken_inputs_end_as_in_a_plan(tmp_path, capsys):
         case, folder = first_of(outcome), tmp_path / outcome
         folder.mkdir()
         sample = draw(esm2.records([case.make(folder)], esm2.Options()), 2)
-        assert (sample.refused.total() > 0) == (outcome == "refused")
-        assert sample.proteins or sample.refused.total() == sample.num_records
-        told = sample.notes if outcome == "note" else sample.refused
+        tally = sample.survey.tally
+        assert (tally.refused > 0) == (outcome == "refused")
+        assert sample.proteins or tally.refused == tally.records
+        told = tally.notes if outcome == "note" else tally.refusals
         assert outcome == "ok" or any(case.fragment in text for text in told), told
     case = first_of("error")
     assert main(["audit", str(case.make(tmp_path))]) == 2

@@ -56,7 +56,7 @@ MODULES = {
     "top": "status.top",
     "retry": "plan.retry",
     "clean": "merge.clean",
-    "audit": "doctor.audit",
+    "audit": "doctor.audit.command",
     "config-docs": "config.docs",
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""

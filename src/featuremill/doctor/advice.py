@@ -61,7 +61,7 @@ def advise(findings: Findings) -> Advice:
             left.append(NotCounted(gpu, why, is_takeable))
         else:
             counted.append(gpu)
-    fitting = [gpu for gpu in findings.accessible if not _too_small(findings, gpu)]
+    fitting = [gpu for gpu in findings.accessible if not findings.is_too_small(gpu)]
     is_narrowed = len(findings.gpus) < len(findings.node.gpus)
     return Advice(*_without_displays(counted, left), fitting, is_narrowed)
 
@@ -81,22 +81,14 @@ def _unusable(findings: Findings, gpu: Gpu) -> str:
 
 def _unfit(findings: Findings, gpu: Gpu) -> str:
     """Say why a job should not have it; empty when it is fine."""
-    if _too_small(findings, gpu):
-        return f"too small: {gigabytes(gpu.memory_mb or 0)} of " + _needed(findings, gpu)
-    is_short = gpu.free_mb is not None and gpu.free_mb < findings.need_mb(gpu.uuid)
-    if is_short and not findings.leased_by(gpu):
-        return f"too little free: {gigabytes(gpu.free_mb or 0)} of " + _needed(findings, gpu)
+    needed = f"the {gigabytes(findings.need_mb(gpu.uuid))} needed"
+    if findings.is_too_small(gpu):
+        return f"too small: {gigabytes(gpu.memory_mb or 0)} of {needed}"
+    if findings.is_short(gpu):
+        return f"too little free: {gigabytes(gpu.free_mb or 0)} of {needed}"
     if not gpu.has_bf16 and any(other.has_bf16 for other in findings.accessible):
         return "too old: it has no bf16, which dtype: auto takes for the others"
     return ""
-
-
-def _needed(findings: Findings, gpu: Gpu) -> str:
-    return f"the {gigabytes(findings.need_mb(gpu.uuid))} needed"
-
-
-def _too_small(findings: Findings, gpu: Gpu) -> bool:
-    return gpu.memory_mb is not None and gpu.memory_mb < findings.need_mb(gpu.uuid)
 
 
 def _without_displays(

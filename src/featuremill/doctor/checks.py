@@ -337,11 +337,12 @@ def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
 
 
 def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    need_mb, needed = findings.need_mb(gpu.uuid), findings.needed(gpu.uuid)
-    if gpu.memory_mb is not None and gpu.memory_mb < need_mb:
-        yield _of(gpu, "note", "too-small", f" has {gigabytes(gpu.memory_mb)}, and {needed}.")
-    elif gpu.free_mb is not None and gpu.free_mb < need_mb and not findings.leased_by(gpu):
-        what = f" has {gigabytes(gpu.free_mb)} free, and {needed}."
+    needed = findings.needed(gpu.uuid)
+    if findings.is_too_small(gpu):
+        what = f" has {gigabytes(gpu.memory_mb or 0)}, and {needed}."
+        yield _of(gpu, "note", "too-small", what)
+    elif findings.is_short(gpu):
+        what = f" has {gigabytes(gpu.free_mb or 0)} free, and {needed}."
         yield _of(gpu, "warning", "little-memory", what)
 
 

@@ -146,6 +146,15 @@ class Findings:
         need = self.needs.get(uuid or "")
         return need.memory_mb if need else USUAL_MEMORY_MB
 
+    def is_too_small(self, gpu: Gpu) -> bool:
+        """Tell whether it has less memory than is wanted, in use or not."""
+        return gpu.memory_mb is not None and gpu.memory_mb < self.need_mb(gpu.uuid)
+
+    def is_short(self, gpu: Gpu) -> bool:
+        """Tell whether less is free than is wanted, and no lease is why."""
+        is_little = gpu.free_mb is not None and gpu.free_mb < self.need_mb(gpu.uuid)
+        return is_little and not self.leased_by(gpu)
+
     def needed(self, uuid: str | None) -> str:
         """Say what memory is wanted on a device."""
         size = gigabytes(self.need_mb(uuid))

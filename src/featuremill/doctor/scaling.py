@@ -22,6 +22,7 @@ from featuremill.doctor.findings import Findings, Issue
 from featuremill.doctor.gpus import Gpu
 from featuremill.doctor.trial import environment_of
 from featuremill.lease import Request, lease
+from featuremill.lease.devices import BF16_CAPABILITY
 
 LEASE_SECONDS = 10.0
 """How long to wait for the GPUs to be timed; the trials' memory may be in use for a moment."""
@@ -29,7 +30,6 @@ GOOD_SHARE = 0.9
 """Of N devices at once, this much of N counts as scaling."""
 PRODUCTS = {"cuda": (2000, 4096), "cpu": (40, 1024)}
 """Number and width of the matrix products: some seconds on a GPU, and on one CPU thread."""
-BF16_MAJOR = 8
 
 
 class _Child:
@@ -182,7 +182,7 @@ def main(kind: str, threads: int) -> None:
     count, width = PRODUCTS[kind]
     dtype = torch.float32
     if kind == "cuda":
-        is_new = torch.cuda.get_device_capability(0)[0] >= BF16_MAJOR
+        is_new = torch.cuda.get_device_capability(0) >= BF16_CAPABILITY
         dtype = torch.bfloat16 if is_new else torch.float16
     factor = torch.full((width, width), 1 / width, device=kind, dtype=dtype)
     _work(torch, factor, max(1, count // 20))

@@ -25,12 +25,14 @@ def values_in_batches(
     budget: int,
     refuse: Refuse,
     warn: Callable[[str], object],
+    is_finite_only: bool = True,
 ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
     """Yield values until all `payloads` are computed or refused, and for each of their rows the
     places in `payloads` that it is of: equal ones are computed once.
 
     The batches are those of a run with a single shard. Where memory runs out they get smaller,
-    which `warn` hears once.
+    which `warn` hears once. Rows with a value that is not finite are refused, unless the caller
+    wants them (`is_finite_only`).
     """
     places: dict[bytes, list[int]] = {}
     for place, payload in enumerate(payloads):
@@ -55,7 +57,9 @@ def values_in_batches(
                 refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()
-        rows, bad = np.array(batch.rows), compute.not_finite(values)
+        rows, bad = np.array(batch.rows), np.zeros(len(batch.rows), np.bool_)
+        if is_finite_only:
+            bad = compute.not_finite(values)
         for row in rows[bad].tolist():
             refuse_all(row, compute.NOT_FINITE)
         good = [places[distinct[row]] for row in rows[~bad].tolist()]

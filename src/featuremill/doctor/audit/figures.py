@@ -18,37 +18,28 @@ MIN_PROTEINS_FOR_TEN = 50
 BLOCK_ROWS = 256
 
 
-@dataclass
-class LayerFigures:
-    """Cosines of single residues, and relative L2 of proteins; those not finite stand apart."""
+class Compared(NamedTuple):
+    """One protein's vectors beside their reference."""
 
+    row: int
+    not_finite: int
+    """Values; the figures below are of proteins without any."""
     num_residues: int = 0
     cosine_sum: float = 0.0
-    worst_residue: tuple[float, int, int] | None = None
-    """The lowest cosine, its protein's row, and its residue, from 0."""
-    relative_l2: list[float] = field(default_factory=list)
-    worst_protein: tuple[float, int] | None = None
-    """The largest relative L2 and its row."""
-    not_finite: int = 0
-    """Values per residue."""
-    bad_rows: set[int] = field(default_factory=set)
-    """Proteins with a value that is not finite, pooled ones too."""
+    lowest_cosine: float = 1.0
+    lowest_residue: int = 0
+    """Of which residue that is, from 0."""
+    relative_l2: float = 0.0
 
-    def add(self, row: int, found_RD: Matrix, expected_RD: Matrix) -> None:
-        """Take in a protein."""
-        if count := int(found_RD.size - np.isfinite(found_RD).sum()):
-            self.not_finite += count
-            self.bad_rows.add(row)
-            return
-        cosines = cosines_of_rows(found_RD, expected_RD)
-        lowest = int(cosines.argmin())
-        self.num_residues += len(cosines)
-        self.cosine_sum += float(cosines.sum())
-        told = (float(cosines[lowest]), row, lowest)
-        self.worst_residue = min(self.worst_residue or told, told)
-        l2 = relative_l2(found_RD, expected_RD)
-        self.relative_l2.append(l2)
-        self.worst_protein = max(self.worst_protein or (l2, row), (l2, row))
+
+def compared(row: int, found_RD: Matrix, expected_RD: Matrix) -> Compared:
+    """Compare the protein in `row` of the sample."""
+    if count := int(found_RD.size - np.isfinite(found_RD).sum()):
+        return Compared(row, count)
+    cosines = cosines_of_rows(found_RD, expected_RD)
+    lowest = int(cosines.argmin())
+    told = len(cosines), float(cosines.sum()), float(cosines[lowest]), lowest
+    return Compared(row, 0, *told, relative_l2(found_RD, expected_RD))
 
 
 @dataclass

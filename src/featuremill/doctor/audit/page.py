@@ -29,6 +29,7 @@ GROUPS = {
     (11, 11): "not",
 }
 """What stands above the headings, from one column to another; never wider than they are."""
+NO_POOL = {"pool": "none", "cosine": None, "neighbours": None}
 Cells = Sequence[str]
 
 MEANINGS = {
@@ -50,20 +51,31 @@ def lines(report: Report) -> Iterator[str]:
     yield f"Precision audit: {' and '.join(names)} against fp32, on the same device"
     yield ""
     for label, text in _facts(report):
-        yield from _wrapped(text, f"  {label:10}", " " * 12)
+        yield from _labelled(label, text, 10)
     yield ""
     shown = list(_table(report))
     yield from shown
     yield ""
     for label, text in MEANINGS.items():
         if label != NONE or any(NONE in line.split() for line in shown):
-            yield from _wrapped(text, f"  {label:16}", " " * 18)
+            yield from _labelled(label, text)
     yield ""
-    yield from _worst(report)
+    for found in report["dtypes"]:
+        yield f"Farthest from fp32 in {found['dtype']}"
+        worst = list(_worst(found["layers"]))
+        for label, text in worst:
+            yield from _labelled(label, text)
+        if not worst:
+            yield "  nothing could be compared"
     yield ""
     for found in report["dtypes"]:
         yield from _verdict(found)
     yield from _stored(report["output_float16"])
+
+
+def _labelled(label: str, text: str, width: int = 16) -> list[str]:
+    """Return a text beside its label, which gets `width` letters."""
+    return _wrapped(text, f"  {label:{width}}", " " * (width + 2))
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
@@ -111,44 +123,27 @@ def _long(options: Report, num_truncated: int) -> str:
     return f"truncate: the first {limit}; {counted(num_truncated, 'protein')} of the sample cut"
 
 
-def _worst(report: Report) -> Iterator[str]:
-    """Say of each dtype where its worst values stand, over all layers."""
-    for found in report["dtypes"]:
-        yield f"Farthest from fp32 in {found['dtype']}"
-        cosines = [layer for layer in found["layers"] if layer["residue_cosine"]]
-        if not cosines:
-            yield "  nothing could be compared"
-            continue
-        layer = min(cosines, key=lambda layer: float(layer["residue_cosine"]["min"]))
-        worst = layer["residue_cosine"]["worst"]
-        place = f"{_place(worst)}, residue {worst['residue']:,} ({worst['letter']})"
-        yield from _wrapped(f"layer {layer['layer']}, {place}", "  residue         ", " " * 18)
-        layer = max(cosines, key=lambda layer: float(layer["relative_l2"]["max"]))
-        place = _place(layer["relative_l2"]["worst"])
-        yield from _wrapped(f"layer {layer['layer']}, {place}", "  relative L2     ", " " * 18)
-        pooled = [
-            (one["cosine"]["min"], layer["layer"], one)
-            for layer in found["layers"]
-            for one in layer["pooled"]
-            if one["cosine"]
-        ]
-        if pooled:
-            _, number, one = min(pooled, key=lambda told: told[0])
-            place = _place(one["cosine"]["worst"])
-            yield from _wrapped(
-                f"layer {number}, {one['pool']}, {place}", "  pooled          ", " " * 18
-            )
-            yield from _given_up([one["neighbours"] for _, _, one in pooled])
-
-
-def _given_up(neighbours: list[Report | None]) -> Iterator[str]:
-    """Say how near the neighbours are that changed places: mostly they are as good as equal."""
-    known = [one for one in neighbours if one]
-    if all(one["nearest_same"] == 1 for one in known):
+def _worst(layers: Sequence[Report]) -> Iterator[tuple[str, str]]:
+    """Yield what is farthest from fp32 over all layers, and where that stands."""
+    layers = [layer for layer in layers if layer["residue_cosine"]]
+    if not layers:
         return
-    most = max(float(one["cosine_given_up"]) for one in known)
-    text = f"where the nearest one is another, it is at most {most:.1e} of cosine farther in fp32"
-    yield from _wrapped(text, "  neighbours      ", " " * 18)
+    layer = min(layers, key=lambda layer: float(layer["residue_cosine"]["min"]))
+    worst = layer["residue_cosine"]["worst"]
+    where = f"{_place(worst)}, residue {worst['residue']:,} ({worst['letter']})"
+    yield "residue", f"layer {layer['layer']}, {where}"
+    layer = max(layers, key=lambda layer: float(layer["relative_l2"]["max"]))
+    yield "relative L2", f"layer {layer['layer']}, {_place(layer['relative_l2']['worst'])}"
+    pooled = [(layer["layer"], one) for layer in layers for one in layer["pooled"] if one["cosine"]]
+    if not pooled:
+        return
+    number, one = min(pooled, key=lambda told: float(told[1]["cosine"]["min"]))
+    yield "pooled", f"layer {number}, {one['pool']}, {_place(one['cosine']['worst'])}"
+    known = [one["neighbours"] for _, one in pooled if one["neighbours"]]
+    if any(one["nearest_same"] < 1 for one in known):  # mostly these are as good as equal
+        most = max(float(one["cosine_given_up"]) for one in known)
+        text = f"where the nearest one is another, it is at most {most:.1e} of cosine farther"
+        yield "neighbours", f"{text} in fp32"
 
 
 def _verdict(found: Report) -> Iterator[str]:
@@ -184,10 +179,11 @@ def _place(named: Report) -> str:
 
 def _table(report: Report) -> Iterator[str]:
     """Yield the table: a row for each dtype, layer and pool, and one for the bounds."""
-    pools = report["options"]["pool"]
     rows: list[Cells] = [HEADINGS]
     for found in report["dtypes"]:
-        rows += [*_figures(found), *_bounds(found["dtype"], pools)]
+        for layer in found["layers"]:
+            rows += _figures(found["dtype"], layer)
+        rows += _bounds(found["dtype"], report["options"]["pool"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     names = [" " * width for width in widths[:NUM_NAMES]]
     groups = [
@@ -201,41 +197,39 @@ def _table(report: Report) -> Iterator[str]:
         yield GAP.join(f"{text:{side}{width}}" for text, side, width in cells).rstrip()
 
 
-def _figures(found: Report) -> Iterator[Cells]:
-    """Yield a row for each layer and pool; what is of residues stands in the first of a layer."""
-    for layer in found["layers"]:
-        cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
-        residues = [
-            _cosine(cosine, "mean"),
-            _cosine(cosine, "min"),
-            _l2(l2, "mean"),
-            _l2(l2, "max"),
+def _figures(dtype: str, layer: Report) -> Iterator[Cells]:
+    cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
+    residues = [_cosine(cosine, "mean"), _cosine(cosine, "min")]
+    residues += [_number(l2, "mean", ".1e"), _number(l2, "max", ".1e")]
+    pools = [
+        [
+            one["pool"],
+            _cosine(one["cosine"], "mean"),
+            _cosine(one["cosine"], "min"),
+            _number(one["neighbours"], "nearest_same", ".1%"),
+            _number(one["neighbours"], "ten_overlap", ".1%"),
         ]
-        names, not_finite = [found["dtype"], str(layer["layer"])], f"{layer['not_finite']:,}"
-        for pooled in layer["pooled"] or [{"pool": "none", "cosine": None, "neighbours": None}]:
-            cosine, neighbours = pooled["cosine"], pooled["neighbours"]
-            yield [
-                *names,
-                pooled["pool"],
-                *residues,
-                _cosine(cosine, "mean"),
-                _cosine(cosine, "min"),
-                _share(neighbours, "nearest_same"),
-                _share(neighbours, "ten_overlap"),
-                not_finite,
-            ]
-            names, residues, not_finite = ["", ""], [""] * 4, ""
+        for one in layer["pooled"] or [NO_POOL]
+    ]
+    return _rows([dtype, str(layer["layer"])], residues, pools, f"{layer['not_finite']:,}")
 
 
 def _bounds(dtype: str, pools: Sequence[str]) -> Iterator[Cells]:
     bounds = BOUNDS[dtype]
-    name, not_finite = "bound", "0"
     residues = [f"≥{bounds.residue_cosine_mean}", f"≥{bounds.residue_cosine_min}"]
     residues += [f"≤{bounds.relative_l2_mean:g}", ""]
-    for pool in pools:
-        pooled = "" if pool == "none" else f"≥{bounds.pooled_cosine_min(pool)}"
-        yield ["", name, pool, *residues, "", pooled, "", "", not_finite]
-        name, residues, not_finite = "", [""] * 4, ""
+    pooled = ["" if pool == "none" else f"≥{bounds.pooled_cosine_min(pool)}" for pool in pools]
+    cells = [[pool, "", bound, "", ""] for pool, bound in zip(pools, pooled, strict=True)]
+    return _rows(["", "bound"], residues, cells, "0")
+
+
+def _rows(
+    names: Cells, residues: Cells, pools: Sequence[Cells], not_finite: str
+) -> Iterator[Cells]:
+    """Yield a row for each pool; what is of residues stands in the first of them."""
+    for pool, *pooled in pools:
+        yield [*names, pool, *residues, *pooled, not_finite]
+        names, residues, not_finite = [""] * len(names), [""] * len(residues), ""
 
 
 def _cosine(figures: Report | None, name: str) -> str:
@@ -243,9 +237,5 @@ def _cosine(figures: Report | None, name: str) -> str:
     return f"{math.floor(figures[name] * 1e6) / 1e6:.6f}" if figures else NONE
 
 
-def _l2(figures: Report | None, name: str) -> str:
-    return f"{figures[name]:.1e}" if figures else NONE
-
-
-def _share(figures: Report | None, name: str) -> str:
-    return f"{figures[name]:.1%}" if figures and figures[name] is not None else NONE
+def _number(figures: Report | None, name: str, form: str) -> str:
+    return f"{figures[name]:{form}}" if figures and figures[name] is not None else NONE

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from featuremill.base import this_process
-from featuremill.doctor.audit.figures import Float16Figures, agreement, cosines_of_rows
-from featuremill.doctor.audit.measure import Found, Pooled
+from featuremill.base.words import counted
+from featuremill.doctor.audit.figures import Float16Figures, Matrix, agreement, cosines_of_rows
+from featuremill.doctor.audit.measure import REFERENCE, Found, Pooled, Task
 from featuremill.doctor.audit.sample import Protein, Sample
-from featuremill.doctor.audit.task import REFERENCE, Asked, Task, num_residues
+from featuremill.plan.survey import Survey
 
 VERSION = 1
 Report = dict[str, Any]
@@ -42,44 +44,30 @@ BOUNDS = {
 """featuremill's own tests hold the encoder against fair-esm's within the same bounds."""
 
 
-def beyond(dtype: str, layers: Sequence[Report]) -> list[str]:
-    """Return a phrase for each bound that the figures of `dtype` exceed; none when all is well."""
-    return [phrase for layer in layers for phrase in _beyond(BOUNDS[dtype], layer)]
-
-
 def _beyond(bounds: Bounds, layer: Report) -> Iterator[str]:
+    """Yield a phrase for each bound that the figures of a layer exceed."""
     where = f"layer {layer['layer']}:"
     if layer["not_finite"]:
-        count, records = layer["not_finite"], layer["proteins_not_finite"]
-        yield (
-            f"{where} {count:,} values of {records:,} {'protein' if records == 1 else 'proteins'} "
-            "are not finite, so a run would fail them"
-        )
+        proteins = counted(layer["proteins_not_finite"], "protein")
+        what = f"{layer['not_finite']:,} values of {proteins} are not finite"
+        yield f"{where} {what}, so a run would fail them"
+    if not layer["residue_cosine"]:
+        return  # and nothing else is there
     cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
-    if cosine and cosine["mean"] < bounds.residue_cosine_mean:
-        yield (
-            f"{where} the residue cosine is {_digits(cosine['mean'])} on average, "
-            f"below {bounds.residue_cosine_mean}"
-        )
-    if cosine and cosine["min"] < bounds.residue_cosine_min:
-        worst = cosine["worst"]
-        yield (
-            f"{where} the residue cosine falls to {_digits(cosine['min'])} "
-            f"({worst['id']}, residue {worst['residue']:,}), below {bounds.residue_cosine_min}"
-        )
-    if l2 and l2["mean"] > bounds.relative_l2_mean:
-        yield (
-            f"{where} the relative L2 is {l2['mean']:.1e} on average, "
-            f"above {bounds.relative_l2_mean:.0e}"
-        )
+    if cosine["mean"] < (bound := bounds.residue_cosine_mean):
+        what = f"the residue cosine is {_digits(cosine['mean'])} on average"
+        yield f"{where} {what}, below {bound}"
+    if cosine["min"] < (bound := bounds.residue_cosine_min):
+        worst = f"{cosine['worst']['id']}, residue {cosine['worst']['residue']:,}"
+        what = f"the residue cosine falls to {_digits(cosine['min'])} ({worst})"
+        yield f"{where} {what}, below {bound}"
+    if l2["mean"] > (bound := bounds.relative_l2_mean):
+        yield f"{where} the relative L2 is {l2['mean']:.1e} on average, above {bound:.0e}"
     for pooled in layer["pooled"]:
-        cosine, bound = pooled["cosine"], bounds.pooled_cosine_min(pooled["pool"])
-        if cosine and cosine["min"] < bound:
-            yield (
-                f"{where} the cosine of {pooled['pool']} vectors falls to "
-                f"{_digits(cosine['min'])} ({cosine['worst']['id']}), "
-                f"below {bound}"
-            )
+        cosine = pooled["cosine"]
+        if cosine and cosine["min"] < (bound := bounds.pooled_cosine_min(pooled["pool"])):
+            falls = f"falls to {_digits(cosine['min'])} ({cosine['worst']['id']})"
+            yield f"{where} the cosine of {pooled['pool']} vectors {falls}, below {bound}"
 
 
 def _digits(cosine: float) -> str:
@@ -87,8 +75,10 @@ def _digits(cosine: float) -> str:
     return f"{cosine:.4f}" if cosine < 0.999 else f"{cosine:.6f}"
 
 
-def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str:
+def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
     """Return what to take in place of `dtype`; `within` tells of every dtype that was audited."""
+    if within[dtype]:
+        return None
     other = "fp16" if dtype == "bf16" else "bf16"
     # On most CPUs fp16 is slower than fp32, so there is nothing to win with it.
     if within.get(other) and not (kind == "cpu" and other == "fp16"):
@@ -96,20 +86,24 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str:
     return "set dtype: fp32"
 
 
-def as_json(
-    wanted: Asked, task: Task, sample: Sample, reference: Found, others: Sequence[Found]
-) -> Report:
+def as_json(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Report:
     """Return everything that was asked and found."""
-    dtypes = [_dtype(found, reference.pooled, sample.proteins) for found in others]
-    within = {found["dtype"]: not found["beyond"] for found in dtypes}
-    for name, found in zip(within, dtypes, strict=True):
-        found["within"] = within[name]
-        found["remedy"] = None if within[name] else remedy(name, within, task.device.kind)
-    stored = _stored(task, reference.float16, sample.proteins)
+    reference, *others = measured
+    proteins = sample.proteins
+    layers_of = {
+        found.dtype: [_layer(found, reference.pooled, layer, proteins) for layer in found.layers]
+        for found in others
+    }
+    beyond = {
+        dtype: [phrase for layer in layers for phrase in _beyond(BOUNDS[dtype], layer)]
+        for dtype, layers in layers_of.items()
+    }
+    within = {dtype: not phrases for dtype, phrases in beyond.items()}
+    stored = _stored(task, reference.float16, proteins)
     return {
         "version": VERSION,
         "within": all(within.values()) and not (stored and stored["overflows"]),
-        "input": _input(wanted, sample),
+        "input": _input(paths, sample.survey),
         "sample": _sample(task, sample),
         "model": {"name": task.weights.name, "weights_sha256": task.weights.sha256},
         "options": task.options.model_dump(mode="json"),
@@ -122,7 +116,17 @@ def as_json(
             "matmul_precision": matmul_precision(),
         },
         "bounds": {dtype: BOUNDS[dtype]._asdict() for dtype in task.dtypes},
-        "dtypes": dtypes,
+        "dtypes": [
+            {
+                "dtype": found.dtype,
+                "backend": found.backend,
+                "layers": layers_of[found.dtype],
+                "beyond": beyond[found.dtype],
+                "within": within[found.dtype],
+                "remedy": remedy(found.dtype, within, task.device.kind),
+            }
+            for found in others
+        ],
         "output_float16": stored,
     }
 
@@ -134,22 +138,23 @@ def matmul_precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
-def _input(wanted: Asked, sample: Sample) -> Report:
+def _input(paths: Sequence[Path], survey: Survey) -> Report:
+    tally = survey.tally
     return {
-        "paths": [str(path) for path in wanted.inputs],
-        "records": sample.num_records,
-        "refused": sample.refused.total(),
+        "paths": [str(path) for path in paths],
+        "records": tally.records,
+        "refused": tally.refused,
         "refusals": [
-            {"reason": reason, "records": count, "first": sample.first_refused[reason]}
-            for reason, count in sample.refused.most_common()
+            {"reason": reason, "records": count, "first": survey.first_refused[reason]}
+            for reason, count in tally.refusals.most_common()
         ],
-        "notes": dict(sorted(sample.notes.items())),
+        "notes": dict(sorted(tally.notes.items())),
     }
 
 
 def _sample(task: Task, sample: Sample) -> Report:
     lengths = [len(protein.payload) for protein in sample.proteins]
-    computed = [num_residues(protein, task.options) for protein in sample.proteins]
+    computed = list(map(task.num_residues, sample.proteins))
     return {
         "proteins": len(lengths),
         "is_everything": sample.is_everything,
@@ -162,56 +167,50 @@ def _sample(task: Task, sample: Sample) -> Report:
     }
 
 
-def _dtype(found: Found, expected: Pooled, proteins: Sequence[Protein]) -> Report:
-    layers = [_layer(found, expected, layer, proteins) for layer in found.layers]
-    return {
-        "dtype": found.dtype,
-        "backend": found.backend,
-        "layers": layers,
-        "beyond": beyond(found.dtype, layers),
-    }
-
-
 def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
-    figures = found.layers[layer]
-    bad = figures.bad_rows
+    compared, pools = found.layers[layer], [pool for at, pool in found.pooled if at == layer]
+    bad = {one.row for one in compared if one.not_finite}
+    for pool in pools:
+        bad |= set(np.flatnonzero(~np.isfinite(found.pooled[layer, pool]).all(1)).tolist())
     # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
     finite = [row for row in range(len(proteins)) if row not in bad]
     cosine = relative_l2 = None
-    if figures.worst_residue and figures.worst_protein:
-        lowest, row, residue = figures.worst_residue
-        letter = chr(proteins[row].payload[residue])
-        worst = _named(proteins[row]) | {"residue": residue + 1, "letter": letter}
-        mean = figures.cosine_sum / figures.num_residues
-        cosine = {"mean": mean, "min": lowest, "worst": worst}
-        largest, row = figures.worst_protein
-        mean = statistics.fmean(figures.relative_l2)
-        relative_l2 = {"mean": mean, "max": largest, "worst": _named(proteins[row])}
+    num_residues = sum(one.num_residues for one in compared)
+    if told := [one for one in compared if not one.not_finite]:
+        worst = min(told, key=lambda one: (one.lowest_cosine, one.row))
+        letter = chr(proteins[worst.row].payload[worst.lowest_residue])
+        cosine = {
+            "mean": sum(one.cosine_sum for one in told) / num_residues,
+            "min": worst.lowest_cosine,
+            "worst": _named(proteins[worst.row])
+            | {"residue": worst.lowest_residue + 1, "letter": letter},
+        }
+        worst = max(told, key=lambda one: (one.relative_l2, one.row))
+        relative_l2 = {
+            "mean": statistics.fmean(one.relative_l2 for one in told),
+            "max": worst.relative_l2,
+            "worst": _named(proteins[worst.row]),
+        }
     return {
         "layer": layer,
-        "residues": figures.num_residues,
-        "not_finite": figures.not_finite or len(bad),
+        "residues": num_residues,
+        "not_finite": sum(one.not_finite for one in compared) or len(bad),
         "proteins_not_finite": len(bad),
         "residue_cosine": cosine,
         "relative_l2": relative_l2,
         "pooled": [
-            _pooled(found, expected, (layer, pool), finite, proteins)
-            for at, pool in found.pooled
-            if at == layer
+            _pooled(pool, found.pooled[layer, pool], expected[layer, pool], finite, proteins)
+            for pool in pools
         ],
     }
 
 
 def _pooled(
-    found: Found,
-    expected: Pooled,
-    column: tuple[int, str],
-    finite: Sequence[int],
-    proteins: Sequence[Protein],
+    pool: str, found_ND: Matrix, expected_ND: Matrix, finite: list[int], proteins: Sequence[Protein]
 ) -> Report:
     cosine = neighbours = None
     if finite:
-        mine_ND, theirs_ND = found.pooled[column][finite], expected[column][finite]
+        mine_ND, theirs_ND = found_ND[finite], expected_ND[finite]
         cosines = cosines_of_rows(mine_ND, theirs_ND)
         lowest = int(np.argmin(cosines))
         cosine = {
@@ -221,14 +220,14 @@ def _pooled(
         }
         agreed = agreement(mine_ND, theirs_ND)
         neighbours = agreed._asdict() if agreed else None
-    return {"pool": column[1], "cosine": cosine, "neighbours": neighbours}
+    return {"pool": pool, "cosine": cosine, "neighbours": neighbours}
 
 
 def _stored(
     task: Task, float16: dict[int, Float16Figures], proteins: Sequence[Protein]
 ) -> Report | None:
     """Return what `output_dtype: float16` does; None where no residues are delivered in it."""
-    if not (task.options.per_residue and task.options.output_dtype == "float16"):
+    if not task.is_stored_narrow:
         return None
     layers = [
         {

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from featuremill.base.reasons import head_of
+from featuremill.plan.spool import chunks_of
+from featuremill.plan.survey import Survey
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10
@@ -34,49 +34,41 @@ class Protein(NamedTuple):
 class Sample:
     """The proteins to compute, and what was seen on the way to them."""
 
-    proteins: list[Protein] = field(default_factory=list)
+    proteins: list[Protein]
     """Distinct ones, by sha256, so their order says nothing about that of the input."""
-    num_longest: int = 0
+    num_longest: int
     """How many of them were taken for their length."""
-    is_everything: bool = False
+    is_everything: bool
     """Whether the input has no other proteins than these."""
-    num_records: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    """Why records were refused: the reason up to its first colon."""
-    first_refused: dict[str, str] = field(default_factory=dict)
-    """Where the first record stands that was refused for each reason."""
-    notes: Counter[str] = field(default_factory=Counter)
+    survey: Survey
+    """What the input holds."""
 
 
 def draw(records: Iterable[Record], size: int) -> Sample:
-    """Read all `records` and return a sample of at most `size`, in memory for about twice that.
+    """Read all `records` and return a sample of at most `size`; in memory are a chunk of records
+    and about twice the sample.
 
     Equal sequences count once. The same records in another order give the same sample.
     """
-    sample = Sample()
-    num_longest = min(size, max(1, size // LONGEST_SHARE))
-    longest, by_hash = _Best(num_longest), _Best(size)
-    for record in records:
-        sample.num_records += 1
-        if record.reason:
-            reason = head_of(record.reason)
-            sample.refused[reason] += 1
-            sample.first_refused.setdefault(reason, f"{record.source}:{record.line}")
-            continue
-        sample.notes.update(record.note.split("; ") if record.note else ())
-        digest = hashlib.sha256(record.payload).digest()
-        protein = Protein(record.id, record.source, record.line, record.payload, digest)
-        number = int.from_bytes(digest)
-        longest.offer((-len(protein.payload), number), protein)
-        by_hash.offer((number,), protein)
+    survey = Survey()
+    longest, by_hash = _Best(min(size, max(1, size // LONGEST_SHARE))), _Best(size)
+    for chunk in chunks_of(records):
+        survey.count(chunk)
+        for id, source, line, payload, reason in zip(
+            chunk.ids, chunk.sources, chunk.lines, chunk.payloads, chunk.reasons, strict=True
+        ):
+            if reason:
+                continue
+            protein = Protein(id, source, line, payload, hashlib.sha256(payload).digest())
+            number = int.from_bytes(protein.sha256)
+            longest.offer((-len(payload), number), protein)
+            by_hash.offer((number,), protein)
     chosen = dict(longest.kept)
     for digest in sorted(by_hash.kept):
         if len(chosen) < size:
             chosen.setdefault(digest, by_hash.kept[digest])
-    sample.proteins = [chosen[digest] for digest in sorted(chosen)]
-    sample.num_longest = len(longest.kept)
-    sample.is_everything = not by_hash.is_choosy
-    return sample
+    proteins = [chosen[digest] for digest in sorted(chosen)]
+    return Sample(proteins, len(longest.kept), not by_hash.is_choosy, survey)
 
 
 class _Best:

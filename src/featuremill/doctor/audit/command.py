@@ -1,0 +1,186 @@
+"""audit: how far are the 16-bit dtypes from fp32, on these proteins, with this model, right here?
+
+Reads the inputs and the model; writes nothing but a report, and JSON if asked. A sample of the
+proteins is computed in fp32 and then in each dtype, and compared batch by batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from featuremill import config
+from featuremill.base.errors import UserError
+from featuremill.doctor.audit.sample import Sample, draw
+from featuremill.lease.devices import devices_for, with_processors
+from featuremill.store import files
+from featuremill.workload import (
+    Device,
+    Workload,
+    find_workload,
+    refuse_without_packages,
+    weights,
+)
+
+OUTSIDE = 1
+log = logging.getLogger("featuremill.audit")
+DESCRIPTION = (
+    "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and say how far "
+    "apart the features are, where the worst ones stand, and which dtype to take."
+)
+EPILOG = (
+    "Exit status: 0 every dtype is within the bounds, 1 one is not, 2 the input or an option "
+    "is wrong. On a machine that others use too: featuremill lease --gpus 1 -- featuremill "
+    "audit …"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill audit`."""
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "inputs",
+        nargs="*",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, table, …; or those of --config",
+    )
+    parser.add_argument("--config", type=Path, help="take the options of this run's YAML file")
+    parser.add_argument("--model", help="network to audit (a name or a path)")
+    parser.add_argument(
+        "--dtype",
+        action="append",
+        choices=("bf16", "fp16"),
+        help="may stand twice; default: those that this device multiplies fast (a GPU: bf16, if it "
+        "has it, and fp16; a CPU: bf16, if it has it) and the config's own",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        type=int,
+        metavar="N",
+        help="layers to compare; default: -1, the last",
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        default=200,
+        metavar="N",
+        help="proteins to compute: a tenth are the longest, the rest are drawn by hash, so the "
+        "same proteins in any order give the same sample; default: %(default)s",
+    )
+    parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="default: auto")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write it for programs")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
+    from featuremill.doctor.audit import page, report
+    from featuremill.doctor.audit.measure import Task, check_room, measure
+
+    paths, workload, options, device, dtypes = _asked(arguments)
+    sample = draw(workload.records(paths, options), arguments.sample)
+    if not sample.proteins:
+        raise UserError(_nothing_left(paths, sample))
+    if sample.survey.is_nucleotides:
+        log.warning("these look like nucleotides, not proteins; translate them first.")
+    network = weights.weights_of(weights.convert(workload.weights(options) or ""))
+    for dtype in dtypes:  # refused here, rather than when the others are computed
+        chosen = type(options).model_validate(options.model_dump() | {"dtype": dtype})
+        workload.resolve(chosen, device, network)
+    options = workload.resolve(options, device, network)
+    task = Task(workload, options, dtypes, device, network)
+    check_room(task, sample.proteins)
+    found = measure(task, sample.proteins)
+    if (precision := report.matmul_precision()) != "highest":
+        log.warning(
+            "torch is set to compute fp32 products less exactly (%s), and so was the reference; "
+            "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
+            precision,
+        )
+    answer = report.as_json(paths, task, sample, found)
+    sys.stdout.write("\n".join(page.lines(answer)) + "\n")
+    if arguments.json:
+        files.write_json(arguments.json, answer)
+    return 0 if answer["within"] else OUTSIDE
+
+
+def _asked(
+    arguments: argparse.Namespace,
+) -> tuple[list[Path], Workload, Any, Device, tuple[str, ...]]:
+    """Check the command line and the config together, but for what only the model can tell.
+
+    Returns the input files, the workload, its options, the device and the dtypes to audit.
+    """
+    if arguments.sample < 1:
+        raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
+    for path in arguments.inputs:
+        if path.suffix in (".yaml", ".yml"):
+            raise UserError(f"{path}: this is a config; say --config {path}.")
+    run = config.read(arguments.config) if arguments.config else None
+    name = run.workload if run else config.Config.model_fields["workload"].default
+    workload = find_workload(name)
+    if "dtype" not in workload.Options.model_fields:
+        raise UserError(
+            f"{arguments.config}: workload {name} has no dtype to audit; "
+            "give a config with workload: esm2."
+        )
+    inputs = arguments.inputs or [Path(name) for name in (run.inputs if run else ())]
+    if not inputs:
+        raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
+    options: dict[str, Any] = dict(run.options) if run else {}
+    for key in ("model", "layers"):
+        if (value := getattr(arguments, key)) is not None:
+            options[key] = value
+    settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
+    checked = workload.Options.model_validate(config.validate(settings, "audit").options)
+    refuse_without_packages(workload.Options)
+    _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
+    choice = arguments.device or (run.device if run else "auto")
+    (device,) = with_processors(devices_for(choice)[:1])
+    dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
+    if not dtypes:
+        raise UserError(
+            f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "
+            "reference; audit where the GPU is, or say --dtype fp16 (slow on a CPU)."
+        )
+    return inputs, workload, checked, device, dtypes
+
+
+def _usual(device: Device, own: str) -> list[str]:
+    """Return the dtypes that the device multiplies fast, and the config's own."""
+    usual = ["bf16"] if device.has_bf16 else []
+    usual += ["fp16"] if device.kind == "cuda" else []
+    return usual + ([own] if own in ("bf16", "fp16") else [])
+
+
+def _check_json(path: Path | None, read: Sequence[Path]) -> None:
+    """Refuse a place for the JSON before the computing and not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"--json {path}: this is a folder; name a file in it.")
+    if any(path.resolve() == other.resolve() for other in read):
+        raise UserError(f"--json {path}: this file is read here; name another one.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise UserError(f"--json {path}: {error.strerror}; choose another place.") from None
+
+
+def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:
+    survey, number = sample.survey, sample.survey.tally.records
+    (reason, count), *_ = survey.tally.refusals.most_common()
+    all_of_them = "the only record was" if number == 1 else f"all {number:,} records were"
+    return (
+        f"{', '.join(map(str, inputs))}: {all_of_them} refused, "
+        f"{count:,} because: {reason} (first: {survey.first_refused[reason]}); "
+        "give a file of proteins."
+    )
