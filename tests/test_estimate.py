@@ -137,8 +137,9 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     assert "an assumption: 50 % (30 to 80 %)" in said and "no GPU has measured it yet" in said
-    idle = "With 64, 51 of 64 GPUs would have no shard at all; the run is too small for so many"
-    assert idle in " ".join(said.split()), "13 shards"
+    idle = "With 64, 51 of 64 slots would have no shard at all; `shards.cost: auto` cuts 1 shard of"
+    assert idle in (said_in_one := " ".join(said.split())), "13 shards"
+    assert "tokens: less than 72 s is not worth a start-up of 8.0 s, so 63 of 64" in said_in_one
     said_of_many = estimates("--device", DEVICE, "--records", "1e13", status=2)
     assert "and no more than 1,000,000 are estimated; raise shards.cost" in said_of_many
     found = estimates.json("--device", DEVICE, "--gpus", "1,64", "--records", "1e6")
@@ -265,16 +266,18 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
         assert (row["startup_share"], row["idle_share"]) == pytest.approx(shares)
     for row, slots in zip(found["rows"][1:3], (64, 128), strict=True):
         cost = row["best_cost"]
-        told = f"{slots - 4} of {slots} GPUs would have no shard at all; shards of {cost:_} would"
-        assert told in said
-        assert round(found["cost_left"] / cost) >= slots
-    assert "With 400, 396 of 400 GPUs would have no shard at all; the run is too small" in said
+        number = round(found["cost_left"] / cost)
+        assert number >= slots
+        idle = f"With {slots}, {slots - 4} of {slots} slots would have no shard at all; "
+        assert f"{idle}`shards.cost: auto` cuts {number} shards of {cost:_} residues: " in said
+    assert "With 400, 396 of 400 slots would have no shard at all; `shards.cost: auto` cuts" in said
+    assert re.search(r"is not worth a start-up of 1.0 s, so \d+ of 400 slots get none", said)
     folder = estimates.verbs.run_folder
     estimates.verbs("plan", folder.root, "--config", "c.yaml")
     assert "keep their size" not in said
     for here in ((*given, "--gpus", 64), (*given, "--gpus", 8, "--tokens-per-second", 100)):
         told = " ".join(estimates(*here).split())
-        assert "would have no shard at all; shards of" in told, "however little that saves"
+        assert "would have no shard at all; `shards.cost: auto` cuts" in told, "however little"
         (kept,) = re.findall(r"keep their size: (\S+) has to go", told)
     estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
     estimates.verbs("plan", folder.root, "--config", "c.yaml")

@@ -181,49 +181,41 @@ def _warnings(answer: Answer) -> Iterator[str]:
             f"{human_bytes(disk['free_bytes'])} that are free on the disk; plan will refuse it."
         )
     yield from answer["large_outputs"]
-    is_smaller_advised = False
-    for row in answer["rows"]:
-        if not answer["is_cut"]:  # what is best has its reason
-            yield (
-                f"With {row['slots']:,}, `shards.cost: auto` cuts "
-                f"{counted(row['shards_left'], 'shard')} of {row['best_cost']:_} "
-                f"{answer['cost_unit']}: {row['best_why']}."
-            )
-        elif 0 < answer["shards_left"] < row["jobs"]:
-            advice, is_smaller = _advice(answer, row)
-            yield f"With {row['slots']:,}, {_idle(answer, row)}{advice}."
-            is_smaller_advised = is_smaller_advised or is_smaller
+    yield from filter(None, (_about_shards(answer, row) for row in answer["rows"]))
     if answer["shards"] > MOST_SHARDS:
         yield (
             f"{answer['shards']:,} shards are more than the {MOST_SHARDS:,} that Snakemake is "
             "quick with: larger ones, or several runs (docs/how-far.md)."
         )
-    if answer["is_planned"] and is_smaller_advised:
+    if answer["is_planned"] and any(_wants_smaller(answer, row) for row in answer["rows"]):
         yield (
             f"Shards that are cut already keep their size: results/{answer['run']}/store/plan.json "
             "has to go before the next plan, which then computes everything anew."
         )
 
 
-def _idle(answer: Answer, row: Answer) -> str:
-    """Return how many devices have nothing to do."""
-    what = f"{_slot(answer)}s"
-    if answer["memory"]["devices_a_job"] > 1:
-        what = f"groups of {answer['memory']['devices_a_job']} GPUs"
+def _about_shards(answer: Answer, row: Answer) -> str:
+    """Return how `shards.cost: auto` cuts and why, where it does or some slots would idle."""
+    left, jobs, unit = answer["shards_left"], row["jobs"], answer["cost_unit"]
+    told = f"With {row['slots']:,}, "
+    if answer["is_cut"]:
+        if not 0 < left < jobs:
+            return ""
+        told += f"{jobs - left:,} of {jobs:,} slots would have no shard at all"
+        if left < answer["shards"]:  # to cut anew what is computed for the most part helps nobody
+            return f"{told}: no more are left to compute."
+        told += "; "
+    cut = f"{counted(_num_best(answer, row), 'shard')} of {row['best_cost']:_} {unit}"
+    return f"{told}`shards.cost: auto` cuts {cut}: {row['best_why']}."
+
+
+def _wants_smaller(answer: Answer, row: Answer) -> bool:
+    """Tell whether slots would idle, as shards are too large."""
     left = answer["shards_left"]
-    return f"{row['jobs'] - left:,} of {row['jobs']:,} {what} would have no shard at all"
+    return 0 < left < row["jobs"] and left == answer["shards"] and _num_best(answer, row) > left
 
 
-def _advice(answer: Answer, row: Answer) -> tuple[str, bool]:
-    """Return what helps against idle devices, and whether it is smaller shards."""
-    left, best = answer["shards_left"], round(answer["cost_left"] / row["best_cost"])
-    if left < answer["shards"]:  # to cut anew what is computed for the most part helps nobody
-        return ": no more are left to compute", False
-    if best <= left:
-        return "; the run is too small for so many: more shards would take no less time", False
-    if best >= row["jobs"]:
-        return f"; shards of {row['best_cost']:_} would give each one, {best:,} in all", True
-    return (
-        f"; the run is too small for so many: no more than {best:,} shards, of "
-        f"{row['best_cost']:_}, are worth their start-up"
-    ), True
+def _num_best(answer: Answer, row: Answer) -> int:
+    """Return how many shards of the best cost are left."""
+    number: int = round(answer["cost_left"] / row["best_cost"])
+    return number
