@@ -17,7 +17,7 @@ from programs import LETTERS, Verbs, fasta
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.plan import speeds
-from featuremill.plan.estimate import makespan
+from featuremill.plan.estimate import overheads
 from featuremill.plan.speeds import assumed, earlier, table
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
@@ -87,8 +87,11 @@ def test_the_shards_are_those_that_plan_makes_and_nothing_is_written(estimates):
     assert found["shards_left"] == len(plan["shards"]) > 5
     costs = [shard["cost"] for shard in plan["shards"]]
     assert found["cost_left"] == sum(costs)
-    expected = makespan.simulate(costs, 1, 1000, found["rows"][0]["startup_seconds"]["middle"])
-    assert found["rows"][0]["extract_hours"]["middle"] * 3600 == pytest.approx(expected.seconds)
+    row, startup = found["rows"][0], found["rows"][0]["startup_seconds"]["middle"]
+    expected = overheads.makespan(costs, 1, 1000, startup)
+    assert row["extract_hours"]["middle"] * 3600 == pytest.approx(expected)
+    assert row["startup_share"] == pytest.approx(startup * len(costs) / expected)
+    assert row["idle_share"] == pytest.approx(0)
 
     planned = estimates.json("--cpu-slots", 1, "--tokens-per-second", 1000)
     assert planned["is_planned"] and planned["cost_left"] == sum(costs)
@@ -134,8 +137,9 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     assert "an assumption: 50 % (30 to 80 %)" in said and "no GPU has measured it yet" in said
-    idle = "With 64, 51 of 64 GPUs would have no shard at all; the run is too small for so many"
-    assert idle in " ".join(said.split()), "13 shards"
+    idle = "With 64, 51 of 64 slots would have no shard at all; `shards.cost: auto` cuts 1 shard of"
+    assert idle in (said_in_one := " ".join(said.split())), "13 shards"
+    assert "tokens: less than 72 s is not worth a start-up of 8.0 s, so 63 of 64" in said_in_one
     said_of_many = estimates("--device", DEVICE, "--records", "1e13", status=2)
     assert "and no more than 1,000,000 are estimated; raise shards.cost" in said_of_many
     found = estimates.json("--device", DEVICE, "--gpus", "1,64", "--records", "1e6")
@@ -233,21 +237,19 @@ def test_limits_are_for_the_slowest_of_what_is_meant(tmp_path):
 def test_what_is_expected_to_be_wasted_is_near_what_happens():
     total, slots, rate, startup = 3.6e10, 64, 250_000, 20
     for cost in (2e7, 4e7, 7e7, 1.4e8, 2.8e8):
-        happens = makespan.simulate([cost] * round(total / cost), slots, rate, startup)
+        number = round(total / cost)
+        seconds = overheads.makespan([cost] * number, slots, rate, startup)
         expected = wasted(total, cost, slots, rate, startup)
-        apart = abs(happens.seconds * slots - happens.computing - expected)
+        apart = abs(seconds * slots - number * cost / rate - expected)
         assert apart < slots * (cost / rate + startup), "less than a wave of shards"
 
 
 def test_slots_take_the_next_shard_as_they_get_free():
-    found = makespan.simulate([10, 10, 40, 10], 2, rate=10, startup=1)
     # One slot: 10 until 2 s, then 40 until 7 s; the other: 10 from 0.06 s until 2.06, then 10.
-    assert found.seconds == pytest.approx(7)
-    assert found.computing == 7 and found.starting == 4
-    assert found.idle == pytest.approx(14 - 11)
-    one_by_one = 999 * makespan.SNAKEMAKE_SECONDS_A_JOB
-    assert 1 < makespan.simulate([1] * 1000, 1000, 1e9, 0).seconds / one_by_one < 1.1
-    assert makespan.simulate([], 4, 10, 1).seconds == 0
+    assert overheads.makespan([10, 10, 40, 10], 2, rate=10, startup=1) == pytest.approx(7)
+    one_by_one = 999 * overheads.SNAKEMAKE_SECONDS_A_JOB
+    assert 1 < overheads.makespan([1] * 1000, 1000, 1e9, 0) / one_by_one < 1.1
+    assert overheads.makespan([], 4, 10, 1) == 0
 
 
 def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
@@ -258,18 +260,24 @@ def test_too_few_shards_are_told_a_cost_that_gives_each_device_one(estimates):
     assert found["shards_left"] == 4
     said = " ".join(estimates(*given, "--gpus", "4,64,128,400").split())
     assert "With 4," not in said
+    for row in found["rows"]:
+        seconds = row["extract_hours"]["middle"] * 3600 * row["jobs"]
+        shares = 4 / seconds, (seconds - found["cost_left"] / 10 - 4) / seconds
+        assert (row["startup_share"], row["idle_share"]) == pytest.approx(shares)
     for row, slots in zip(found["rows"][1:3], (64, 128), strict=True):
         cost = row["best_cost"]
-        told = f"{slots - 4} of {slots} GPUs would have no shard at all; shards of {cost:_} would"
-        assert told in said
-        assert round(found["cost_left"] / cost) >= slots
-    assert "With 400, 396 of 400 GPUs would have no shard at all; the run is too small" in said
+        number = round(found["cost_left"] / cost)
+        assert number >= slots
+        idle = f"With {slots}, {slots - 4} of {slots} slots would have no shard at all; "
+        assert f"{idle}`shards.cost: auto` cuts {number} shards of {cost:_} residues: " in said
+    assert "With 400, 396 of 400 slots would have no shard at all; `shards.cost: auto` cuts" in said
+    assert re.search(r"is not worth a start-up of 1.0 s, so \d+ of 400 slots get none", said)
     folder = estimates.verbs.run_folder
     estimates.verbs("plan", folder.root, "--config", "c.yaml")
     assert "keep their size" not in said
     for here in ((*given, "--gpus", 64), (*given, "--gpus", 8, "--tokens-per-second", 100)):
         told = " ".join(estimates(*here).split())
-        assert "would have no shard at all; shards of" in told, "however little that saves"
+        assert "would have no shard at all; `shards.cost: auto` cuts" in told, "however little"
         (kept,) = re.findall(r"keep their size: (\S+) has to go", told)
     estimates.configure(shards={"cost": found["rows"][1]["best_cost"]})
     estimates.verbs("plan", folder.root, "--config", "c.yaml")

@@ -18,15 +18,12 @@ from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.config import Config
 from featuremill.lease import devices
-from featuremill.plan import speeds
 from featuremill.plan.command import planning_device
 from featuremill.plan.estimate import report, view, work
-from featuremill.plan.estimate.report import Facts, Model, Place
-from featuremill.plan.speeds import Speed, table
-from featuremill.plan.speeds.assumed import Rates, shape_told
+from featuremill.plan.speeds import table
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import Device, TellsMemory, find_workload
+from featuremill.workload import Device, TellsMemory, Weights, find_workload
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import settings_of
 
@@ -70,18 +67,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill estimate`."""
     config = configs.read(arguments.config)
-    place = _place(arguments, config)
-    model = _model(config)
+    _check_numbers(arguments)
+    _check_devices(arguments, config)
+    here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
+    is_gpu = bool(arguments.gpus or arguments.device or here or config.device == "cuda")
+    slots = _gpus(arguments, config) if is_gpu else _cpu_slots(arguments)
+    device = _device(arguments.device, is_gpu)
+    name = arguments.device or (device.name if here or not is_gpu else "")
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    settings = settings_of(config.workload, workload, options, place.device, model.weights)
+    weights, has_weights = _weights(config)
+    settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
     found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
     if arguments.records:
         found = work.scaled(found, arguments.records, config.shards.cost)
-    facts = Facts(config, folder, workload, settings, found, place, model)
-    by_slots = [(slots, _speed(arguments, facts, slots)) for slots in place.slots]
-    answer = report.answer(facts, by_slots)
+    case = report.Case(config, folder, settings, weights, has_weights, device, name, found)
+    speeds = {
+        number: case.speed(number, arguments.tokens_per_second, arguments.startup_seconds)
+        for number in slots
+    }
+    answer = report.answer(case, speeds)
     if arguments.json:
         sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
     else:
@@ -89,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _model(config: Config) -> Model:
-    """Return the run's model, by its weights file or by its name.
+def _weights(config: Config) -> tuple[Weights | None, bool]:
+    """Return the run's model, by its weights file or by its name, and whether it is here.
 
     Raises:
         UserError: for a model that nobody can say anything about before its weights are there.
@@ -99,48 +105,34 @@ def _model(config: Config) -> Model:
     options = workload.Options.model_validate(config.options)
     asked = workload.weights(options)
     if not asked:
-        return Model(None, None, True)
+        return None, True
     path = Path(weights_verb.json_of(asked))
     if entry := WeightsFile.find(path):
-        return Model(weights_verb.weights_of(entry), shape_told(entry.metadata), True)
+        return weights_verb.weights_of(entry), True
     if not isinstance(workload, TellsMemory):
         command = shlex.join(["featuremill", "weights", asked, "--output", str(path)])
         raise UserError(
             f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
             f"`{command}`, then again."
         )
-    weights = workload.weights_ahead(options)
-    return Model(weights, shape_told(weights.metadata), False)
+    return workload.weights_ahead(options), False
 
 
-def _speed(arguments: argparse.Namespace, facts: Facts, slots: int) -> Speed:
-    """Return the speed of one job on so many slots."""
-    place, asked = facts.place, facts.asked(slots)
-    if rate := arguments.tokens_per_second:
-        startup = speeds.startup_of(asked, RESULTS)
-        speed = speeds.given(rate, place.name or "a GPU", startup)
-    elif place.is_gpu and not place.name and not speeds.earlier.look(RESULTS, asked):
-        raise UserError(
-            "no GPU is here and none has computed this model yet; say which it will be with "
-            '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
-        )
-    else:
-        speed = speeds.find(asked, RESULTS, facts.model.shape, facts.work.mean_cost)
-    if (seconds := arguments.startup_seconds) is not None:
-        startup_seconds = Rates(seconds, seconds, seconds)
-        speed = speed._replace(startup_seconds=startup_seconds, is_startup_measured=True)
-    return speed
+def _device(name: str | None, is_gpu: bool) -> Device:
+    """Return the device to estimate for; of a GPU that is called `name`, what the table knows."""
+    if not is_gpu:
+        return devices.cpu()
+    if not name:
+        return planning_device("cuda")
+    cards = table.cards_called(name)
+    if not cards:
+        return Device("cuda", "", name, has_bf16=True)
+    card = cards[0]
+    return Device("cuda", "", card.name, card.has_bf16, 0, card.memory_mb, card.num_multiprocessors)
 
 
-def _place(arguments: argparse.Namespace, config: Config) -> Place:
-    """Return where to estimate for.
-
-    Raises:
-        UserError: for numbers that mean nothing, and for what contradicts the config.
-    """
-    _check_numbers(arguments)
-    wants_gpu = bool(arguments.gpus or arguments.device)
-    if config.device == "cpu" and wants_gpu:
+def _check_devices(arguments: argparse.Namespace, config: Config) -> None:
+    if config.device == "cpu" and (arguments.gpus or arguments.device):
         raise UserError(
             f"{arguments.config}: device: cpu computes on the CPU; give --cpu-slots, or set "
             "device: auto."
@@ -151,45 +143,36 @@ def _place(arguments: argparse.Namespace, config: Config) -> Place:
         )
     if arguments.cpu_slots and arguments.device:
         raise UserError("--device names a GPU; give --gpus with it, not --cpu-slots.")
-    here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
-    if not (wants_gpu or here or config.device == "cuda"):
-        slots = _numbers("--cpu-slots", arguments.cpu_slots or "1")
-        if max(slots) > num_cores():
-            raise UserError(
-                f"--cpu-slots {max(slots)}: this machine has {num_cores()} cores, and each job "
-                "takes one at least; give a smaller number."
-            )
-        device = devices.cpu()
-        return Place(device, device.name, slots, 1)
+
+
+def _cpu_slots(arguments: argparse.Namespace) -> list[int]:
+    slots = _numbers("--cpu-slots", arguments.cpu_slots or "1")
+    if max(slots) > num_cores():
+        raise UserError(
+            f"--cpu-slots {max(slots)}: this machine has {num_cores()} cores, and each job "
+            "takes one at least; give a smaller number."
+        )
+    return slots
+
+
+def _gpus(arguments: argparse.Namespace, config: Config) -> list[int]:
     slots = _numbers("--gpus", arguments.gpus or str(config.gpus))
     if min(slots) < config.gpus:
         raise UserError(
             f"--gpus {min(slots)}: one job of this config needs {config.gpus}; give at least as "
             "many, or lower gpus: in the config."
         )
-    if arguments.device:
-        return Place(_named(arguments.device), arguments.device, slots, config.gpus)
-    device = planning_device("cuda")
-    return Place(device, device.name if here else "", slots, config.gpus)
+    return slots
 
 
-def _named(name: str) -> Device:
-    """Return the GPU that `name` means, as much as the table knows of it."""
-    cards = table.cards_called(name)
-    if not cards:
-        return Device("cuda", "", name, has_bf16=True)
-    card = cards[0]
-    return Device("cuda", "", card.name, card.has_bf16, 0, card.memory_mb, card.num_multiprocessors)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
+def _numbers(option: str, text: str) -> list[int]:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and 1 <= int(word) <= MOST_SLOTS for word in words):
         raise UserError(
             f"{option} {text!r}: give numbers from 1 to {MOST_SLOTS:,} with commas between them, "
             "such as 1,4,64."
         )
-    return tuple(dict.fromkeys(int(word) for word in words))
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
@@ -199,7 +182,7 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         if value is not None and not (math.isfinite(value) and value >= smallest):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"{option} {value:g}: give a positive number.")
-    if arguments.scratch is not None and not Path(arguments.scratch).is_dir():
+    if arguments.scratch is not None and not arguments.scratch.is_dir():
         raise UserError(
             f"--scratch {arguments.scratch}: there is no such folder; make it, or name another."
         )

@@ -6,7 +6,8 @@ cluster's file system may be several times slower at plan and merge.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import heapq
+from collections.abc import Sequence
 
 SNAKEMAKE_START_SECONDS = 3.5
 """Until Snakemake starts its first job, and from the last one to its end: the demo, with nothing
@@ -53,31 +54,16 @@ def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
     return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
 
 
-class Around(NamedTuple):
-    """Seconds before and after the shards are computed."""
+def makespan(costs: Sequence[float], slots: int, rate: float, startup: float) -> float:
+    """Return the seconds until shards of `costs` are done on `slots` of `rate` each.
 
-    plan: float
-    merge: float
-    report: float
-    snakemake: float
-
-    @property
-    def total(self) -> float:
-        """All of it, one after the other."""
-        return self.plan + self.merge + self.report + self.snakemake
-
-
-NOTHING = Around(0.0, 0.0, 0.0, 0.0)
-"""Around a run that is finished: Snakemake finds nothing to do."""
-
-
-def around(num_records: int, is_planned: bool, num_shards: int, values_bytes: float) -> Around:
-    """Return what comes before and after for so many records, shards and bytes of values."""
-    start, a_record = PLAN_SECONDS
-    merge, merge_a_record, merge_a_byte = MERGE_SECONDS
-    return Around(
-        plan=0.0 if is_planned else start + a_record * num_records,
-        merge=merge + merge_a_record * num_records + merge_a_byte * values_bytes,
-        report=REPORT_SECONDS,
-        snakemake=SNAKEMAKE_START_SECONDS + SNAKEMAKE_DAG_SECONDS_A_SHARD * num_shards,
-    )
+    A free slot takes the next shard in the plan's order: Snakemake's greedy scheduler ranks jobs by
+    the size of their inputs, and all extract jobs have the same input.
+    """
+    free = [0.0] * min(slots, max(1, len(costs)))
+    main_is_free = 0.0
+    for left, cost in zip(reversed(range(len(costs))), costs, strict=True):
+        start = max(free[0], main_is_free)
+        main_is_free = start + SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * left
+        heapq.heapreplace(free, start + startup + cost / rate)
+    return max(free)

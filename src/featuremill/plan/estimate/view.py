@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from featuremill.base.text import one_line, plain
@@ -20,16 +20,22 @@ Answer = Mapping[str, Any]
 
 def lines(answer: Answer) -> Iterator[str]:
     """Yield the lines of the page."""
-    yield from _wrapped(_what(answer))
+    counts = answer["counts"]
+    model = f" ({_safe(answer['model'])}, {answer['dtype']})" if answer["model"] else ""
+    shards = f"{counted(answer['shards_left'], 'shard')} to compute, " if answer["is_cut"] else ""
+    yield from _wrapped(
+        f"{counted(counts['input'], 'record')}, {counts['unique']:,} distinct; "
+        f"{shards}{answer['cost_left']:,} {answer['cost_unit']}; {answer['workload']}{model}"
+    )
     yield from _wrapped(_safe(answer["source"]), "  ")
     if answer["is_finished"]:
         yield "Nothing is left to compute or to write: the results are there."
         return
     if not answer["shards_left"]:
         yield "Nothing is left to compute; the times are those of the merge and the report."
-    unit = answer["cost_unit"]
     yield ""
     # What is taken for granted: once where it is the same for every number of slots.
+    unit = answer["cost_unit"]
     for words in dict.fromkeys(tuple(_speed(row, unit)) for row in answer["rows"]):
         yield from words
     yield ""
@@ -40,7 +46,7 @@ def lines(answer: Answer) -> Iterator[str]:
         f"a {what} has no job."
     )
     yield ""
-    for note in _notes(answer):
+    for note in [*_notes(answer), *_warnings(answer)]:
         yield from _wrapped(note)
 
 
@@ -56,16 +62,6 @@ def _safe(text: str) -> str:
 def _wrapped(text: str, indent: str = "") -> list[str]:
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False
-    )
-
-
-def _what(answer: Answer) -> str:
-    counts = answer["counts"]
-    model = f" ({_safe(answer['model'])}, {answer['dtype']})" if answer["model"] else ""
-    shards = f"{counted(answer['shards_left'], 'shard')} to compute, " if answer["is_cut"] else ""
-    return (
-        f"{counted(counts['input'], 'record')}, {counts['unique']:,} distinct; "
-        f"{shards}{answer['cost_left']:,} {answer['cost_unit']}; {answer['workload']}{model}"
     )
 
 
@@ -86,39 +82,37 @@ def _speed(row: Answer, unit: str) -> Iterator[str]:
 def _table(answer: Answer) -> Iterator[str]:
     """Yield a line a number of slots, columns as wide as they must be."""
     what, rows = _slot(answer), answer["rows"]
-    say = _clock if max(row["hours"]["most"] for row in rows) < LONG_HOURS else _spelled
+    is_long = max(row["hours"]["most"] for row in rows) >= LONG_HOURS
     headings = [f"{what}s", "time", f"{what} hours", "start-up", "idle", "shards a job"]
     headings.append("auto's shards.cost" if answer["is_cut"] else "shards.cost")
-    cells = [_cells(row, say) for row in rows]
-    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
-    for texts in [headings, *cells]:
+    cells = [headings]
+    for row in rows:
+        times, hours = _ranged(row, "hours"), _ranged(row, "device_hours")
+        say = [f"{_hours(time)} h" if is_long else clock(3600 * time) for time in times]
+        cells.append(
+            [
+                f"{row['slots']:,}",
+                _spread(say),
+                _spread([_hours(each) for each in hours]),
+                f"{100 * row['startup_share']:.0f} %",
+                f"{100 * row['idle_share']:.0f} %",
+                f"{row['shards_a_job']:.1f}",
+                f"{row['best_cost']:_}" if row["best_cost"] else "",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for texts in cells:
         yield "  ".join(text.rjust(width) for text, width in zip(texts, widths, strict=True))
 
 
-def _cells(row: Answer, say: Callable[[float], str]) -> list[str]:
+def _ranged(row: Answer, key: str) -> list[float]:
+    """Return the hours of a row; where something is assumed, the least and the most as well."""
     is_ranged = row["speed"]["is_assumed"] or not row["startup_seconds"]["is_measured"]
-    return [
-        f"{row['slots']:,}",
-        _ranged(row["hours"], is_ranged, say),
-        _ranged(row["device_hours"], is_ranged, _hours),
-        f"{100 * row['startup_share']:.0f} %",
-        f"{100 * row['idle_share']:.0f} %",
-        f"{row['shards_a_job']:.1f}",
-        f"{row['best_cost']:_}" if row["best_cost"] else "",
-    ]
+    return [row[key][name] for name in ("middle", "least", "most")[: 3 if is_ranged else 1]]
 
 
-def _ranged(hours: Mapping[str, float], is_ranged: bool, say: Callable[[float], str]) -> str:
-    middle = say(hours["middle"])
-    return f"{middle} ({say(hours['least'])} to {say(hours['most'])})" if is_ranged else middle
-
-
-def _clock(hours: float) -> str:
-    return clock(3600 * hours)
-
-
-def _spelled(hours: float) -> str:
-    return f"{_hours(hours)} h"
+def _spread(words: list[str]) -> str:
+    return f"{words[0]} ({words[1]} to {words[2]})" if len(words) > 1 else words[0]
 
 
 def _hours(hours: float) -> str:
@@ -130,7 +124,7 @@ def _seconds(seconds: float) -> str:
 
 
 def _notes(answer: Answer) -> Iterator[str]:
-    """Yield what else there is to say, a paragraph each."""
+    """Yield what it takes besides the shards' time, a paragraph each."""
     around = answer["around_seconds"]
     plan = "planned already" if answer["is_planned"] else f"plan {_seconds(around['plan'])}"
     weights = "" if answer["has_weights"] else "; to fetch and convert the weights comes on top"
@@ -139,7 +133,23 @@ def _notes(answer: Answer) -> Iterator[str]:
         f"{_seconds(around['report'])}, Snakemake {_seconds(around['snakemake'])} "
         f"(at rates measured on 2 cores){weights}."
     )
-    yield _memory(answer)
+    memory, is_gpu = answer["memory"], answer["device"] == "gpu"
+    where = "of the GPU" if is_gpu else "in all"
+    parts = []
+    if measured := memory["device_measured_mb"]:
+        parts.append(f"{measured:,} MB {where} (measured)")
+    elif estimate := memory["device_mb"]:
+        if memory["devices_a_job"] > 1:
+            where = f"of its {memory['devices_a_job']} GPUs"
+        parts.append(f"about {estimate:,} MB {where} (the doctor's estimate)")
+    if is_gpu and (host := memory["host_measured_mb"]):
+        parts.append(f"{host:,} MB of the host (measured)")
+    elif is_gpu:
+        parts.append(f"about {memory['host_mb']:,} MB of the host (reckoned)")
+    yield (
+        f"Memory of a job: {', '.join(parts) or 'nobody knows yet'}; Snakemake itself about "
+        f"{memory['snakemake_mb']:,} MB."
+    )
     disk = answer["disk"]
     needs = ", ".join(f"{name} {human_bytes(size)}" for name, size in disk["needs"].items() if size)
     yield (
@@ -151,31 +161,6 @@ def _notes(answer: Answer) -> Iterator[str]:
             "A job that is killed goes on from its last batch: each time that costs about "
             f"{answer['crash_seconds']:.0f} s, however large shards are."
         )
-    yield from _warnings(answer)
-    if answer["is_planned"] and any(_wants_smaller(answer, row) for row in answer["rows"]):
-        yield (
-            f"Shards that are cut already keep their size: results/{answer['run']}/store/plan.json "
-            "has to go before the next plan, which then computes everything anew."
-        )
-
-
-def _memory(answer: Answer) -> str:
-    memory, is_gpu = answer["memory"], answer["device"] == "gpu"
-    device = "of the GPU" if is_gpu else "in all"
-    parts = []
-    if measured := memory["device_measured_mb"]:
-        parts.append(f"{measured:,} MB {device} (measured)")
-    elif estimate := memory["device_mb"]:
-        where = f"of its {memory['devices_a_job']} GPUs" if memory["devices_a_job"] > 1 else device
-        parts.append(f"about {estimate:,} MB {where} (the doctor's estimate)")
-    if is_gpu and (host := memory["host_measured_mb"]):
-        parts.append(f"{host:,} MB of the host (measured)")
-    elif is_gpu:
-        parts.append(f"about {memory['host_mb']:,} MB of the host (reckoned)")
-    return (
-        f"Memory of a job: {', '.join(parts) or 'nobody knows yet'}; Snakemake itself about "
-        f"{memory['snakemake_mb']:,} MB."
-    )
 
 
 def _warnings(answer: Answer) -> Iterator[str]:
@@ -196,51 +181,41 @@ def _warnings(answer: Answer) -> Iterator[str]:
             f"{human_bytes(disk['free_bytes'])} that are free on the disk; plan will refuse it."
         )
     yield from answer["large_outputs"]
-    for row in answer["rows"]:
-        if not answer["is_cut"]:  # what is best has its reason
-            yield (
-                f"With {row['slots']:,}, `shards.cost: auto` cuts "
-                f"{counted(row['shards_left'], 'shard')} of {row['best_cost']:_} "
-                f"{answer['cost_unit']}: {row['best_why']}."
-            )
-        elif _is_idle(answer, row):
-            yield f"With {row['slots']:,}, {_idle(answer, row)}."
+    yield from filter(None, (_about_shards(answer, row) for row in answer["rows"]))
     if answer["shards"] > MOST_SHARDS:
         yield (
             f"{answer['shards']:,} shards are more than the {MOST_SHARDS:,} that Snakemake is "
             "quick with: larger ones, or several runs (docs/how-far.md)."
         )
+    if answer["is_planned"] and any(_wants_smaller(answer, row) for row in answer["rows"]):
+        yield (
+            f"Shards that are cut already keep their size: results/{answer['run']}/store/plan.json "
+            "has to go before the next plan, which then computes everything anew."
+        )
 
 
-def _is_idle(answer: Answer, row: Answer) -> bool:
-    return bool(answer["shards_left"] < row["jobs"] and row["best_cost"])
+def _about_shards(answer: Answer, row: Answer) -> str:
+    """Return how `shards.cost: auto` cuts and why, where it does or some slots would idle."""
+    left, jobs, unit = answer["shards_left"], row["jobs"], answer["cost_unit"]
+    told = f"With {row['slots']:,}, "
+    if answer["is_cut"]:
+        if not 0 < left < jobs:
+            return ""
+        told += f"{jobs - left:,} of {jobs:,} slots would have no shard at all"
+        if left < answer["shards"]:  # to cut anew what is computed for the most part helps nobody
+            return f"{told}: no more are left to compute."
+        told += "; "
+    cut = f"{counted(_num_best(answer, row), 'shard')} of {row['best_cost']:_} {unit}"
+    return f"{told}`shards.cost: auto` cuts {cut}: {row['best_why']}."
 
 
 def _wants_smaller(answer: Answer, row: Answer) -> bool:
-    """Tell whether smaller shards are advised, as devices would have none."""
+    """Tell whether slots would idle, as shards are too large."""
     left = answer["shards_left"]
-    return _is_idle(answer, row) and left == answer["shards"] and _num_best(answer, row) > left
+    return 0 < left < row["jobs"] and left == answer["shards"] and _num_best(answer, row) > left
 
 
 def _num_best(answer: Answer, row: Answer) -> int:
     """Return how many shards of the best cost are left."""
     number: int = round(answer["cost_left"] / row["best_cost"])
     return number
-
-
-def _idle(answer: Answer, row: Answer) -> str:
-    what = f"{_slot(answer)}s"
-    if answer["memory"]["devices_a_job"] > 1:
-        what = f"groups of {answer['memory']['devices_a_job']} GPUs"
-    left, best = answer["shards_left"], _num_best(answer, row)
-    told = f"{row['jobs'] - left:,} of {row['jobs']:,} {what} would have no shard at all"
-    if left < answer["shards"]:  # to cut anew what is computed for the most part helps nobody
-        return f"{told}: no more are left to compute"
-    if best >= row["jobs"]:
-        return f"{told}; shards of {row['best_cost']:_} would give each one, {best:,} in all"
-    if best > left:
-        return (
-            f"{told}; the run is too small for so many: no more than {best:,} shards, of "
-            f"{row['best_cost']:_}, are worth their start-up"
-        )
-    return f"{told}; the run is too small for so many: more shards would take no less time"

@@ -8,9 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
@@ -39,7 +36,7 @@ class Work(NamedTuple):
     plan: Plan
     """The run's, or one that is made up: counts, lengths and shards as they would be."""
     is_planned: bool
-    left: npt.NDArray[np.float64]
+    left: list[float]
     """Costs of the shards that have no part yet, in the plan's order."""
     source: str
     """Where this is from, in words."""
@@ -51,7 +48,7 @@ class Work(NamedTuple):
     @property
     def cost(self) -> float:
         """The cost of what is left."""
-        return float(self.left.sum())
+        return sum(self.left)
 
     @property
     def mean_cost(self) -> float:
@@ -102,29 +99,29 @@ def _outdated(plan: Plan, config: Config, settings: Settings) -> str:
 
 
 def _planned(folder: Results, plan: Plan, settings: Settings) -> Work:
-    was, is_now = plan.settings, settings
-    if not is_now.weights_sha256:  # nobody knows it yet
-        was = was.model_copy(update={"weights_sha256": is_now.weights_sha256})
-    is_same = was.as_json() == is_now.as_json()
+    was = plan.settings
+    if not settings.weights_sha256:  # nobody knows it yet
+        was = was.model_copy(update={"weights_sha256": settings.weights_sha256})
+    if was.as_json() != settings.as_json():
+        before, now = was.options, settings.options
+        other = [k for k in sorted(OF_VALUES_ONLY) if before.get(k) != now.get(k)]
+        told = ", ".join(f"{k} {before.get(k)}" for k in other) or "other weights"
+        source = f"{folder.plan}, all shards: it was made for {told}"
+        all_costs = [float(shard.cost) for shard in plan.shards]
+        return Work(plan.model_copy(update={"recipe": NO_RECIPE}), True, all_costs, source)
     delivery = folder.find_delivery()
     # Parts may have been removed since the results are whole (`keep`, `featuremill clean`).
-    is_merged = is_same and delivery is not None and delivery.is_of(plan)
+    is_merged = delivery is not None and delivery.is_of(plan)
     costs = [
-        shard.cost
+        float(shard.cost)
         for shard in plan.shards
-        if not is_same or not (is_merged or folder.part(plan.recipe, shard.shard).exists())
+        if not (is_merged or folder.part(plan.recipe, shard.shard).exists())
     ]
     of_shards = counted(len(plan.shards), "shard")
     source = f"{folder.plan}: {len(costs):,} of its {of_shards} are to be computed"
     if not costs:
         source = f"{folder.plan}: computed are all its {of_shards}"
-    if not is_same:
-        before, now = was.options, is_now.options
-        other = [k for k in sorted(OF_VALUES_ONLY) if before.get(k) != now.get(k)]
-        told = ", ".join(f"{k} {before.get(k)}" for k in other) or "other weights"
-        source = f"{folder.plan}, all shards: it was made for {told}"
-        plan = plan.model_copy(update={"recipe": NO_RECIPE})
-    return Work(plan, True, np.array(costs, float), source, is_merged)
+    return Work(plan, True, costs, source, is_merged)
 
 
 def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Work:
@@ -160,7 +157,7 @@ def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Wo
         shards=shards,
     )
     source = f"{', '.join(config.inputs)}, read now: there is no plan yet"
-    costs = np.array([shard.cost for shard in shards], float)
+    costs = [float(shard.cost) for shard in shards]
     return Work(plan, False, costs, source, is_cut=is_cut)
 
 
@@ -188,7 +185,7 @@ def scaled(work: Work, num_records: float, shard_cost: int | Literal["auto"]) ->
     source = (
         f"as if there were {num_records:,.0f} records like the {plan.counts.input:,} of the input"
     )
-    as_one = Work(plan.model_copy(update=more), False, np.array([whole]), source, is_cut=is_cut)
+    as_one = Work(plan.model_copy(update=more), False, [whole], source, is_cut=is_cut)
     return in_shards(as_one, max(1, round(whole / shard_cost)))
 
 
@@ -198,4 +195,4 @@ def in_shards(work: Work, num_shards: int) -> Work:
     cost, size = work.cost / num_shards, round(work.plan.lengths.total / num_shards)
     shard = PlannedShard("", records, records, round(cost), size)
     plan = work.plan.model_copy(update={"shards": [shard] * num_shards})
-    return work._replace(plan=plan, left=np.full(num_shards, cost))
+    return work._replace(plan=plan, left=[cost] * num_shards)

@@ -36,47 +36,22 @@ class Found(NamedTuple):
 
     parts: Sequence[Receipt]
     """Some, the oldest first."""
-    runs: tuple[str, ...]
-
-    @property
-    def rates(self) -> list[float]:
-        """Units of cost a second of each part, from the first batch to the last commit."""
-        return [part.cost / part.seconds["compute"] for part in self.parts]
-
-    @property
-    def usual_rate(self) -> float:
-        """Of all of them together."""
-        seconds = sum(part.seconds["compute"] for part in self.parts)
-        return sum(part.cost for part in self.parts) / seconds
-
-    @property
-    def startup_seconds(self) -> list[float]:
-        """Of each job, without the time it waited for a device."""
-        return [part.startup_seconds for part in self.parts]
-
-    @property
-    def process_memory_mb(self) -> int:
-        """The most that a worker had of the host's memory; 0 where no sample says."""
-        return int(max(part.telemetry.process_memory_mb or 0 for part in self.parts))
-
-    @property
-    def peak_memory_mb(self) -> int:
-        """The most that was taken of the device's memory, or on a CPU by the process."""
-        return max(part.peak_memory_mb for part in self.parts)
+    runs: Sequence[str]
+    """The names of theirs."""
 
 
 def look(results: Path, asked: Asked) -> Found | None:
     """Return what the newest parts below `results` say that answer what is `asked`; None without
-    any."""
-    answers = [
-        (run.root.name, receipt)
-        for run in map(Results, sorted(path.parent for path in results.glob("*/plan.json")))
-        for receipt in _answers_of(run, asked)
-    ]
-    newest = newest_whole(receipt for _, receipt in answers)
-    run_of = {id(receipt): name for name, receipt in answers}
+    any. Where none had as many threads, those with other numbers of them answer."""
+    run_of, answers = dict[int, str](), list[Receipt]()
+    for path in sorted(results.glob("*/plan.json")):
+        for receipt in _answers_of(Results(path.parent), asked):
+            run_of[id(receipt)] = path.parent.name
+            answers.append(receipt)
+    exact = [one for one in answers if asked.threads in (0, one.threads)]
+    newest = newest_whole(exact) or newest_whole(answers)
     runs = dict.fromkeys(run_of[id(receipt)] for receipt in newest)
-    return Found(newest, tuple(runs)) if newest else None
+    return Found(newest, list(runs)) if newest else None
 
 
 def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
@@ -115,17 +90,13 @@ def _newest(run: Results, recipe: str) -> list[Receipt]:
 
 
 def _answers(receipt: Receipt, asked: Asked) -> bool:
-    seconds, devices = receipt.seconds, receipt.devices
+    seconds, names = receipt.seconds, [device.name for device in receipt.devices]
     if not (receipt.cost > 0 and seconds.get("compute", 0) > 0 and seconds.get("total", 0) > 0):
         return False
-    if receipt.is_on_gpu != asked.is_gpu or len(devices) != asked.num_devices:
+    if receipt.is_on_gpu != asked.is_gpu or len(names) != asked.num_devices:
         return False
-    if not asked.is_gpu and asked.threads not in (0, receipt.threads):
-        return False
-    return all(_is_device(device.name, asked) for device in devices)
-
-
-def _is_device(name: str, asked: Asked) -> bool:
     if not asked.device:
         return True
-    return is_called(name, asked.device) if asked.is_gpu else name == asked.device
+    return all(
+        is_called(name, asked.device) if asked.is_gpu else name == asked.device for name in names
+    )
