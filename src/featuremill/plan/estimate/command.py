@@ -12,6 +12,7 @@ import math
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
@@ -23,7 +24,7 @@ from featuremill.plan.estimate import report, view, work
 from featuremill.plan.speeds import table
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import Device, TellsMemory, Weights, find_workload
+from featuremill.workload import Device, TellsMemory, Weights, Workload, find_workload
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import settings_of
 
@@ -76,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.device or (device.name if here or not is_gpu else "")
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    weights, has_weights = _weights(config)
+    weights, has_weights = _weights(workload, options)
     settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
     found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
@@ -95,14 +96,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _weights(config: Config) -> tuple[Weights | None, bool]:
+def _weights(workload: Workload, options: Any) -> tuple[Weights | None, bool]:
     """Return the run's model, by its weights file or by its name, and whether it is here.
 
     Raises:
         UserError: for a model that nobody can say anything about before its weights are there.
     """
-    workload = find_workload(config.workload)
-    options = workload.Options.model_validate(config.options)
     asked = workload.weights(options)
     if not asked:
         return None, True

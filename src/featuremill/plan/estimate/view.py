@@ -211,8 +211,9 @@ def _about_shards(answer: Answer, row: Answer) -> str:
 
 def _wants_smaller(answer: Answer, row: Answer) -> bool:
     """Tell whether slots would idle, as shards are too large."""
-    left = answer["shards_left"]
-    return 0 < left < row["jobs"] and left == answer["shards"] and _num_best(answer, row) > left
+    left: int = answer["shards_left"]
+    is_whole = left == answer["shards"]
+    return is_whole and 0 < left < int(row["jobs"]) and _num_best(answer, row) > left
 
 
 def _num_best(answer: Answer, row: Answer) -> int:
