@@ -13,6 +13,8 @@ from featuremill.base.words import clock, counted, human_bytes
 WIDTH = 96
 LONG_HOURS = 100.0
 """From which on a table has hours instead of h:mm:ss, in all its rows."""
+MOST_STARTING = 0.1
+"""Share of the slot hours in which jobs start, from which on it is worth a word."""
 MOST_SHARDS = 5000
 """What Snakemake plans in half a minute; more than that slows it down (docs/how-far.md)."""
 Answer = Mapping[str, Any]
@@ -199,6 +201,9 @@ def _about_shards(answer: Answer, row: Answer) -> str:
     left, jobs, unit = answer["shards_left"], row["jobs"], answer["cost_unit"]
     told = f"With {row['slots']:,}, "
     if answer["is_cut"]:
+        if left >= jobs and row["startup_share"] > MOST_STARTING and row["best_cost"]:
+            cost = f"{row['best_cost']:_} {unit}"
+            return f"{told}starting jobs costs much: `shards: {{cost: auto}}` would take {cost}."
         if not 0 < left < jobs:
             return ""
         told += f"{jobs - left:,} of {jobs:,} slots would have no shard at all"
