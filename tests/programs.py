@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
@@ -31,11 +32,12 @@ ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
 PROGRAMS = ("featuremill", "snakemake", "without_reach")
 IMPORTED = (
-    *("plan", "extract", "merge", "report", "status", "retry", "clean", "estimate", "export"),
-    *("init", "search", "doctor", "weights", "top"),
+    *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
+    *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),
+    *("search.command", "doctor.command", "workload.weights", "status.top"),
     # What they import when they know what they are asked for.
-    *("estimate.visit", "doctor.visit", "search.visit", "status.state", "report.page"),
-    *("report.figures", "inputs.fasta", "workloads.composition", "workloads.esm2"),
+    *("status.state", "status.view", "doctor.findings", "search.queries", "report.page"),
+    *("inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
 OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
@@ -44,7 +46,9 @@ PATIENCE_SECONDS = 240
 NO_REPORT = "merge"
 """The target where no report is the point: drawing one is two seconds of work."""
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload([*OF_OTHERS, *(f"featuremill.{name}" for name in IMPORTED)])
+OURS = [f"featuremill.{name}" for name in IMPORTED]
+assert all(map(find_spec, OURS)), "a name that is none is passed over, and each fork would import"
+FORKS.set_forkserver_preload([*OF_OTHERS, *OURS])
 
 
 class Said(NamedTuple):

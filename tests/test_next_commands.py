@@ -114,6 +114,17 @@ def test_from_a_fasta_file_to_results_without_a_checkout(empty):
     assert "removed:" in empty.type(f"featuremill clean results/my --keep results {option}")
     assert not (empty.folder / "results/my/store/parts").exists()
 
+    # The shards that an estimate asks for, in the words of the config.
+    empty.write("long.fa", "".join(f">p{n}\n{'MKVLA' * 40}{'A' * n}\n" for n in range(200)))
+    config = {"run": "long", "inputs": "long.fa", "workload": "composition"}
+    empty.write("long.yaml", yaml.safe_dump({**config, "shards": {"cost": 1000}}))
+    estimate = (
+        "featuremill estimate long.yaml --cpu-slots 2 --tokens-per-second 10 --startup-seconds 60"
+    )
+    shards = yaml.safe_load(re.search(r"`(shards: .*?)`", empty.type(estimate))[1])
+    empty.write("long.yaml", yaml.safe_dump({**config, **shards}))
+    assert "costs much" not in empty.type(estimate)
+
 
 def test_from_a_stopped_run_and_failed_records_to_results(empty):
     options = {"hold": "hold", "spans": "spans", "cure_file": "cured"}
