@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from featuremill.base import finite
 from featuremill.extract import compute
 
 DTYPES = [np.float16, np.float32, np.float64]
@@ -20,17 +21,17 @@ def test_every_bit_pattern_of_the_exponent_is_told_as_numpy_tells_it(dtype):
     if dtype is np.float16:
         numbers += [bits.view(dtype) for bits in np.arange(2**16, dtype=np.uint16).reshape(-1, 1)]
     for number in numbers:
-        assert compute.is_finite(number) == bool(np.isfinite(number).all()), number
+        assert finite.is_finite(number) == bool(np.isfinite(number).all()), number
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_looks_everywhere(dtype):
     size = 2 * compute.PIECE_BYTES // np.dtype(dtype).itemsize + 17
     numbers = np.ones(size, dtype)
-    assert compute.is_finite(numbers) and compute.is_finite(numbers[:0])
+    assert finite.is_finite(numbers) and finite.is_finite(numbers[:0])
     for place in (0, size // 2, size - 1):
         numbers[place] = np.nan
-        assert not compute.is_finite(numbers)
+        assert not finite.is_finite(numbers)
         numbers[place] = 1
 
 
@@ -41,10 +42,10 @@ def test_rows_with_a_bad_value_are_found(number):
     vectors = pa.array(rows, pa.list_(pa.list_(number, 2)))
     names = pa.array(["a", None, "c", "d", "e"])
     values = pa.record_batch({"vectors": vectors})
-    assert compute.not_finite(values).tolist() == [False, True, False, True, False]
-    assert compute.not_finite(values.slice(4)).tolist() == [False]
+    assert finite.not_finite(values).tolist() == [False, True, False, True, False]
+    assert finite.not_finite(values.slice(4)).tolist() == [False]
     both = pa.record_batch({"vectors": vectors, "names": names})
-    assert compute.not_finite(both).tolist() == [False, True, False, True, False]
+    assert finite.not_finite(both).tolist() == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -319,13 +319,7 @@ FOR_LEASE = {"base.errors", "base.environment"}
 """lease is a product of its own."""
 MAX_ARROWS = 80
 """Pairs of rooms, the root as one, of which one imports the other. It may only shrink."""
-AUDIT = "computes with ESM-2 itself, in place of the contract"
-ESM2 = "the tables of ESM-2's memory and ways are no part of the contract yet"
-FIELDS = "the contract names a device"
-MOVED = "what it takes from there belongs to a room that both may import"
-EXCEPTIONS = {
-    ("merge.gather", "extract.compute"): MOVED,
-}
+EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports against the order) and why. It may only shrink."""
 
 

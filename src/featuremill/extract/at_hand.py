@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featuremill.base.finite import not_finite
 from featuremill.extract import compute
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.workload import RecordFailed, Workload
@@ -59,7 +60,7 @@ def values_in_batches(
         queue.ran()
         rows, bad = np.array(batch.rows), np.zeros(len(batch.rows), np.bool_)
         if is_finite_only:
-            bad = compute.not_finite(values)
+            bad = not_finite(values)
         for row in rows[bad].tolist():
             refuse_all(row, compute.NOT_FINITE)
         good = [places[distinct[row]] for row in rows[~bad].tolist()]

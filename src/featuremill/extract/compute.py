@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill.base import reasons
+from featuremill.base import finite, reasons
 from featuremill.base.faults import fault_of_installation as fault_of_installation
 from featuremill.base.faults import is_device_error as is_device_error
 from featuremill.base.faults import is_out_of_memory as is_out_of_memory
@@ -20,14 +20,6 @@ from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
-PIECE_BYTES = 2**18
-"""Values are looked at in pieces of this size, which a core's cache holds."""
-EXPONENTS: dict[int, tuple[Any, Any]] = {
-    2: (np.uint16(0x7C00), np.uint16),
-    4: (np.uint32(0x7F800000), np.uint32),
-    8: (np.uint64(0x7FF0000000000000), np.uint64),
-}
-"""The bits of a float's exponent and an integer of its width, by its bytes (IEEE 754)."""
 
 
 def values_of(
@@ -81,7 +73,7 @@ def rows_of_part(
     All rows failed when there is a `reason`; without one, rows with a value that is not finite do.
     """
     num_rows = len(sha256)
-    bad = np.ones(num_rows, bool) if reason else not_finite(values)
+    bad = np.ones(num_rows, bool) if reason else finite.not_finite(values)
     if bad.any() and not reason:
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
@@ -101,49 +93,3 @@ def rows_of_part(
 def _repeated(text: bytes, count: int) -> pa.StringArray:
     ends = np.arange(count + 1, dtype=np.int32) * len(text)
     return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(text * count))
-
-
-def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Return, for each row, whether one of its values is missing, NaN or infinite.
-
-    Looks into lists, not into structs.
-    """
-    bad = np.zeros(values.num_rows, bool)
-    for column in values.columns:
-        if not _has_bad(column):
-            continue
-        for row in range(values.num_rows):
-            bad[row] |= _has_bad(column.slice(row, 1))
-    return bad
-
-
-def _has_bad(column: pa.Array) -> bool:
-    while True:
-        if column.null_count:
-            return True
-        if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
-            break
-        column = column.flatten()
-    if not pa.types.is_floating(column.type):
-        return False
-    # What `column.to_numpy()` is, which would import pandas, for a third of a second.
-    numbers = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
-    return not is_finite(numbers[column.offset : column.offset + len(column)])
-
-
-def is_finite(numbers: np.ndarray[Any, Any]) -> bool:
-    """Tell whether no number of a contiguous array is NaN or infinite.
-
-    These have all bits of the exponent set. NumPy's isfinite has no vector code for float16: it
-    reads 1.3 GB/s where this, on integers and in pieces that a core's cache holds, reads 12.
-    """
-    exponent, integer = EXPONENTS[numbers.dtype.itemsize]
-    bits = numbers.reshape(-1).view(integer)
-    size = PIECE_BYTES // bits.itemsize
-    scratch = np.empty(min(size, len(bits)), integer)
-    for start in range(0, len(bits), size):
-        piece = bits[start : start + size]
-        found = np.bitwise_and(piece, exponent, out=scratch[: len(piece)])
-        if found.max() == exponent:
-            return False
-    return True

@@ -1,6 +1,6 @@
 """Snakemake as `featuremill run` becomes it: Ctrl-C while it starts ends it without a traceback.
 
-Once it has read the workflow, `calm.py` answers.
+Once it has read the workflow, `screen.py` answers.
 """
 
 import signal

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
+from featuremill.base.finite import not_finite
 from featuremill.base.progress import Progress
-from featuremill.extract.compute import not_finite
 from featuremill.merge.outputs import IDENTITY
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
