@@ -26,7 +26,7 @@ def test_every_bit_pattern_of_the_exponent_is_told_as_numpy_tells_it(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_looks_everywhere(dtype):
-    size = 2 * compute.PIECE_BYTES // np.dtype(dtype).itemsize + 17
+    size = 2 * finite.PIECE_BYTES // np.dtype(dtype).itemsize + 17
     numbers = np.ones(size, dtype)
     assert finite.is_finite(numbers) and finite.is_finite(numbers[:0])
     for place in (0, size // 2, size - 1):
