@@ -13,8 +13,9 @@ from esm2_models import ROOT, demo_proteins, fair_esm, save_fair_esm
 
 import featuremill
 from featuremill.base.errors import UserError
+from featuremill.base.finite import not_finite
 from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import check, not_finite, values_of
+from featuremill.extract.compute import check, values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import (
     BUILT_IN,
