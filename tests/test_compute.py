@@ -7,8 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featuremill.base import finite
-from featuremill.extract import compute
+from featuremill.base import faults, finite
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -66,8 +65,8 @@ def test_rows_with_a_bad_value_are_found(number):
 )
 def test_errors_of_libraries_are_told_apart(text, is_memory, is_device):
     error = RuntimeError(text)
-    assert compute.is_out_of_memory(error) == is_memory
-    assert compute.is_device_error(error) == is_device
+    assert faults.is_out_of_memory(error) == is_memory
+    assert faults.is_device_error(error) == is_device
 
 
 def test_a_batch_that_goes_well_imports_no_pandas():

@@ -30,8 +30,8 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featuremill.base import faults
 from featuremill.base.errors import WorkloadError
-from featuremill.extract import compute
 from featuremill.lease import devices
 from featuremill.workload import weights
 from featuremill.workloads import esm2
@@ -733,5 +733,5 @@ def test_a_warning_of_the_workload_is_seen_on_all_ways(verbs):
 
 def test_want_of_memory_has_its_words():
     for text in (MIG, "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`"):
-        assert compute.is_out_of_memory(RuntimeError(text))
-        assert not compute.is_device_error(RuntimeError(text))
+        assert faults.is_out_of_memory(RuntimeError(text))
+        assert not faults.is_device_error(RuntimeError(text))

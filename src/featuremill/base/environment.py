@@ -247,7 +247,7 @@ OPENBLAS_NUM_THREADS = Variable(
 OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for what computes, unless set.")
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", "With one of the two, commands are shown without a path.")
 CONDA_PREFIX = Variable("CONDA_PREFIX", "See `VIRTUAL_ENV`.")
-PATH = Variable("PATH", "A run's jobs find this `featuremill` first, and our `sbatch` in Slurm.")
+PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
     *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, TRITON_CACHE_DIR, TRITON_HOME, CC),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from featuremill.base import faults
 from featuremill.base.finite import not_finite
 from featuremill.extract import compute
 from featuremill.extract.batches import Queue, make_batches
@@ -52,7 +53,7 @@ def values_in_batches(
         try:
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
-            if not (isinstance(error, RecordFailed) or compute.is_out_of_memory(error)):
+            if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
                 raise
             if not compute.make_room(queue, batch, error):
                 refuse_all(batch.rows[0], compute.reason_of(error))

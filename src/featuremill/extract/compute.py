@@ -10,11 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill.base import finite, reasons
-from featuremill.base.faults import fault_of_installation as fault_of_installation
-from featuremill.base.faults import is_device_error as is_device_error
-from featuremill.base.faults import is_out_of_memory as is_out_of_memory
-from featuremill.base.faults import one_line as one_line
+from featuremill.base import faults, finite, reasons
 from featuremill.extract.batches import Batch, Queue
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
@@ -39,7 +35,7 @@ def free_device_memory() -> None:
 
 def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
     """Queue a failed batch again in smaller pieces; False when there is no other way to try it."""
-    is_short = is_out_of_memory(error)
+    is_short = faults.is_out_of_memory(error)
     if is_short:
         error.__traceback__ = None  # its frames would keep the batch's tensors alive
         free_device_memory()
@@ -49,9 +45,9 @@ def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
 def reason_of(error: Exception) -> str:
     """Return why a record failed that was computed by itself."""
     if isinstance(error, RecordFailed):
-        return error.kind.reason(one_line(error))
-    kind = reasons.OUT_OF_MEMORY if is_out_of_memory(error) else reasons.ERROR
-    return kind.reason(f"{type(error).__name__}: {one_line(error)}")
+        return error.kind.reason(faults.one_line(error))
+    kind = reasons.OUT_OF_MEMORY if faults.is_out_of_memory(error) else reasons.ERROR
+    return kind.reason(f"{type(error).__name__}: {faults.one_line(error)}")
 
 
 def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

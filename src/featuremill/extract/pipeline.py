@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base import faults
 from featuremill.base.errors import WorkloadError
 from featuremill.extract import compute
 from featuremill.extract.batches import Batch, Queue
@@ -250,7 +251,7 @@ class Pipeline:
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
         """Put failed batches back before everything else; what failed by itself is committed."""
         for _, error in failed:
-            if compute.is_device_error(error) or compute.fault_of_installation(error):
+            if faults.is_device_error(error) or faults.fault_of_installation(error):
                 raise error
         if self._ahead:
             self._queue.put_back(self._ahead[0])
@@ -271,7 +272,7 @@ class Pipeline:
             WorkloadError: when the first records all fail in the same words.
         """
         reason = compute.reason_of(error)
-        if self._has_worked or isinstance(error, RecordFailed) or compute.is_out_of_memory(error):
+        if self._has_worked or isinstance(error, RecordFailed) or faults.is_out_of_memory(error):
             self._commit_suspicious()
             self._shard.commit_failed(row, reason)
             return
@@ -282,7 +283,7 @@ class Pipeline:
         elif len(self._suspicious) == MOST_ALIKE:
             raise WorkloadError(
                 f"the first {MOST_ALIKE} records fail alike and none went well "
-                f"({type(error).__name__}: {compute.one_line(error)}), so what is installed here "
+                f"({type(error).__name__}: {faults.one_line(error)}), so what is installed here "
                 "is taken to be at fault and no record; mend that and run the same command again"
             )
 
@@ -296,5 +297,5 @@ class Pipeline:
         if isinstance(error, RecordFailed):  # no error: its reason says all
             return
         self._num_told += 1
-        if self._num_told <= MOST_TRACEBACKS and not compute.is_out_of_memory(error):
+        if self._num_told <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):
             self._note("".join(traceback.format_exception(error)))

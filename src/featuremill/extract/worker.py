@@ -22,9 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill.base import this_process
+from featuremill.base import faults, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.extract import compute, staging
+from featuremill.extract import staging
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
@@ -70,7 +70,7 @@ def main() -> int:
         return OS_ERROR_STATUS
     except Exception as error:
         traceback.print_exc()
-        advice = compute.fault_of_installation(error)
+        advice = faults.fault_of_installation(error)
         told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
         if isinstance(error, WorkloadError):  # a sentence already
             told = str(error)
@@ -179,9 +179,9 @@ class Worker:
         try:
             self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
-            if compute.is_out_of_memory(error):
+            if faults.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error
-            if compute.is_device_error(error):
+            if faults.is_device_error(error):
                 raise DeviceError(
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
@@ -195,7 +195,7 @@ class Worker:
             more = len(self.devices) + 1
             where = f"a GPU with more memory, `gpus: {more}` (a model spread over several)"
         return (
-            f"memory ran out while the model was loaded ({compute.one_line(error)}); "
+            f"memory ran out while the model was loaded ({faults.one_line(error)}); "
             f"take {where} or a smaller model"
         )
 
@@ -215,7 +215,7 @@ class Worker:
         try:
             pipeline.run(self._tell_progress)
         except RuntimeError as error:
-            if compute.is_device_error(error):
+            if faults.is_device_error(error):
                 raise DeviceError(f"{self._device_name}: {error}") from error
             raise
         self.seconds["compute"] = time.monotonic() - self.watch.started

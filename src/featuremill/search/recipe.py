@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import ValidationError
 
+from featuremill.base import faults
 from featuremill.base.errors import UserError
-from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.outputs.vectors import matrix
@@ -54,11 +54,11 @@ class Recipe:
         try:
             self._model: Any = self.workload.load(self.options, devices, found)
         except Exception as error:
-            if not compute.is_out_of_memory(error):
+            if not faults.is_out_of_memory(error):
                 raise
             raise UserError(
                 f"{self._root}: memory ran out while its model was loaded "
-                f"({compute.one_line(error)}); search where it fits (such as --device cpu). "
+                f"({faults.one_line(error)}); search where it fits (such as --device cpu). "
                 "Records of the run are found by their ids without."
             ) from None
 

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.base.words import parsed
 from featuremill.status.shards import Shard
-from featuremill.store.receipt import Receipt
+from featuremill.store.receipt import Receipt, newest_whole
 
 if TYPE_CHECKING:
     from featuremill.status.top.jobs import Job
 
-MOST_PARTS = 50
-"""The newest parts, which tell most of the devices that are at work now."""
 MOST_DEALT = 5000
 """Waiting shards that are dealt out one by one; with more, where the last one runs is no matter."""
 BETWEEN_SECONDS = 60.0
@@ -69,20 +67,6 @@ def newest_of(receipts: Iterable[Receipt]) -> list[Receipt]:
     return heapq.nlargest(MOST_BETWEEN, receipts, key=lambda receipt: receipt.finished)
 
 
-def newest_whole(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return the newest `receipts` that tell how long a part takes, the newest first.
-
-    Parts that went on from an earlier job's batches do not tell: their seconds are of the end only.
-    """
-    whole = (receipt for receipt in receipts if receipt.cost and not receipt.resumed_batches)
-    return heapq.nlargest(MOST_PARTS, whole, key=lambda receipt: receipt.finished)
-
-
-def working_seconds(receipt: Receipt) -> float:
-    """Return how long a job was at it while it had its device."""
-    return float(receipt.seconds.get("total", 0.0)) - float(receipt.seconds.get("wait", 0.0))
-
-
 def finished_at(receipt: Receipt) -> float | None:
     """Return when the part was finished, in seconds since 1970; None where nothing tells."""
     try:
@@ -96,7 +80,7 @@ def by_jobs(shards: Sequence[Shard]) -> JobTime | None:
     part tells how long one takes."""
     pending = [shard for shard in shards if not shard.has_ended]
     newest = newest_whole(shard.receipt for shard in shards if shard.receipt)
-    seconds = sum(map(working_seconds, newest))
+    seconds = sum(receipt.working_seconds for receipt in newest)
     if not pending or not seconds:
         return None
     seconds_a_cost = seconds / sum(receipt.cost for receipt in newest)
@@ -157,7 +141,7 @@ def _by_device(receipts: Iterable[Receipt]) -> dict[str, float]:
     cost: defaultdict[str, float] = defaultdict(float)
     for receipt in receipts:
         for uuid in (receipt.devices[0].uuid, ""):
-            seconds[uuid] += receipt.seconds.get("compute") or working_seconds(receipt)
+            seconds[uuid] += receipt.seconds.get("compute") or receipt.working_seconds
             cost[uuid] += receipt.cost
     return {uuid: seconds[uuid] / cost[uuid] for uuid in seconds}
 
@@ -165,7 +149,7 @@ def _by_device(receipts: Iterable[Receipt]) -> dict[str, float]:
 def _startup_seconds(receipts: Iterable[Receipt], jobs: Iterable[Job]) -> float:
     """Return how long a job is not computing: by finished parts, or by those that run."""
     told = [
-        working_seconds(receipt) - receipt.seconds["compute"]
+        receipt.working_seconds - receipt.seconds["compute"]
         for receipt in receipts
         if receipt.seconds.get("compute")
     ]

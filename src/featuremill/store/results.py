@@ -109,15 +109,6 @@ class Results(NamedTuple):
         """Return the receipt beside a part, as `find_receipt` does."""
         return _if_of(Receipt.find(self.kept_receipt(recipe, shard)), recipe, shard)
 
-    def is_done(self, plan: Plan, shard: str) -> bool:
-        """Tell whether the part of a shard is there with its receipt; its bytes are not looked at,
-        which costs time (`parts.open_part` does that)."""
-        if not self.part(plan.recipe, shard).exists():
-            return False
-        return bool(
-            self.find_receipt(plan.recipe, shard) or self.find_kept_receipt(plan.recipe, shard)
-        )
-
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
         """Return what manifest.json says, here or of the partial results; None where there is none
         that can be read."""

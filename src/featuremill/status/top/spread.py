@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from featuremill.status.time_left import finished_at, working_seconds
+from featuremill.status.time_left import finished_at
 from featuremill.status.top.jobs import Job
 from featuremill.store.receipt import Receipt
 
@@ -56,7 +56,7 @@ class Spread:
     def add(self, receipt: Receipt) -> None:
         """Count a finished part to each of the devices that held its model."""
         end = finished_at(receipt)
-        span = [] if end is None else [(end - working_seconds(receipt), end)]
+        span = [] if end is None else [(end - receipt.working_seconds, end)]
         self._spans += span
         for device in receipt.devices:
             done = self._device(receipt.host, device.uuid, device.name)
