@@ -3,7 +3,6 @@
 NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPUs a pretend one.
 """
 
-import contextlib
 import json
 import os
 import re
@@ -21,11 +20,11 @@ import torch
 from conftest import ROOT
 from mounts import Mount
 from nvml_node import Gpu, Slice
-from programs import PATIENCE_SECONDS, READ_AT_START, Desk, Said, wait_for
+from programs import PATIENCE_SECONDS, Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
-from featuremill.doctor import checks, compiling, gpus, host, scaling
+from featuremill.doctor import checks, compiling, host
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
@@ -58,7 +57,7 @@ def several(items):
 
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SCHEMA = thing(
-    version={"const": 1},
+    version={"const": 2},
     ready=FLAG,
     cuda_available=FLAG,
     gpu_count={"type": "integer"},
@@ -132,18 +131,6 @@ SCHEMA = thing(
         file_system=TEXT,
         folder_trouble=TEXT,
     ),
-    scaling={
-        "oneOf": [
-            {"type": "null"},
-            thing(
-                unit=TEXT,
-                count=NUMBER,
-                speedup=NUMBER,
-                summary=TEXT,
-                devices=several(thing(name=TEXT, alone_seconds=NUMBER, together_seconds=NUMBER)),
-            ),
-        ]
-    },
     driver=thing(version=some("string"), cuda=some("integer")),
     torch=thing(
         version=some("string"),
@@ -159,14 +146,14 @@ SCHEMA = thing(
 class Doctor(Desk):
     """`featuremill doctor` on a simulated node."""
 
+    reads_at_start = ()  # libraries are loaded by its children, which start anew
+
     def __init__(self, node, folder, **world):
         path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
         variables = {"PYTHONPATH": os.pathsep.join(path), "PRETEND_TORCH": json.dumps(world)}
         super().__init__(folder, node.environment | variables)
 
     def __call__(self, *arguments, status=0):
-        # Libraries are loaded by its children, which start anew; by itself where it leases GPUs.
-        self.reads_at_start = READ_AT_START if "--run" in arguments else ()
         return self.told(self.type("featuremill", "doctor", *arguments, status=status), arguments)
 
     def told(self, said, arguments):
@@ -201,17 +188,13 @@ def uuids(number):
 
 
 def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
-    """Which is timed with one thread and with all."""
     check = doctor(system=NO_LIBRARY, real_torch=True)
-    answer = check("--json", "--model", "mill_t6_8M", "--run")
+    answer = check("--json", "--model", "mill_t6_8M")
     assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
     assert answer["recommended"]["resources"] is None
     assert answer["memory"]["fits"] == ["cpu"]
     assert answer["torch"]["version"] == torch.__version__
     assert codes(answer) == set()
-    timed = answer["scaling"]
-    assert timed["unit"] == "cpu thread" and timed["speedup"] > 0
-    assert timed["summary"].startswith("Timed on the CPU, as no GPU can be used:")
     page = doctor(system=NO_LIBRARY)()
     assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", page)
 
@@ -775,53 +758,14 @@ def test_which_kernels_run_on_which_gpu(capability, arch_list, expected):
     assert has_kernels(capability, arch_list) is expected
 
 
-def test_scaling_is_timed_on_one_gpu_and_on_all_at_once(doctor, tmp_path):
-    """Each pretend GPU notes when it begins and ends; of those at once, none ends before all have
-    begun, or this never ends."""
-    notes = tmp_path / "notes"
-    gpus = (*(Gpu(uuid) for uuid in uuids(3)), Gpu("GPU-3", used_mb=5000))
-    check = doctor(*gpus, notes=str(notes), together=3)
-    timed = check("--json", "--run")["scaling"]
-    assert (timed["unit"], timed["count"]) == ("gpu", 3)  # not on the one in use
-    assert len(timed["devices"]) == 3
-    noted = notes.read_text().splitlines()
-    assert noted[:6] == [f"{what} {uuid}" for uuid in uuids(3) for what in ("begins", "ends")]
-    assert sorted(noted[6:9]) == [f"begins {uuid}" for uuid in uuids(3)]
-    assert sorted(noted[9:]) == [f"ends {uuid}" for uuid in uuids(3)]
-
-
-def test_speed_together_is_a_sum_of_shares(monkeypatch):
-    """Of GPUs that take 1, 1 and 2 s alone, and together 1.25, 1 and 4: 0.8 + 1 + 0.5 of three."""
-    seconds = iter([[1.0], [1.0], [2.0], [1.25, 1.0, 4.0]])
-    three = [gpus.Gpu(id=number, name="L4") for number in range(3)]
-    monkeypatch.setattr(scaling, "_children", lambda *_: contextlib.nullcontext(three))
-    monkeypatch.setattr(scaling, "_timed", lambda children: next(seconds))
-    timed = scaling.time_gpus(three, 6)
-    assert timed["speedup"] == 2.3
-    assert timed["summary"] == "All 3 GPUs at once do the work of 2.30: they slow each other down."
-    assert timed["devices"][2] == {
-        "name": "GPU 2 (L4)",
-        "alone_seconds": 2.0,
-        "together_seconds": 4.0,
-    }
-
-
-def test_gpus_that_slow_each_other_down_are_said():
-    timed = {"unit": "gpu", "count": 4, "speedup": 2.6, "summary": "2.6 of 4."}
-    assert [issue.code for issue in scaling.issues(timed)] == ["scales-badly"]
-    assert not list(scaling.issues(timed | {"speedup": 3.9}))
-    assert not list(scaling.issues(timed | {"unit": "cpu thread"}))
-
-
 @pytest.mark.gpu
-def test_a_real_gpu_is_found_used_and_timed(environment, tmp_path):
-    words = ("featuremill", "doctor", "--json", "--run")
+def test_a_real_gpu_is_found_and_used(environment, tmp_path):
+    words = ("featuremill", "doctor", "--json")
     answer = json.loads(Desk(tmp_path, environment).type(*words).out)
     jsonschema.validate(answer, SCHEMA)
     assert answer["cuda_available"]
     assert answer["torch"]["architectures"]
     assert {gpu["accessible"] for gpu in answer["gpus"] if gpu["visible"]} == {True}
-    assert answer["scaling"]["unit"] == "gpu"
 
 
 def test_the_architectures_of_published_models_are_known_without_torch():

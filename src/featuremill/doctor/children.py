@@ -16,37 +16,27 @@ AFTER_KILL_SECONDS = 2.0
 """A process stuck in a driver cannot be killed; then nobody waits for it."""
 
 
-class ChildError(Exception):
-    """A child that did not answer; the text says how it ended."""
-
-
-def start(
-    module: str, *arguments: str, environment: Mapping[str, str] | None = None
-) -> subprocess.Popen[str]:
-    """Start `python -m featuremill.doctor.<module>` with pipes."""
-    return subprocess.Popen(
+def ask(
+    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
+) -> tuple[list[dict[str, Any]], str]:
+    """Return what `python -m featuremill.doctor.<module>` answered, an object a line, and how it
+    ended."""
+    child = subprocess.Popen(
         [sys.executable, "-m", f"featuremill.doctor.{module}", *arguments],
-        stdin=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=of_child(environment or {}),
     )
-
-
-def ask(
-    module: str, *arguments: str, timeout: float, environment: Mapping[str, str] | None = None
-) -> tuple[list[dict[str, Any]], str]:
-    """Return what the child answered, an object a line, and how it ended."""
-    child = start(module, *arguments, environment=environment)
     try:
         output, errors = child.communicate(timeout=timeout)
-        manner = manner_of_death(child.returncode, errors)
+        manner = _manner_of_death(child.returncode, errors)
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode("utf-8", "replace")
         manner = f"no answer within {timeout:g} s"
     finally:
-        end(child)
+        _end(child)
     return list(_answers(output)), manner
 
 
@@ -59,7 +49,7 @@ def _answers(output: str) -> Iterator[dict[str, Any]]:
                 yield answer
 
 
-def end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[str]) -> None:
     """Kill `child` if it lives, and reap it unless a driver holds it."""
     if child.poll() is None:
         child.kill()
@@ -67,7 +57,7 @@ def end(child: subprocess.Popen[str]) -> None:
             child.communicate(timeout=AFTER_KILL_SECONDS)
 
 
-def manner_of_death(status: int, errors: str) -> str:
+def _manner_of_death(status: int, errors: str) -> str:
     """Say how a child ended, with the last line of what it wrote."""
     lines = errors.strip().splitlines()
     said = f": {lines[-1][:300]}" if lines else ""

@@ -23,9 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--model", help="say where this model fits (a name or a path)")
     wanted.add_argument("--memory-mb", type=int, metavar="M", help="say where M MB fit")
     parser.add_argument(
-        "--run", action="store_true", dest="is_timed", help="time work, see if it scales"
-    )
-    parser.add_argument(
         "--slurm", action="store_true", help="look at the Slurm cluster, not at this machine"
     )
     parser.add_argument(
@@ -52,12 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    from featuremill.doctor import advice, checks, findings, report, scaling
+    from featuremill.doctor import advice, checks, findings, report
 
     found = findings.examine(arguments)
-    issues = checks.issues_of(found)
-    timed: dict[str, Any] | None = None
-    if arguments.is_timed:
-        timed, more = scaling.timed(found, arguments.timeout)
-        issues = checks.by_severity([*issues, *more])
-    return report.as_json(found, issues, advice.advise(found), timed)
+    return report.as_json(found, checks.issues_of(found), advice.advise(found))

@@ -14,7 +14,7 @@ from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
 from featuremill.workload import TellsWays, find_workload
 
-VERSION = 1
+VERSION = 2
 WIDTH = 80
 NAME_WIDTH = 25
 HEADINGS = {"error": "In the way", "warning": "Worth a look", "note": "Good to know"}
@@ -24,9 +24,7 @@ wrapped = partial(text.wrapped, width=WIDTH)
 """Lines of the page's width."""
 
 
-def as_json(
-    findings: Findings, issues: list[Issue], advice: Advice, scaling: Report | None
-) -> Report:
+def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
     """Return the readiness of this machine."""
     torch, host = findings.torch_trial, findings.host
     return {
@@ -47,7 +45,6 @@ def as_json(
         },
         "memory": _memory(findings, advice) if findings.needs else None,
         "ways": _ways(findings),
-        "scaling": scaling,
         "driver": {"version": findings.node.driver, "cuda": findings.node.cuda},
         "torch": {
             "version": torch.torch if torch else None,
@@ -119,7 +116,6 @@ def lines(report: Report) -> Iterator[str]:
         _ways_lines(report, labels),
         issue_lines(report),
         _memory_lines(report, labels),
-        _scaling_lines(report),
         _recommended_lines(report) if report["ready"] else (),
     ):
         shown = list(paragraph)
@@ -219,16 +215,6 @@ def _memory_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
     what = f"{memory['model']} takes about {size} GB ({manner})" if manner else f"{size} GB"
     fits = ", ".join(labels.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
     yield from wrapped(f"{what}; fits: {fits}.")
-
-
-def _scaling_lines(report: Report) -> Iterator[str]:
-    if not (scaling := report["scaling"]):
-        return
-    yield from wrapped(scaling["summary"])
-    for row in scaling["devices"]:
-        alone, together = row["alone_seconds"], row["together_seconds"]
-        line = f"{row['name']}: {alone:.2f} s alone, {together:.2f} s with the others"
-        yield from wrapped(line, "  ", "    ")
 
 
 def _recommended_lines(report: Report) -> Iterator[str]:

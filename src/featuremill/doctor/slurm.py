@@ -62,7 +62,6 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         UserError: there are no Slurm commands here, or the question is about this machine.
     """
     others = {"--model": "model", "--memory-mb": "memory_mb", "--devices": "devices"}
-    others |= {"--run": "is_timed"}
     if given := [option for option, name in others.items() if getattr(arguments, name)]:
         raise UserError(f"--slurm looks at the cluster, so it takes no {given[0]}; ask twice.")
     missing = [command for command in NEEDED if not shutil.which(command)]

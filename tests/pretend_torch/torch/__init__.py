@@ -5,12 +5,9 @@ PRETEND_TORCH (JSON) says what it is: `cuda` (the CUDA it was built for), `arch_
 text), `hangs`, `crashes`. Nothing is computed. What ESM-2's operations come to there is `check` (an
 error's text, or "crashes"), and why they stepped down, `why`.
 
-Who hangs says so with a file in the folder `hung`, named by its process id. With the file `notes`,
-a GPU that works notes there when it begins and ends: first, after one work to get warm, for itself;
-then with others, of which none ends before as many as `together` says have begun.
+Who hangs says so with a file in the folder `hung`, named by its process id.
 """
 
-import itertools
 import json
 import logging
 import os
@@ -27,7 +24,6 @@ if _WORLD.get("missing"):
 
 __version__ = _WORLD.get("version", "2.13.0")
 version = SimpleNamespace(cuda=_WORLD["cuda"])
-bfloat16, float16, float32 = "bfloat16", "float16", "float32"
 
 
 class OutOfMemoryError(RuntimeError):
@@ -52,10 +48,6 @@ def _ways(device, weights):
 sys.modules["featuremill.workloads.esm2.probe"] = SimpleNamespace(ways=_ways)
 
 
-def set_num_threads(count):
-    pass
-
-
 class _Ones:
     """A matrix of ones, or the product of two."""
 
@@ -78,10 +70,6 @@ def ones(*size, device):
     return _Ones(size, device)
 
 
-def full(size, value, device, dtype):
-    return ones(*size, device=device)
-
-
 def _use():
     uuid = os.environ["CUDA_VISIBLE_DEVICES"]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
@@ -96,29 +84,9 @@ def _use():
         raise (OutOfMemoryError if "out of memory" in text else RuntimeError)(text)
 
 
-def _synchronize():
-    turn = next(_TURNS)
-    if "notes" not in _WORLD or turn == _WARM:
-        return
-    with Path(_WORLD["notes"]).open("a+", 1) as notes:
-        uuid = os.environ["CUDA_VISIBLE_DEVICES"]
-        notes.write(f"begins {uuid}\n")
-        while turn == _TOGETHER and _num_begun(notes) < 2 * _WORLD["together"]:
-            time.sleep(0.005)
-        notes.write(f"ends {uuid}\n")
-
-
-def _num_begun(notes):
-    notes.seek(0)
-    return notes.read().count("begins")
-
-
-_TURNS = itertools.count()
-_WARM, _ALONE, _TOGETHER = range(3)
 cuda = SimpleNamespace(
     get_arch_list=lambda: _WORLD["arch_list"],
     get_device_capability=lambda index: (8, 0),
     get_device_name=lambda index: "pretend",
     get_device_properties=lambda index: SimpleNamespace(multi_processor_count=100),
-    synchronize=_synchronize,
 )
