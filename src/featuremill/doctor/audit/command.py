@@ -1,7 +1,7 @@
 """audit: how far are the 16-bit dtypes from fp32, on these proteins, with this model, right here?
 
-Reads the inputs and the model; writes nothing but a report, and JSON if asked. A sample of the
-proteins is computed in fp32 and then in each dtype, and compared batch by batch.
+Reads the inputs and the model, and prints. A sample of the proteins is computed in fp32 and then in
+each dtype, and compared batch by batch.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from featuremill import config
 from featuremill.base.errors import UserError
 from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
-from featuremill.store import files
 from featuremill.workload import (
     Device,
     Workload,
@@ -31,7 +29,7 @@ OUTSIDE = 1
 log = logging.getLogger("featuremill.audit")
 DESCRIPTION = (
     "Compute a sample of your proteins in fp32 and in 16 bits on this machine, and say how far "
-    "apart the features are, where the worst ones stand, and which dtype to take."
+    "apart the features are, which records are worst, and which dtype to take."
 )
 EPILOG = (
     "Exit status: 0 every dtype is within the bounds, 1 one is not, 2 the input or an option "
@@ -75,12 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "same proteins in any order give the same sample; default: %(default)s",
     )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="default: auto")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write it for programs")
+    parser.add_argument("--json", action="store_true", help="the same for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
-    from featuremill.doctor.audit import page, report
+    from featuremill.doctor.audit import report
     from featuremill.doctor.audit.measure import Task, check_room, measure
 
     paths, workload, options, device, dtypes = _asked(arguments)
@@ -103,11 +101,10 @@ def run(arguments: argparse.Namespace) -> int:
             "unset TORCH_ALLOW_TF32_CUBLAS_OVERRIDE.",
             precision,
         )
-    answer = report.as_json(paths, task, sample, found)
-    sys.stdout.write("\n".join(page.lines(answer)) + "\n")
-    if arguments.json:
-        files.write_json(arguments.json, answer)
-    return 0 if answer["within"] else OUTSIDE
+    answer = report.audit_of(paths, task, sample, found)
+    page = answer.model_dump_json(indent=2) if arguments.json else "\n".join(answer.lines())
+    sys.stdout.write(page + "\n")
+    return 0 if answer.within else OUTSIDE
 
 
 def _asked(
@@ -140,7 +137,6 @@ def _asked(
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
     checked = workload.Options.model_validate(config.validate(settings, "audit").options)
     refuse_without_packages(workload.Options)
-    _check_json(arguments.json, [*inputs, *filter(None, [arguments.config])])
     choice = arguments.device or (run.device if run else "auto")
     (device,) = with_processors(devices_for(choice)[:1])
     dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
@@ -157,22 +153,6 @@ def _usual(device: Device, own: str) -> list[str]:
     usual = ["bf16"] if device.has_bf16 else []
     usual += ["fp16"] if device.kind == "cuda" else []
     return usual + ([own] if own in ("bf16", "fp16") else [])
-
-
-def _check_json(path: Path | None, read: Sequence[Path]) -> None:
-    """Refuse a place for the JSON before the computing and not after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise UserError(f"--json {path}: this is a folder; name a file in it.")
-    if any(path.resolve() == other.resolve() for other in read):
-        raise UserError(f"--json {path}: this file is read here; name another one.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"--json {path}: {error.strerror}; choose another place.") from None
 
 
 def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:

@@ -3,6 +3,8 @@
 Always one model after the other, never two at once: then whatever runs in fp32 at all can be
 audited, a 3B on a small GPU too. The price is a temporary file with the reference's values, without
 a name, so that nothing of it outlives the process.
+
+Shape legend: V vectors of one protein in one column (its residues, or one pooled), D width.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,6 @@ from featuremill.base import faults, reasons
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor import host
-from featuremill.doctor.audit.figures import Compared, Float16Figures, Matrix, compared
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
@@ -35,8 +35,12 @@ VALUES_BYTES = 2**28
 """What the values of one batch may take in memory: more layers, or wider ones, smaller batches."""
 NUM_COPIES = 4
 """Of a batch's values at once: found and expected, each with a copy that is being made."""
-Pooled = dict[tuple[int, str], Matrix]
-"""For each layer and pool the vectors of the sample, shape (proteins, width)."""
+REMEDIES = {
+    reasons.NOT_FINITE: "there is nothing to compare with; check the weights of {weights}",
+    reasons.OUT_OF_MEMORY: "set long: truncate, or take a device with more memory",
+}
+"""What to do about a protein that cannot be computed, by the kind of its reason."""
+Matrix = npt.NDArray[np.float32]
 log = logging.getLogger("featuremill.audit")
 
 
@@ -65,24 +69,16 @@ class Task(NamedTuple):
         return min(length, options.max_residues) if options.long == "truncate" else length
 
     @property
-    def width(self) -> int:
-        return int(self.weights.metadata["embed_dim"])
-
-    @property
     def values_bytes(self) -> int:
         """What one residue's values take, in fp32."""
-        return self.width * len(self.options.layers) * FLOAT_BYTES
+        width = int(self.weights.metadata["embed_dim"])
+        return width * len(self.options.layers) * FLOAT_BYTES
 
     @property
     def budget(self) -> int:
         """What a batch may cost: as in a run, or less if its values would take too much."""
         fitting = max(1, VALUES_BYTES // self.values_bytes)
         return min(self.workload.batch_cost(self.options, self.device), fitting)
-
-    @property
-    def is_stored_narrow(self) -> bool:
-        """Whether the run delivers residues in float16."""
-        return bool(self.options.per_residue and self.options.output_dtype == "float16")
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
         """Return what the model in `dtype` takes on the device, at most; 0 where nobody tells."""
@@ -98,15 +94,14 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     Models are loaded one after the other, so memory has to hold the largest, in fp32.
     """
     batch_cost = max(task.budget, *task.costs(proteins))
-    pooled_bytes = 3 * len(proteins) * len(task.options.pools) * task.values_bytes
-    needed_mb = (NUM_COPIES * batch_cost * task.values_bytes + pooled_bytes) // 2**20
+    needed_mb = NUM_COPIES * batch_cost * task.values_bytes // 2**20
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
     if needed_mb > (free_mb := host.memory_free_mb()):
         raise UserError(
             f"audit: {task.weights.name} and these proteins take about {needed_mb:,} MB of memory, "
-            f"and {free_mb:,} MB are free; lower batch_tokens in the config or --sample, drop "
-            "layers, or take a machine with more."
+            f"and {free_mb:,} MB are free; lower batch_tokens in the config, drop layers, or take "
+            "a machine with more."
         )
     folder = tempfile.gettempdir()
     needed = sum(map(task.num_residues, proteins)) * task.values_bytes / 1e9
@@ -117,66 +112,101 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
         )
 
 
-@dataclass
-class Found:
+class Compared(NamedTuple):
+    """One protein's vectors in one column beside their reference."""
+
+    row: int
+    """Of the sample."""
+    column: str
+    is_finite: bool
+    """Where it is not, the figures below say nothing."""
+    num_vectors: int
+    cosine_sum: float
+    cosine_min: float
+    relative_l2: float
+
+
+def compared(row: int, column: str, found_VD: Matrix, expected_VD: Matrix) -> Compared:
+    """Compare a protein's vectors with the reference's."""
+    if not np.isfinite(found_VD).all():
+        return Compared(row, column, False, len(found_VD), 0.0, -1.0, np.inf)
+    cosines, l2 = _cosines(found_VD, expected_VD), _relative_l2(found_VD, expected_VD)
+    told = len(found_VD), float(cosines.sum()), float(cosines.min())
+    return Compared(row, column, True, *told, l2)
+
+
+def _cosines(found: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
+    """Return the cosine of each row of one matrix with that of the other, summed in fp64."""
+    products = _sums(found, expected)
+    norms = np.sqrt(_sums(found, found) * _sums(expected, expected))
+    same = (found == expected).all(1).astype(np.float64)  # stands in where a vector is zero
+    cosines: npt.NDArray[np.float64] = np.divide(products, norms, out=same, where=norms > 0)
+    return np.minimum(cosines, 1.0, out=cosines)
+
+
+def _relative_l2(found: Matrix, expected: Matrix) -> float:
+    """Return the norm of the difference over the norm of `expected`, of all rows together."""
+    difference = found - expected
+    distance = float(np.sqrt(_sums(difference, difference).sum()))
+    size = float(np.sqrt(_sums(expected, expected).sum()))
+    return distance / max(size, float(np.finfo(np.float32).tiny))
+
+
+def _sums(one: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
+    sums: npt.NDArray[np.float64] = np.einsum("rd,rd->r", one, other, dtype=np.float64)
+    return sums
+
+
+class Found(NamedTuple):
     """What one dtype came to, or the reference."""
 
     dtype: str
     backend: str
-    pooled: Pooled
-    layers: dict[int, list[Compared]]
-    """Each protein against the reference; of itself there are none."""
-    float16: dict[int, Float16Figures]
-    """Of the reference only."""
+    compared: list[Compared]
+    """Each protein and column against the reference; of itself there are none."""
 
 
-Take = Callable[[Found, int, int, Matrix], None]
-"""Gets, of each layer and row of the sample, the vectors per residue, shape (residues, width)."""
+Take = Callable[[int, str, Matrix], None]
+"""Gets the vectors, shape (vectors, width), of each row of the sample and column."""
 
 
 def measure(task: Task, proteins: Sequence[Protein]) -> list[Found]:
     """Return all figures of `task` on `proteins`: of the reference, then of each dtype."""
-    places: dict[tuple[int, int], int] = {}
+    places: dict[tuple[int, str], int] = {}
     with tempfile.TemporaryFile() as spool:
 
-        def keep(found: Found, layer: int, row: int, values_RD: Matrix) -> None:
-            places[layer, row] = spool.tell()
-            spool.write(values_RD.tobytes())
-            if task.is_stored_narrow:
-                found.float16[layer].add(row, values_RD)
+        def keep(row: int, column: str, values_VD: Matrix) -> None:
+            places[row, column] = spool.tell()
+            spool.write(values_VD.tobytes())
 
-        def compare(found: Found, layer: int, row: int, values_RD: Matrix) -> None:
-            spool.seek(places[layer, row])
-            expected = np.frombuffer(spool.read(values_RD.nbytes), np.float32)
-            expected_RD = expected.reshape(values_RD.shape)
-            found.layers[layer].append(compared(row, values_RD, expected_RD))
+        found = [Found(REFERENCE, _compute(task, proteins, REFERENCE, keep), [])]
+        for dtype in task.dtypes:
+            told: list[Compared] = []
 
-        reference = _computed(task, proteins, REFERENCE, keep)
-        return [reference, *(_computed(task, proteins, one, compare) for one in task.dtypes)]
+            def compare(row: int, column: str, values_VD: Matrix, told: Any = told) -> None:
+                spool.seek(places[row, column])
+                expected = np.frombuffer(spool.read(values_VD.nbytes), np.float32)
+                told.append(compared(row, column, values_VD, expected.reshape(values_VD.shape)))
+
+            found.append(Found(dtype, _compute(task, proteins, dtype, compare), told))
+    return found
 
 
-def _computed(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -> Found:
-    """Compute in `dtype` and let `take` have what comes; the model's memory is given back."""
+def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -> str:
+    """Compute in `dtype`, let `take` have what comes, give the model's memory back; return by what
+    it was computed."""
     options = task.options_in(dtype)
     try:
         model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
         if faults.is_out_of_memory(error):
-            raise _model_too_large(task, dtype) from None
+            raise UserError(
+                f"audit: {task.weights.name} in {dtype} takes about {task.memory_mb(dtype, 0):,} "
+                f"MB, and {task.device.name} has not so much free; audit where it fits (such as "
+                "--device cpu), or a smaller model."
+            ) from None
         raise
-    shape = len(proteins), task.width
-    found = Found(
-        dtype,
-        str(getattr(model, "backend", "")),
-        {
-            (layer, pool): np.empty(shape, np.float32)
-            for layer in options.layers
-            for pool in options.pools
-        },
-        {layer: [] for layer in options.layers},
-        {layer: Float16Figures() for layer in options.layers},
-    )
-    costs = task.costs(proteins)
+    backend, costs = str(getattr(model, "backend", "")), task.costs(proteins)
     shown, done = Progress(log, dtype, task.workload.COST_UNIT), 0
     for places, values in values_in_batches(
         task.workload,
@@ -189,49 +219,31 @@ def _computed(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) -
         is_finite_only=dtype == REFERENCE,
     ):
         rows = [row for (row,) in places]  # no two proteins of a sample are equal
-        for (layer, pool), vectors_ND in found.pooled.items():
-            column = values.column(f"{pool}_layer_{layer}")
-            vectors_ND[rows] = column.flatten().to_numpy().reshape(len(rows), -1)
-        for layer in options.layers:
-            for row, values_RD in zip(rows, _residues(values, layer), strict=True):
-                take(found, layer, row, values_RD)
+        for name, column in zip(values.schema.names, values.columns, strict=True):
+            for row, values_VD in zip(rows, _matrices(column), strict=True):
+                take(row, name, values_VD)
         done += sum(costs[row] for row in rows)
         shown.at(done, sum(costs))
     del model
     compute.free_device_memory()
-    return found
+    return backend
 
 
-def _residues(values: pa.RecordBatch, layer: int) -> Iterator[Matrix]:
-    """Yield each protein's vectors per residue, shape (residues, width), without copying."""
-    column = values.column(f"residues_layer_{layer}")
-    vectors = column.values
-    matrix: npt.NDArray[Any] = vectors.flatten().to_numpy().reshape(-1, vectors.type.list_size)
-    for start, end in itertools.pairwise(column.offsets.to_numpy()):
+def _matrices(column: pa.Array) -> Iterator[Matrix]:
+    """Yield each protein's vectors, shape (vectors, width), without copying: a column has one
+    vector a protein, or a list of them."""
+    is_list = pa.types.is_list(column.type)
+    vectors = column.values if is_list else column
+    matrix = vectors.flatten().to_numpy().reshape(-1, vectors.type.list_size)
+    bounds = column.offsets.to_numpy() if is_list else range(len(column) + 1)
+    for start, end in itertools.pairwise(bounds):
         yield matrix[start:end]
 
 
 def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
     """Raise UserError for a protein that cannot be computed."""
-    start, name = f"{protein.place}: ", task.weights.name
-    kind = reasons.kind_of(reason)
-    if kind is reasons.NOT_FINITE:
-        raise UserError(
-            f"{start}{protein.id} has values that are not finite in {dtype}, so "
-            f"there is nothing to compare with; check the weights of {name}."
-        )
-    if kind is reasons.OUT_OF_MEMORY:
-        raise UserError(
-            f"{start}{task.device.name} has not enough memory for {protein.id} "
-            f"({len(protein.payload):,} residues) with {name} in {dtype}; set long: truncate, "
-            "or take a device with more memory."
-        )
-    raise UserError(f"{start}{protein.id} cannot be computed in {dtype}: {reason}; leave it out.")
-
-
-def _model_too_large(task: Task, dtype: str) -> UserError:
-    return UserError(
-        f"audit: {task.weights.name} in {dtype} takes about {task.memory_mb(dtype, 0):,} MB, and "
-        f"{task.device.name} has not so much free; audit where it fits (such as --device cpu), "
-        "or a smaller model."
+    remedy = REMEDIES.get(reasons.kind_of(reason), "leave it out").format(weights=task.weights.name)
+    raise UserError(
+        f"{protein.place}: {protein.id} ({len(protein.payload):,} residues) cannot be computed in "
+        f"{dtype} on {task.device.name}: {reason}; {remedy}."
     )

@@ -1,78 +1,254 @@
-"""The whole audit as one JSON object, from which people's page comes too: the figures, what counts
-as near enough to fp32, what is beyond it, and what to do then."""
+"""The audit, which prints and dumps itself: the figures of each column, what counts as near enough
+to fp32, what is beyond it, which records are worst, and what to do then."""
 
 from __future__ import annotations
 
+import io
+import math
+import operator
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-import numpy as np
+from pydantic import BaseModel
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from featuremill.base import this_process
+from featuremill.base.text import clipped, wrapped
 from featuremill.base.words import counted
-from featuremill.doctor.audit.figures import Float16Figures, Matrix, agreement, cosines_of_rows
-from featuremill.doctor.audit.measure import REFERENCE, Found, Pooled, Task
+from featuremill.doctor.audit.measure import REFERENCE, Compared, Found, Task
 from featuremill.doctor.audit.sample import Protein, Sample
-from featuremill.plan.survey import Survey
 
-VERSION = 1
-Report = dict[str, Any]
-
-
-class Bounds(NamedTuple):
-    """Each layer of a dtype has to keep them; values that are not finite are never within."""
-
-    residue_cosine_mean: float
-    residue_cosine_min: float
-    relative_l2_mean: float
-    mean_cosine_min: float
-    """Of vectors pooled by mean; an average has less error than what goes into it."""
-    bos_cosine_min: float
-    """Of vectors of BOS: that is one token, so its bound is a residue's."""
-
-    def pooled_cosine_min(self, pool: str) -> float:
-        """Return the bound of a pool's vectors."""
-        return self.bos_cosine_min if pool == "bos" else self.mean_cosine_min
+WIDTH = 100
+SHOWN_NAMES = 40
+NUM_WORST = 10
+RESIDUES, BOS = "residues_", "bos_"
+"""How columns begin that hold a vector a residue, and that of BOS; others hold a mean."""
+RELATIVE_L2_MEAN = {"bf16": 2e-2, "fp16": 5e-3}
 
 
-BOUNDS = {
-    "bf16": Bounds(0.9995, 0.99, 2e-2, 0.9999, 0.99),
-    "fp16": Bounds(0.9995, 0.99, 5e-3, 0.9999, 0.99),
-}
-"""featuremill's own tests hold the encoder against fair-esm's within the same bounds."""
+class Figures(BaseModel):
+    """How far from the reference, or how far is near enough; None where nothing is said of it."""
+
+    cosine_mean: float | None = None
+    """Over all vectors, of each with the same one in fp32."""
+    cosine_min: float | None = None
+    relative_l2_mean: float | None = None
+    """Over proteins, of the norm of the difference over the norm in fp32, its vectors together."""
+    relative_l2_max: float | None = None
 
 
-def _beyond(bounds: Bounds, layer: Report) -> Iterator[str]:
-    """Yield a phrase for each bound that the figures of a layer exceed."""
-    where = f"layer {layer['layer']}:"
-    if layer["not_finite"]:
-        proteins = counted(layer["proteins_not_finite"], "protein")
-        what = f"{layer['not_finite']:,} values of {proteins} are not finite"
-        yield f"{where} {what}, so a run would fail them"
-    if not layer["residue_cosine"]:
-        return  # and nothing else is there
-    cosine, l2 = layer["residue_cosine"], layer["relative_l2"]
-    if cosine["mean"] < (bound := bounds.residue_cosine_mean):
-        what = f"the residue cosine is {_digits(cosine['mean'])} on average"
-        yield f"{where} {what}, below {bound}"
-    if cosine["min"] < (bound := bounds.residue_cosine_min):
-        worst = f"{cosine['worst']['id']}, residue {cosine['worst']['residue']:,}"
-        what = f"the residue cosine falls to {_digits(cosine['min'])} ({worst})"
-        yield f"{where} {what}, below {bound}"
-    if l2["mean"] > (bound := bounds.relative_l2_mean):
-        yield f"{where} the relative L2 is {l2['mean']:.1e} on average, above {bound:.0e}"
-    for pooled in layer["pooled"]:
-        cosine = pooled["cosine"]
-        if cosine and cosine["min"] < (bound := bounds.pooled_cosine_min(pooled["pool"])):
-            falls = f"falls to {_digits(cosine['min'])} ({cosine['worst']['id']})"
-            yield f"{where} the cosine of {pooled['pool']} vectors {falls}, below {bound}"
+class Column(BaseModel):
+    """One column of values beside its reference."""
+
+    column: str
+    num_vectors: int
+    figures: Figures
+    bounds: Figures
 
 
-def _digits(cosine: float) -> str:
-    """Return a cosine with as many digits as tell it from a bound just beside it."""
-    return f"{cosine:.4f}" if cosine < 0.999 else f"{cosine:.6f}"
+class Worst(BaseModel):
+    """One of the records that are farthest from the reference."""
+
+    id: str
+    place: str
+    """The file and line of the record."""
+    column: str
+    """Where its lowest cosine stands."""
+    cosine_min: float | None
+    """None where a value is not finite."""
+    relative_l2: float | None
+    """Of the same column."""
+
+
+class Audited(BaseModel):
+    """One dtype."""
+
+    dtype: str
+    backend: str
+    records_not_finite: int
+    """A run would fail them as a whole, so they are in no figure."""
+    columns: list[Column]
+    worst: list[Worst]
+    """The farthest first."""
+    beyond: list[str]
+    """A phrase for each bound that is not kept."""
+    within: bool
+    remedy: str | None
+
+
+class Audit(BaseModel):
+    """Everything that was asked and found."""
+
+    version: Literal[2] = 2
+    within: bool
+    inputs: list[str]
+    records: int
+    refused: int
+    sample: dict[Literal["proteins", "residues", "truncated", "longest"], int]
+    """How many were computed, and what got a vector of each; the longest in residues."""
+    model: str
+    weights_sha256: str
+    options: dict[str, Any]
+    batch_tokens: int
+    device: dict[Literal["kind", "name"], str]
+    versions: dict[str, str]
+    reference: dict[Literal["dtype", "backend", "matmul_precision"], str]
+    dtypes: list[Audited]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the page."""
+        names = " and ".join(found.dtype for found in self.dtypes)
+        yield f"Precision audit: {names} against fp32, on the same device"
+        yield ""
+        for label, text in self._facts():
+            yield from wrapped(text, f"  {label:10}", " " * 12, width=WIDTH)
+        yield ""
+        yield from _printed(_table(self.dtypes))
+        yield ""
+        for found in self.dtypes:
+            yield f"Farthest from fp32 in {found.dtype}"
+            yield from _printed(_worst_table(found.worst))
+            yield ""
+        for found in self.dtypes:
+            how = "within" if found.within else "outside"
+            yield f"{found.dtype}: {how} the bounds{f'; {found.remedy}' * (not found.within)}."
+            for phrase in found.beyond:
+                yield from wrapped(f"{phrase}.", "  ", "    ", width=WIDTH)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        refused = f", {self.refused:,} refused" if self.refused else ""
+        yield "input", f"{', '.join(self.inputs)}: {counted(self.records, 'record')}{refused}"
+        sample = self.sample
+        told = f"{counted(sample['proteins'], 'protein')}, {counted(sample['residues'], 'residue')}"
+        cut = f"; {sample['truncated']:,} truncated" if sample["truncated"] else ""
+        yield "sample", f"{told}; the longest has {sample['longest']:,}{cut}"
+        yield "model", self.model
+        yield "device", f"{self.device['name']}; a run's dtype here: {self.options['dtype']}"
+        yield "kernels", f"{REFERENCE}: {self.reference['backend']}"
+        for found in self.dtypes:
+            yield "", f"{found.dtype}: {found.backend}"
+        yield "versions", ", ".join(f"{name} {text}" for name, text in self.versions.items())
+
+
+def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Audit:
+    """Return the audit of what was measured."""
+    reference, *others = measured
+    dtypes = [_audited(found, sample.proteins) for found in others]
+    within = {found.dtype: found.within for found in dtypes}
+    for found in dtypes:
+        found.remedy = remedy(found.dtype, within, task.device.kind)
+    lengths = [len(protein.payload) for protein in sample.proteins]
+    computed = list(map(task.num_residues, sample.proteins))
+    return Audit(
+        within=all(within.values()),
+        inputs=[str(path) for path in paths],
+        records=sample.survey.tally.records,
+        refused=sample.survey.tally.refused,
+        sample={
+            "proteins": len(lengths),
+            "residues": sum(computed),
+            "truncated": sum(map(operator.gt, lengths, computed)),
+            "longest": max(lengths),
+        },
+        model=task.weights.name,
+        weights_sha256=task.weights.sha256,
+        options=task.options.model_dump(mode="json"),
+        batch_tokens=task.budget,
+        device={"kind": task.device.kind, "name": task.device.name},
+        versions=this_process.versions(),
+        reference={
+            "dtype": REFERENCE,
+            "backend": reference.backend,
+            "matmul_precision": matmul_precision(),
+        },
+        dtypes=dtypes,
+    )
+
+
+def matmul_precision() -> str:
+    """Return torch's own word for how fp32 products are computed; "highest" is fp32."""
+    import torch
+
+    return torch.get_float32_matmul_precision()
+
+
+def bounds_of(column: str, dtype: str) -> Figures:
+    """Return what a column has to keep; featuremill's own tests hold the encoder against fair-esm's
+    within the same bounds. An average has less error than what goes into it, BOS is one token."""
+    if column.startswith(RESIDUES):
+        l2 = RELATIVE_L2_MEAN[dtype]
+        return Figures(cosine_mean=0.9995, cosine_min=0.99, relative_l2_mean=l2)
+    return Figures(cosine_min=0.99 if column.startswith(BOS) else 0.9999)
+
+
+def _audited(found: Found, proteins: Sequence[Protein]) -> Audited:
+    """Return the figures of one dtype, as yet without a remedy."""
+    bad = {one.row for one in found.compared if not one.is_finite}
+    columns, beyond = [], []
+    if bad:
+        them = "it" if len(bad) == 1 else "them"
+        beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
+    for name in dict.fromkeys(one.column for one in found.compared):
+        finite = [one for one in found.compared if one.column == name and one.row not in bad]
+        figures, bounds = _figures(finite), bounds_of(name, found.dtype)
+        num_vectors = sum(one.num_vectors for one in finite)
+        told = Column(column=name, num_vectors=num_vectors, figures=figures, bounds=bounds)
+        columns.append(told)
+        beyond += [f"{name}: {phrase}" for phrase in _beyond(figures, bounds)]
+    return Audited(
+        dtype=found.dtype,
+        backend=found.backend,
+        records_not_finite=len(bad),
+        columns=columns,
+        worst=_worst(found.compared, proteins),
+        beyond=beyond,
+        within=not beyond,
+        remedy=None,
+    )
+
+
+def _figures(compared: Sequence[Compared]) -> Figures:
+    if not compared:
+        return Figures()
+    return Figures(
+        cosine_mean=sum(c.cosine_sum for c in compared) / sum(c.num_vectors for c in compared),
+        cosine_min=min(c.cosine_min for c in compared),
+        relative_l2_mean=statistics.fmean(c.relative_l2 for c in compared),
+        relative_l2_max=max(c.relative_l2 for c in compared),
+    )
+
+
+def _beyond(figures: Figures, bounds: Figures) -> Iterator[str]:
+    """Yield a phrase for each bound that the figures of a column exceed."""
+    for name, what in (("cosine_mean", "is {} on average"), ("cosine_min", "falls to {}")):
+        value, bound = getattr(figures, name), getattr(bounds, name)
+        if None not in (value, bound) and value < bound:
+            yield f"the cosine {what.format(_cosine(value))}, below {bound}"
+    value, bound = figures.relative_l2_mean, bounds.relative_l2_mean
+    if value is not None and bound is not None and value > bound:
+        yield f"the relative L2 is {value:.1e} on average, above {bound:.0e}"
+
+
+def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Worst]:
+    """Return the records that are farthest from the reference, those with bad values first."""
+    of_row: dict[int, Compared] = {}
+    for one in sorted(compared, key=lambda one: one.cosine_min, reverse=True):
+        of_row[one.row] = one
+    farthest = sorted(of_row.values(), key=lambda one: (one.cosine_min, one.row))[:NUM_WORST]
+    return [
+        Worst(
+            id=proteins[one.row].id,
+            place=proteins[one.row].place,
+            column=one.column,
+            cosine_min=one.cosine_min if one.is_finite else None,
+            relative_l2=one.relative_l2 if one.is_finite else None,
+        )
+        for one in farthest
+    ]
 
 
 def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
@@ -86,161 +262,51 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
     return "set dtype: fp32"
 
 
-def as_json(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Report:
-    """Return everything that was asked and found."""
-    reference, *others = measured
-    proteins = sample.proteins
-    layers_of = {
-        found.dtype: [_layer(found, reference.pooled, layer, proteins) for layer in found.layers]
-        for found in others
-    }
-    beyond = {
-        dtype: [phrase for layer in layers for phrase in _beyond(BOUNDS[dtype], layer)]
-        for dtype, layers in layers_of.items()
-    }
-    within = {dtype: not phrases for dtype, phrases in beyond.items()}
-    stored = _stored(task, reference.float16, proteins)
-    return {
-        "version": VERSION,
-        "within": all(within.values()) and not (stored and stored["overflows"]),
-        "input": _input(paths, sample.survey),
-        "sample": _sample(task, sample),
-        "model": {"name": task.weights.name, "weights_sha256": task.weights.sha256},
-        "options": task.options.model_dump(mode="json"),
-        "batch_tokens": task.budget,
-        "device": {"kind": task.device.kind, "name": task.device.name},
-        "versions": this_process.versions(),
-        "reference": {
-            "dtype": REFERENCE,
-            "backend": reference.backend,
-            "matmul_precision": matmul_precision(),
-        },
-        "bounds": {dtype: BOUNDS[dtype]._asdict() for dtype in task.dtypes},
-        "dtypes": [
-            {
-                "dtype": found.dtype,
-                "backend": found.backend,
-                "layers": layers_of[found.dtype],
-                "beyond": beyond[found.dtype],
-                "within": within[found.dtype],
-                "remedy": remedy(found.dtype, within, task.device.kind),
-            }
-            for found in others
-        ],
-        "output_float16": stored,
-    }
+def _table(dtypes: Sequence[Audited]) -> Table:
+    """Return a row for each dtype and column, and below it its bounds."""
+    table = _columns("dtype", "column", *("cosine mean", "min", "relative L2 mean", "max"))
+    for found in dtypes:
+        for column in found.columns:
+            table.add_row(found.dtype, column.column, *_cells(column.figures))
+            table.add_row("", "bound", *_cells(column.bounds, "≥", "≤"))
+    return table
 
 
-def matmul_precision() -> str:
-    """Return torch's own word for how fp32 products are computed; "highest" is fp32."""
-    import torch
-
-    return torch.get_float32_matmul_precision()
-
-
-def _input(paths: Sequence[Path], survey: Survey) -> Report:
-    tally = survey.tally
-    return {
-        "paths": [str(path) for path in paths],
-        "records": tally.records,
-        "refused": tally.refused,
-        "refusals": [
-            {"reason": reason, "records": count, "first": survey.first_refused[reason]}
-            for reason, count in tally.refusals.most_common()
-        ],
-        "notes": dict(sorted(tally.notes.items())),
-    }
+def _cells(figures: Figures, least: str = "", most: str = "") -> Iterator[str]:
+    for cosine in (figures.cosine_mean, figures.cosine_min):
+        yield "" if cosine is None else f"{least}{cosine}" if least else _cosine(cosine)
+    for l2 in (figures.relative_l2_mean, figures.relative_l2_max):
+        yield "" if l2 is None else f"{most}{l2:g}" if most else f"{l2:.1e}"
 
 
-def _sample(task: Task, sample: Sample) -> Report:
-    lengths = [len(protein.payload) for protein in sample.proteins]
-    computed = list(map(task.num_residues, sample.proteins))
-    return {
-        "proteins": len(lengths),
-        "is_everything": sample.is_everything,
-        "longest_taken": sample.num_longest,
-        "residues": sum(computed),
-        "truncated": sum(whole > part for whole, part in zip(lengths, computed, strict=True)),
-        "shortest": min(lengths),
-        "median": statistics.median_low(lengths),
-        "longest": max(lengths),
-    }
+def _worst_table(worst: Sequence[Worst]) -> Table:
+    table = _columns("record", "place", "column", "cosine min", "relative L2")
+    for one in worst:
+        cosine = "not finite" if one.cosine_min is None else _cosine(one.cosine_min)
+        l2 = "" if one.relative_l2 is None else f"{one.relative_l2:.1e}"
+        place = Text(one.place, overflow="fold")
+        table.add_row(clipped(one.id, SHOWN_NAMES), place, one.column, cosine, l2)
+    return table
 
 
-def _layer(found: Found, expected: Pooled, layer: int, proteins: Sequence[Protein]) -> Report:
-    compared, pools = found.layers[layer], [pool for at, pool in found.pooled if at == layer]
-    bad = {one.row for one in compared if one.not_finite}
-    for pool in pools:
-        bad |= set(np.flatnonzero(~np.isfinite(found.pooled[layer, pool]).all(1)).tolist())
-    # A record with a bad value fails as a whole in a run, so its pooled vector does not count.
-    finite = [row for row in range(len(proteins)) if row not in bad]
-    cosine = relative_l2 = None
-    num_residues = sum(one.num_residues for one in compared)
-    if told := [one for one in compared if not one.not_finite]:
-        worst = min(told, key=lambda one: (one.lowest_cosine, one.row))
-        letter = chr(proteins[worst.row].payload[worst.lowest_residue])
-        cosine = {
-            "mean": sum(one.cosine_sum for one in told) / num_residues,
-            "min": worst.lowest_cosine,
-            "worst": _named(proteins[worst.row])
-            | {"residue": worst.lowest_residue + 1, "letter": letter},
-        }
-        worst = max(told, key=lambda one: (one.relative_l2, one.row))
-        relative_l2 = {
-            "mean": statistics.fmean(one.relative_l2 for one in told),
-            "max": worst.relative_l2,
-            "worst": _named(proteins[worst.row]),
-        }
-    return {
-        "layer": layer,
-        "residues": num_residues,
-        "not_finite": sum(one.not_finite for one in compared) or len(bad),
-        "proteins_not_finite": len(bad),
-        "residue_cosine": cosine,
-        "relative_l2": relative_l2,
-        "pooled": [
-            _pooled(pool, found.pooled[layer, pool], expected[layer, pool], finite, proteins)
-            for pool in pools
-        ],
-    }
+def _columns(*names: str) -> Table:
+    """Return a table of these columns; numbers stand at the right."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        is_number = any(word in name for word in ("mean", "min", "max", "L2"))
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number)
+    return table
 
 
-def _pooled(
-    pool: str, found_ND: Matrix, expected_ND: Matrix, finite: list[int], proteins: Sequence[Protein]
-) -> Report:
-    cosine = neighbours = None
-    if finite:
-        mine_ND, theirs_ND = found_ND[finite], expected_ND[finite]
-        cosines = cosines_of_rows(mine_ND, theirs_ND)
-        lowest = int(np.argmin(cosines))
-        cosine = {
-            "mean": float(cosines.mean()),
-            "min": float(cosines[lowest]),
-            "worst": _named(proteins[finite[lowest]]),
-        }
-        agreed = agreement(mine_ND, theirs_ND)
-        neighbours = agreed._asdict() if agreed else None
-    return {"pool": pool, "cosine": cosine, "neighbours": neighbours}
+def _printed(table: Table) -> list[str]:
+    console = Console(
+        file=io.StringIO(), width=WIDTH - 2, color_system=None, markup=False, highlight=False
+    )  # fmt: skip
+    with console.capture() as captured:
+        console.print(table)
+    return [f"  {line}".rstrip() for line in captured.get().splitlines()]
 
 
-def _stored(
-    task: Task, float16: dict[int, Float16Figures], proteins: Sequence[Protein]
-) -> Report | None:
-    """Return what `output_dtype: float16` does; None where no residues are delivered in it."""
-    if not task.is_stored_narrow:
-        return None
-    layers = [
-        {
-            "layer": layer,
-            "relative_l2_mean": statistics.fmean(figures.relative_l2 or [0.0]),
-            "relative_l2_max": max(figures.relative_l2, default=0.0),
-            "overflows": figures.overflows,
-            "such_as": _named(proteins[min(figures.rows)]) if figures.rows else None,
-        }
-        for layer, figures in float16.items()
-    ]
-    return {"overflows": sum(figures.overflows for figures in float16.values()), "layers": layers}
-
-
-def _named(protein: Protein) -> Report:
-    return {"id": protein.id, "source": protein.source, "line": protein.line}
+def _cosine(value: float) -> str:
+    """Return a cosine rounded down: only the same direction is printed as 1."""
+    return f"{math.floor(value * 1e6) / 1e6:.6f}"

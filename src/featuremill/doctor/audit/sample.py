@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from featuremill.plan.spool import chunks_of
@@ -30,18 +29,11 @@ class Protein(NamedTuple):
         return f"{self.source}:{self.line}"
 
 
-@dataclass
-class Sample:
-    """The proteins to compute, and what was seen on the way to them."""
+class Sample(NamedTuple):
+    """The proteins to compute, by sha256, and what else the input holds."""
 
     proteins: list[Protein]
-    """Distinct ones, by sha256, so their order says nothing about that of the input."""
-    num_longest: int
-    """How many of them were taken for their length."""
-    is_everything: bool
-    """Whether the input has no other proteins than these."""
     survey: Survey
-    """What the input holds."""
 
 
 def draw(records: Iterable[Record], size: int) -> Sample:
@@ -67,8 +59,7 @@ def draw(records: Iterable[Record], size: int) -> Sample:
     for digest in sorted(by_hash.kept):
         if len(chosen) < size:
             chosen.setdefault(digest, by_hash.kept[digest])
-    proteins = [chosen[digest] for digest in sorted(chosen)]
-    return Sample(proteins, len(longest.kept), not by_hash.is_choosy, survey)
+    return Sample([chosen[digest] for digest in sorted(chosen)], survey)
 
 
 class _Best:
@@ -76,8 +67,6 @@ class _Best:
 
     def __init__(self, room: int) -> None:
         self.kept: dict[bytes, Protein] = {}
-        self.is_choosy = False
-        """Whether a protein had to be left out."""
         self._room = room
         self._heap: list[tuple[tuple[int, ...], bytes]] = []
 
@@ -90,4 +79,3 @@ class _Best:
         self.kept[protein.sha256] = protein
         if len(self._heap) > self._room:
             del self.kept[heapq.heappop(self._heap)[1]]
-            self.is_choosy = True
