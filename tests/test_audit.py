@@ -23,7 +23,7 @@ from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
 from featuremill.doctor import host
-from featuremill.doctor.audit import command, figures, measure, report
+from featuremill.doctor.audit import command, measure, report
 from featuremill.doctor.audit.sample import draw
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
@@ -42,80 +42,44 @@ def maybe(schema):
     return {"oneOf": [{"type": "null"}, schema]}
 
 
-NAMED = {"id": TEXT, "source": TEXT, "line": COUNT}
+FIGURES = thing(
+    cosine_mean=maybe(COSINE),
+    cosine_min=maybe(COSINE),
+    relative_l2_mean=some("number"),
+    relative_l2_max=some("number"),
+)
 SCHEMA = thing(
-    version={"const": 1},
+    version={"const": 2},
     within=FLAG,
-    input=thing(
-        paths=several(TEXT),
-        records=COUNT,
-        refused=COUNT,
-        refusals=several(thing(reason=TEXT, records=COUNT, first=TEXT)),
-        notes={"type": "object", "additionalProperties": COUNT},
-    ),
-    sample=thing(
-        **dict.fromkeys(["proteins", "longest_taken", "residues", "truncated"], COUNT),
-        **dict.fromkeys(["shortest", "median", "longest"], COUNT),
-        is_everything=FLAG,
-    ),
-    model=thing(name=TEXT, weights_sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"}),
+    inputs=several(TEXT),
+    records=COUNT,
+    refused=COUNT,
+    sample=thing(**dict.fromkeys(["proteins", "residues", "truncated", "longest"], COUNT)),
+    model=TEXT,
+    weights_sha256={"type": "string", "pattern": "^[0-9a-f]{64}$"},
     options={"type": "object"},
     batch_tokens=COUNT,
     device=thing(kind={"enum": ["cuda", "cpu"]}, name=TEXT),
     versions={"type": "object", "additionalProperties": TEXT, "required": ["torch", "numpy"]},
     reference=thing(dtype={"const": "fp32"}, backend=TEXT, matmul_precision={"const": "highest"}),
-    bounds={
-        "type": "object",
-        "additionalProperties": thing(**dict.fromkeys(report.Bounds._fields, NUMBER)),
-    },
     dtypes=several(
         thing(
             dtype={"enum": ["bf16", "fp16"]},
             backend=TEXT,
+            records_not_finite=COUNT,
+            columns=several(thing(column=TEXT, num_vectors=COUNT, figures=FIGURES, bounds=FIGURES)),
+            worst=several(
+                thing(
+                    id=TEXT,
+                    place=TEXT,
+                    column=TEXT,
+                    cosine_min=maybe(COSINE),
+                    relative_l2=some("number"),
+                )
+            ),
             beyond=several(TEXT),
             within=FLAG,
             remedy=some("string"),
-            layers=several(
-                thing(
-                    **dict.fromkeys(["layer", "residues"], COUNT),
-                    **dict.fromkeys(["not_finite", "proteins_not_finite"], COUNT),
-                    residue_cosine=maybe(
-                        thing(
-                            mean=COSINE,
-                            min=COSINE,
-                            worst=thing(**NAMED, residue=COUNT, letter=TEXT),
-                        )
-                    ),
-                    relative_l2=maybe(thing(mean=NUMBER, max=NUMBER, worst=thing(**NAMED))),
-                    pooled=several(
-                        thing(
-                            pool={"enum": ["mean", "bos"]},
-                            cosine=maybe(thing(mean=COSINE, min=COSINE, worst=thing(**NAMED))),
-                            neighbours=maybe(
-                                thing(
-                                    nearest_same=NUMBER,
-                                    ten_overlap=some("number"),
-                                    cosine_given_up=NUMBER,
-                                )
-                            ),
-                        )
-                    ),
-                )
-            ),
-        )
-    ),
-    output_float16=maybe(
-        thing(
-            overflows=COUNT,
-            layers=several(
-                thing(
-                    layer=COUNT,
-                    relative_l2_mean=NUMBER,
-                    relative_l2_max=NUMBER,
-                    overflows=COUNT,
-                    such_as=maybe(thing(**NAMED)),
-                )
-            ),
         )
     ),
 )
@@ -138,25 +102,28 @@ def spool_folder(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def audit(tmp_path, capsys):
+def audit(capsys):
     """Return a function that runs the verb; it returns (the page, the JSON, stderr)."""
 
     def run(*arguments, status=0):
-        path = tmp_path / "audit.json"
-        path.unlink(missing_ok=True)
-        fixed = ("--device", "cpu", "--json", path)
-        done = main(["audit", *map(str, arguments), *map(str, fixed)])
+        fixed = ("--device", "cpu", "--json")
+        done = main(["audit", *map(str, arguments), *fixed])
         out, err = capsys.readouterr()
         assert done == status, out + err
         if status == 2:
-            assert out == "" and not path.exists()
+            assert out == ""
             return "", {}, err
-        answer = json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is no JSON
+        answer = json.loads(out, parse_constant=pytest.fail)  # NaN is no JSON
         jsonschema.validate(answer, SCHEMA)
         assert answer["within"] == (status == 0)
-        return out, answer, err
+        return "\n".join(report.Audit.model_validate(answer).lines()), answer, err
 
     return run
+
+
+def columns_of(told):
+    """Return the figures of a dtype by column."""
+    return {column["column"]: column["figures"] for column in told["columns"]}
 
 
 def write(folder, sequences, name="in.fa"):
@@ -202,18 +169,8 @@ def records(sequences):
     return [protein(id, "", text, "in.fa", 1) for id, text in sequences.items()]
 
 
-def neighbours(vectors, count):
-    """Return for each vector the `count` others of greatest cosine, nearest first."""
-    wide = np.array(vectors, np.float64)
-    wide /= np.linalg.norm(wide, axis=1, keepdims=True)
-    return [
-        sorted(set(range(len(wide))) - {row}, key=lambda other: -(wide[row] @ wide[other]))[:count]
-        for row in range(len(wide))
-    ]
-
-
 def test_figures_equal_an_independent_computation(audit, tmp_path):
-    sequences = some_proteins(figures.MIN_PROTEINS_FOR_TEN + 2, 120)
+    sequences = some_proteins(52, 120)
     options = {"layers": [3, 6], "pool": ["mean", "bos"], "batch_tokens": 1500}
     options |= {"long": "chunk", "max_residues": 90, "chunk_overlap": 20}
     config = tmp_path / "run.yaml"
@@ -225,34 +182,31 @@ def test_figures_equal_an_independent_computation(audit, tmp_path):
     ids = [one.id for one in draw(records(sequences), len(sequences)).proteins]
     (told,) = answer["dtypes"]
     assert (told["dtype"], answer["options"]["dtype"]) == ("bf16", "bf16")
-    for layer, figures_told in zip((3, 6), told["layers"], strict=True):
-        pairs = list(zip(*(c[f"residues_layer_{layer}"] for c in (found, expected)), strict=True))
-        each = [cosines(one, other) for one, other in pairs]
+    figures, worst = columns_of(told), {one["id"]: one for one in told["worst"]}
+    kinds = ("bos", "mean", "residues")
+    assert set(figures) == {f"{kind}_layer_{layer}" for kind in kinds for layer in (3, 6)}
+    lowest = {}
+    for name, told_of in figures.items():
+        pairs = list(zip(found[name], expected[name], strict=True))
+        each = [cosines(np.atleast_2d(one), np.atleast_2d(other)) for one, other in pairs]
         l2 = [relative_l2(one, other) for one, other in pairs]
-        row, lowest = min(enumerate(map(min, each)), key=lambda pair: pair[1])
-        residue = int(np.argmin(each[row]))
-        cosine = figures_told["residue_cosine"]
-        assert cosine["mean"] == pytest.approx(np.concatenate(each).mean(), abs=1e-9)
-        assert cosine["min"] == pytest.approx(lowest, abs=1e-9)
-        assert (cosine["worst"]["id"], cosine["worst"]["residue"]) == (ids[row], residue + 1)
-        assert cosine["worst"]["letter"] == sequences[ids[row]][residue]
-        assert cosine["worst"]["line"] == 2 * int(ids[row][1:]) + 1
-        assert figures_told["relative_l2"]["mean"] == pytest.approx(np.mean(l2), rel=1e-5)
-        assert figures_told["relative_l2"]["max"] == pytest.approx(max(l2), rel=1e-5)
-        assert figures_told["relative_l2"]["worst"]["id"] == ids[int(np.argmax(l2))]
-        assert figures_told["residues"] == sum(map(len, sequences.values()))
-        for pooled in figures_told["pooled"]:
-            one, other = (c[f"{pooled['pool']}_layer_{layer}"] for c in (found, expected))
-            of_proteins = cosines(one, other)
-            assert pooled["cosine"]["mean"] == pytest.approx(of_proteins.mean(), abs=1e-9)
-            assert pooled["cosine"]["min"] == pytest.approx(of_proteins.min(), abs=1e-9)
-            assert pooled["cosine"]["worst"]["id"] == ids[int(of_proteins.argmin())]
-            mine, theirs = neighbours(one, 10), neighbours(other, 10)
-            same = np.mean([a[0] == b[0] for a, b in zip(mine, theirs, strict=True)])
-            both = np.mean([len({*a} & {*b}) / 10 for a, b in zip(mine, theirs, strict=True)])
-            assert pooled["neighbours"]["nearest_same"] == pytest.approx(same)
-            assert pooled["neighbours"]["ten_overlap"] == pytest.approx(both)
-    assert max(l2) > 0 and min(lowest, *of_proteins) < 1, "bf16 is not fp32"
+        (column,) = (one for one in told["columns"] if one["column"] == name)
+        assert column["num_vectors"] == sum(map(len, each))
+        assert told_of["cosine_mean"] == pytest.approx(np.concatenate(each).mean(), abs=1e-9)
+        assert told_of["cosine_min"] == pytest.approx(min(map(min, each)), abs=1e-9)
+        assert told_of["relative_l2_mean"] == pytest.approx(np.mean(l2), rel=1e-5)
+        assert told_of["relative_l2_max"] == pytest.approx(max(l2), rel=1e-5)
+        for id, cosine, distance in zip(ids, map(min, each), l2, strict=True):
+            lowest[id] = min(lowest.get(id, (2.0, "", 0.0)), (cosine, name, distance))
+    assert figures["residues_layer_6"] and min(lowest.values())[0] < 1, "bf16 is not fp32"
+    farthest = sorted(lowest, key=lowest.get)[: report.NUM_WORST]
+    assert list(worst) == farthest
+    for id in farthest:
+        cosine, name, distance = lowest[id]
+        assert worst[id]["cosine_min"] == pytest.approx(cosine, abs=1e-9)
+        assert worst[id]["relative_l2"] == pytest.approx(distance, rel=1e-5)
+        assert worst[id]["column"] == name
+        assert worst[id]["place"].endswith(f"in.fa:{2 * int(id[1:]) + 1}")
 
 
 def test_a_sample_has_the_longest_and_does_not_follow_the_order_of_the_input():
@@ -262,7 +216,7 @@ def test_a_sample_has_the_longest_and_does_not_follow_the_order_of_the_input():
     shuffled = given.copy()
     random.Random(1).shuffle(shuffled)
     assert draw(shuffled, 40).proteins == sample.proteins
-    assert (len(sample.proteins), sample.num_longest, sample.is_everything) == (40, 4, False)
+    assert len(sample.proteins) == 40
     by_length = sorted(sequences.values(), key=len)
     drawn = {one.payload.decode() for one in sample.proteins}
     assert drawn >= set(by_length[-4:])
@@ -272,7 +226,7 @@ def test_a_sample_has_the_longest_and_does_not_follow_the_order_of_the_input():
     } == set()
     for size in (300, 301, 1000):
         everything = draw(shuffled, size)
-        assert everything.is_everything and len(everything.proteins) == 300
+        assert len(everything.proteins) == 300
         assert {one.id for one in everything.proteins if one.id == "again"} == {"again"}
     (only,) = draw(given, 1).proteins
     assert len(only.payload) == len(by_length[-1])
@@ -285,7 +239,7 @@ def test_the_answer_is_the_same_for_a_shuffled_file(audit, tmp_path):
     first = audit(write(tmp_path, sequences), "--sample", 4)[1]
     second = audit(write(tmp_path, dict(shuffled)), "--sample", 4)[1]
     text = json.dumps(first), json.dumps(second)
-    without_lines = [re.sub(r'"line": \d+', "", one) for one in text]
+    without_lines = [re.sub(r"in.fa:\d+", "", one) for one in text]
     assert without_lines[0] == without_lines[1]
 
 
@@ -315,10 +269,8 @@ def test_an_engine_that_rounds_too_much_is_found(audit, tmp_path, monkeypatch):
     bf16, fp16 = answer["dtypes"]
     assert (bf16["within"], fp16["within"], fp16["remedy"]) == (False, True, None)
     assert bf16["remedy"] == "set dtype: fp32"  # fp16 is slower than fp32 on a CPU
-    worst = bf16["layers"][0]["residue_cosine"]["worst"]
     assert re.search(r"^bf16: outside the bounds; set dtype: fp32\.$", page, re.MULTILINE)
-    assert "layer 6: the relative L2 is" in page and "fp16: within the bounds." in page
-    assert f"({worst['id']}, residue {worst['residue']})" in page
+    assert "residues_layer_6: the relative L2 is" in page and "fp16: within the bounds." in page
 
 
 @pytest.fixture
@@ -350,67 +302,45 @@ def scaled_at(payload, residue, factor, column="residues_layer_6"):
     return change
 
 
-def test_one_bad_residue_is_named(audit, tmp_path, spoil):
-    path = write(tmp_path, {"a": UBIQUITIN, "worst one": INSULIN_A, "b": UBIQUITIN[::-1]})
+def test_one_bad_residue_is_named(audit, tmp_path, spoil, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(Path(), {"a": UBIQUITIN, "worst one": INSULIN_A, "b": UBIQUITIN[::-1]})
     spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, -1))
     page, answer, _ = audit(path, status=1)
-    worst = answer["dtypes"][0]["layers"][0]["residue_cosine"]["worst"]
-    assert worst == {"id": "worst", "source": str(path), "line": 3, "residue": 5, "letter": "Q"}
-    assert "(worst, residue 5), below 0.99" in page
-    assert f"layer 6, worst ({path}:3), residue 5 (Q)" in joined(page)
+    first, *others = answer["dtypes"][0]["worst"]
+    assert (first["id"], first["place"]) == ("worst", f"{path}:3") and len(others) == 2
+    assert first["cosine_min"] < 0.99 < min(one["cosine_min"] for one in others)
+    assert "residues_layer_6: the cosine falls to" in page and ", below 0.99." in page
+    assert f"worst {path}:3 residues_layer_6" in joined(page)
 
 
 def test_values_that_are_not_finite_are_counted_and_never_within(audit, tmp_path, spoil):
     path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A, "c": UBIQUITIN[::-1]})
     spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
     page, answer, _ = audit(path, status=1)
-    layer = answer["dtypes"][0]["layers"][0]
-    assert (layer["not_finite"], layer["proteins_not_finite"]) == (160, 1)
-    assert layer["residues"] == 2 * len(UBIQUITIN) and layer["residue_cosine"]["min"] > 0.99
-    assert layer["pooled"][0]["neighbours"]["nearest_same"] == 1
-    assert "160 values of 1 protein are not finite, so a run would fail them" in page
+    (told,) = answer["dtypes"]
+    assert (told["records_not_finite"], told["worst"][0]["id"]) == (1, "b")
+    assert told["worst"][0]["cosine_min"] is told["worst"][0]["relative_l2"] is None
+    assert told["columns"][1]["num_vectors"] == 2 * len(UBIQUITIN)
+    assert told["columns"][0]["num_vectors"] == 2, "a record with a bad value counts nowhere"
+    assert columns_of(told)["residues_layer_6"]["cosine_min"] > 0.99
+    assert "1 record with values not finite: a run would fail it" in page
 
 
 def test_when_nothing_is_finite_there_are_no_figures(audit, tmp_path, spoil):
     spoil(["bf16"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
     page, answer, _ = audit(write(tmp_path, {"b": INSULIN_A}), status=1)
-    layer = answer["dtypes"][0]["layers"][0]
-    assert layer["residue_cosine"] is layer["relative_l2"] is layer["pooled"][0]["cosine"] is None
-    assert "nothing could be compared" in page
+    for figures in columns_of(answer["dtypes"][0]).values():
+        assert set(figures.values()) == {None}
+    assert "1 record with values not finite" in page
 
 
 def test_a_reference_that_is_not_finite_is_refused(audit, tmp_path, spoil):
     path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A})
     spoil(["fp32"], scaled_at(INSULIN_A.encode(), 4, float("nan")))
     said = audit(path, status=2)[2]
-    assert f"{path}:3: b has values that are not finite in fp32" in said
+    assert re.search(rf"{path}:3: b .21 residues. cannot be computed in fp32 on .*finite", said)
     assert "check the weights of mill_t6_8M" in said
-
-
-def test_overflow_in_the_output_dtype_is_found(audit, tmp_path, spoil):
-    config = tmp_path / "run.yaml"
-    path = write(tmp_path, {"a": UBIQUITIN, "b": INSULIN_A})
-    config.write_text(
-        f"inputs: {path}\noptions: {{per_residue: true, pool: none}}\noutputs: parquet\n"
-    )
-    page, answer, _ = audit("--config", config)
-    stored = answer["output_float16"]
-    assert stored["overflows"] == 0 and 1e-5 < stored["layers"][0]["relative_l2_max"] < 1e-3
-    assert "output_dtype: float16: rounding adds a relative L2 of at most 2." in page
-    spoil(["fp32", "bf16"], scaled_at(INSULIN_A.encode(), 4, 1e6))
-    config.write_text(f"inputs: {path}\noptions: {{per_residue: true}}\n")
-    monstrous = audit("--config", config, status=1)
-    assert 0 < monstrous[1]["output_float16"]["overflows"] <= 160
-    assert f"values beyond 65,504, such as in b ({path}:3), so a run" in joined(monstrous[0])
-    assert joined(monstrous[0]).endswith("set output_dtype: float32.")
-
-
-def test_what_is_stored_in_float16_is_judged_by_itself():
-    values = np.array([[1, 2], [3, 7e4], [-8e4, 1]], np.float32)
-    told = figures.Float16Figures()
-    told.add(7, values)
-    told.add(9, values[:1])
-    assert (told.overflows, told.rows, told.relative_l2) == (2, {7}, [0.0])
 
 
 @pytest.mark.parametrize("at", ["load", "batch", "filled", "one"])
@@ -434,12 +364,12 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
         monkeypatch.setattr(esm2, "load", load)
     if at in ("batch", "filled"):
         _, answer, said = audit(path)
-        assert answer["dtypes"][0]["layers"][0] == usual["dtypes"][0]["layers"][0]
+        assert answer["dtypes"] == usual["dtypes"]
         assert "did not fit; going on with" in said
         return
     said = audit(path, status=2)[2]
     sentence = {
-        "one": f"{path}:1: .* has not enough memory for a .76 residues. with mill_t6_8M in fp32",
+        "one": rf"{path}:1: a .76 residues. cannot be computed in fp32 on .*memory.*; set long:",
         "load": r"mill_t6_8M in fp32 takes about \d+ MB, and .* has not so much",
     }
     assert re.search(sentence[at], said)
@@ -501,53 +431,63 @@ def test_a_cpu_without_bf16_has_nothing_to_audit(audit, tmp_path, monkeypatch):
     assert audit(path, "--dtype", "fp16")[1]["dtypes"][0]["dtype"] == "fp16"
 
 
-def test_the_page(audit, tmp_path):
+def test_the_page(audit, tmp_path, capsys):
     path = write(tmp_path, {"a": UBIQUITIN, "b": "MKV*", "c": INSULIN_A, "d": "MK*L", "e": "MKV"})
-    page, answer, said = audit(path, "--layers", "0", "-1", "--quiet")
+    words = (path, "--layers", "0", "-1", "--quiet")
+    page, answer, said = audit(*words)
     assert said == ""
+    assert main(["audit", *map(str, words), "--device", "cpu"]) == 0
+    assert capsys.readouterr().out == page + "\n"
     assert max(map(len, page.splitlines())) <= 100
     assert "in.fa: 5 records, 1 refused" in page
-    assert f"1 refused: stop codon (*) inside the sequence (first: {path}:7)" in " ".join(
-        page.split()
-    )
-    assert "3 proteins, 100 residues: all there are, equal ones once" in joined(page)
-    assert "3 to 76 residues long, median 21" in joined(page)
-    lines = page.splitlines()
-    start = next(number for number, line in enumerate(lines) if "residue cosine" in line)
-    heads, columns, *rows = lines[start : start + 5]
-    ends = {match.end() for match in re.finditer(r"m\w+|top 10?|finite", columns)}
-    names = ("residue cosine", "relative L2", "pooled cosine", "neighbours", "not")
-    assert {heads.index(name) + len(name) for name in names} < ends
-    for row in rows:  # numbers stand under the ends of their headings
-        assert {match.end() for match in re.finditer(r"(?<= )[^a-z ]\S+|0$", row[22:])} <= {
-            end - 22 for end in ends
-        }
-    assert re.match(r"bf16 +0 +mean +1\.000000 +1\.000000 +0\.0e\+00", rows[0])
-    assert rows[2].split() == ["bound", "mean", "≥0.9995", "≥0.99", "≤0.02", "≥0.9999", "0"]
-    assert page.endswith("\nbf16: within the bounds.\n")
+    assert "3 proteins, 100 residues; the longest has 76" in page
+    rows = [line.split() for line in page.splitlines()]
+    assert ["bf16", "mean_layer_0", "1.000000", "1.000000", "0.0e+00", "0.0e+00"] in rows
+    at = next(number for number, row in enumerate(rows) if row[1:2] == ["residues_layer_6"])
+    assert rows[at + 1] == ["bound", "≥0.9995", "≥0.99", "≤0.02"]
+    heads, *others = page[page.index("  dtype") : page.index("Farthest")].splitlines()[:-1]
+    ends = {
+        match.end() for match in re.finditer(r"m\w+", heads) if match[0] in ("mean", "min", "max")
+    }
+    for row in others:  # numbers stand under the ends of their headings
+        assert {match.end() for match in re.finditer(r"(?<= )[≥≤]?\d\S+", row)} <= ends
+    assert page.endswith("\nbf16: within the bounds.")
     for name, version in answer["versions"].items():
         assert f"{name} {version}" in joined(page)
-    assert answer["input"]["refused"] == 1 and answer["sample"]["proteins"] == 3
+    assert answer["refused"] == 1 and answer["sample"]["proteins"] == 3
 
 
-def test_a_single_protein_has_no_neighbours(audit, tmp_path):
+def test_a_single_protein_is_audited(audit, tmp_path):
     page, answer, _ = audit(write(tmp_path, {"a": UBIQUITIN, "b": UBIQUITIN.lower()}))
-    assert "1 protein, 76 residues\n" in page and answer["input"]["records"] == 2
-    (pooled,) = answer["dtypes"][0]["layers"][0]["pooled"]
-    assert f"ten of them take {figures.MIN_PROTEINS_FOR_TEN}," in joined(page)
-    assert pooled["neighbours"] is None and pooled["cosine"]["min"] > 0.9999
+    assert "1 protein, 76 residues;" in page and answer["records"] == 2
+    assert columns_of(answer["dtypes"][0])["mean_layer_6"]["cosine_min"] > 0.9999
+
+
+@pytest.mark.parametrize(
+    ("column", "bounds"),
+    [
+        ("residues_layer_33", {"cosine_mean": 0.9995, "cosine_min": 0.99, "l2": (2e-2, 5e-3)}),
+        ("mean_layer_33", {"cosine_mean": None, "cosine_min": 0.9999, "l2": (None, None)}),
+        ("bos_layer_33", {"cosine_mean": None, "cosine_min": 0.99, "l2": (None, None)}),
+    ],
+)
+def test_the_bounds_of_each_kind_of_column(column, bounds):
+    for dtype, l2 in zip(("bf16", "fp16"), bounds["l2"], strict=True):
+        told = report.bounds_of(column, dtype)
+        assert (told.cosine_mean, told.cosine_min) == (bounds["cosine_mean"], bounds["cosine_min"])
+        assert (told.relative_l2_mean, told.relative_l2_max) == (l2, None)
 
 
 def test_long_ones_and_nucleotides_are_told(audit, tmp_path):
     path = write(tmp_path, {"long": UBIQUITIN * 15, "b": GENE, "c": GENE[::-1]})
     page, answer, said = audit(path)
     assert "these look like nucleotides" in said
-    assert "truncate: the first 1,022 residues; 1 protein of the sample cut" in page
+    assert "the longest has 1,140; 1 truncated" in page
     assert (answer["sample"]["longest"], answer["sample"]["truncated"]) == (1140, 1)
     config = tmp_path / "full.yaml"
     config.write_text(f"inputs: {path}\noptions: {{long: full}}\n")
     page, answer, _ = audit("--config", config, "--sample", 1)
-    assert answer["sample"]["residues"] == 1140 and "full: computed whole" in page
+    assert answer["sample"]["residues"] == 1140 and "truncated" not in page
 
 
 @pytest.mark.parametrize(
@@ -561,9 +501,6 @@ def test_long_ones_and_nucleotides_are_told(audit, tmp_path):
         (["in.fa", "--model", "esm3"], "options.model: there is no model 'esm3'"),
         (["in.fa", "--model", "gone.pt"], "gone.pt"),
         (["in.fa", "--device", "cuda"], "no NVIDIA GPU is visible"),
-        (["in.fa", "--json", "."], "this is a folder; name a file in it"),
-        (["in.fa", "--json", "in.fa"], "this file is read here; name another"),
-        (["in.fa", "--json", "in.fa/x.json"], "--json in.fa/x.json: "),
         (["--config", "gone.yaml"], "gone.yaml: this config cannot be read"),
         (["--config", "bad.yaml"], "bad.yaml:3: options.layer: "),
         (["--config", "other.yaml"], "other.yaml: workload composition has no dtype"),
@@ -615,12 +552,9 @@ def test_broken_inputs_end_as_in_a_plan(tmp_path, capsys):
 @pytest.mark.gpu
 def test_a_gpu_is_audited_in_both_dtypes(tmp_path, capsys):
     path = write(tmp_path, some_proteins(100, 1000))
-    answer = tmp_path / "audit.json"
-    assert main(["audit", str(path), "--device", "cuda", "--json", str(answer)]) == 0
-    told = json.loads(answer.read_text())
+    assert main(["audit", str(path), "--device", "cuda", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
     jsonschema.validate(told, SCHEMA)
     has_bf16 = torch.cuda.get_device_capability() >= devices.BF16_CAPABILITY
     dtypes = ["bf16", "fp16"] if has_bf16 else ["fp16"]
     assert [found["dtype"] for found in told["dtypes"]] == dtypes
-    said = capsys.readouterr().out
-    assert "\n".join(f"{dtype}: within the bounds." for dtype in dtypes) in said, said
