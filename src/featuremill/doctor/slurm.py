@@ -10,7 +10,9 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pydantic import BaseModel
 
 from featuremill.base import locking
 from featuremill.base.errors import UserError
@@ -27,32 +29,25 @@ NEEDED = ("sbatch", "squeue", "scontrol", "sinfo")
 PLUGIN, SNAKEMAKE = "snakemake-executor-plugin-slurm", "snakemake"
 TRIED_PLUGIN = "2.8.0"
 """The plugin whose answers to each event docs/slurm-status.md lists."""
-NODES_FORMAT = "%P|%a|%l|%D|%T|%G|%m"
+NODES_FORMAT = "%P|%a|%l|%D|%T|%G"
 GPU = re.compile(r"\bgpu:(?:([^:,()]+):)?(\d+)")
 UNUSABLE_STATES = ("down", "drain", "fail", "maint", "unk", "no_respond", "powered_down")
 LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs"}
-SHORT_MINUTES = 60
-"""A job that computes needs more, as a rule."""
 
 
-class Partition(NamedTuple):
+class Partition(BaseModel):
     """A partition and its nodes."""
 
     name: str
     is_default: bool
-    limit_minutes: int | None
-    """The longest time limit; None for no limit."""
-    num_nodes: int
-    gpus: dict[str, int]
-    """All GPUs by type, of usable nodes; the type "" where the cluster names none."""
-    num_unusable: int
+    """Whether jobs go there that name none."""
+    limit: str
+    """The longest time limit, as Slurm writes it."""
+    num_nodes: int = 0
+    gpus: dict[str, int] = {}
+    """All GPUs by type, of usable nodes; the type "any" where the cluster names none."""
+    unusable_gpus: int = 0
     """GPUs of other nodes."""
-    memory_mb: int
-    """Of the node with the least of it, among those with GPUs where there are any."""
-
-    @property
-    def has_gpus(self) -> bool:
-        return bool(self.gpus or self.num_unusable)
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -88,16 +83,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         "version": report.VERSION,
         "ready": not any(issue.severity == "error" for issue in issues),
         "cluster": config.get("ClusterName"),
-        "partitions": [
-            {
-                "name": one.name,
-                "limit_minutes": one.limit_minutes,
-                "gpus": {kind or "any": count for kind, count in one.gpus.items()},
-                "unusable_gpus": one.num_unusable,
-                "memory_mb": one.memory_mb,
-            }
-            for one in _with_gpus(partitions)
-        ],
+        "partitions": [one.model_dump() for one in _with_gpus(partitions)],
         "issues": [issue._asdict() for issue in by_severity(issues)],
         "versions": versions | {"slurm": config.get("SLURM_VERSION", "unknown")},
     }
@@ -118,57 +104,35 @@ def _ask(command: list[str], seconds: float) -> tuple[str, str]:
 
 
 def parse_partitions(text: str) -> list[Partition]:
-    """Read `sinfo --format=%P|%a|%l|%D|%T|%G|%m`: a line for the nodes of a partition that are
+    """Read `sinfo --format=%P|%a|%l|%D|%T|%G`: a line for the nodes of a partition that are
     alike."""
-    rows: dict[str, list[list[str]]] = {}
+    found: dict[str, Partition] = {}
     for line in text.splitlines():
-        name, *rest = line.split("|")
-        rows.setdefault(name, []).append(rest)
-    return [_partition(name, alike) for name, alike in rows.items()]
-
-
-def _partition(name: str, rows: Sequence[Sequence[str]]) -> Partition:
-    gpus: dict[str, int] = {}
-    num_unusable, memory_mb = 0, {True: [0], False: [0]}
-    for available, _, count, state, gres, memory in rows:
-        found = parse_gpus(gres)
-        memory_mb[bool(found)].append(int(memory.rstrip("+")))
-        for kind, number in found.items():
+        name, available, limit, count, state, gres = line.split("|")
+        is_default = name.endswith("*")
+        new = Partition(name=name.rstrip("*"), is_default=is_default, limit=limit)
+        one = found.setdefault(name, new)
+        one.num_nodes += int(count)
+        for kind, number in parse_gpus(gres).items():
             if available == "up" and not state.startswith(UNUSABLE_STATES):
-                gpus[kind] = gpus.get(kind, 0) + number * int(count)
+                one.gpus[kind] = one.gpus.get(kind, 0) + number * int(count)
             else:
-                num_unusable += number * int(count)
-    least_mb = min(memory_mb[len(memory_mb[True]) > 1][1:])
-    num_nodes = sum(int(row[2]) for row in rows)
-    limit = minutes(rows[0][1])
-    is_default = name.endswith("*")
-    return Partition(
-        name.rstrip("*"), is_default, limit, num_nodes, gpus, num_unusable, least_mb
-    )  # fmt: skip
+                one.unusable_gpus += number * int(count)
+    return list(found.values())
 
 
 def parse_gpus(gres: str) -> dict[str, int]:
     """Read the GPUs of `gpu:a100:4(S:0-1),gpu:l4:2,shard:8`, by type."""
     found: dict[str, int] = {}
     for kind, count in GPU.findall(gres):
-        found[kind] = found.get(kind, 0) + int(count)
+        found[kind or "any"] = found.get(kind or "any", 0) + int(count)
     return found
 
 
-def minutes(text: str) -> int | None:
-    """Read a time limit (`2-00:00:00`, `30:00`); None for `infinite` and `n/a`."""
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if not all(part.isdecimal() for part in parts):
-        return None
-    hours, mins, _ = [0, 0, 0, *map(int, parts)][-3:]
-    return int(days or 0) * 1440 + hours * 60 + mins
-
-
 def _with_gpus(partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the partitions with GPUs, the longest time limit first."""
-    found = [one for one in partitions if one.has_gpus]
-    return sorted(found, key=lambda one: (not one.gpus, -(one.limit_minutes or float("inf"))))
+    """Return the partitions with GPUs, those with usable ones first."""
+    found = [one for one in partitions if one.gpus or one.unusable_gpus]
+    return sorted(found, key=lambda one: not one.gpus)
 
 
 def _software(versions: Mapping[str, str]) -> Iterator[Issue]:
@@ -193,9 +157,9 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "Set device: cpu, or ask the administrators how GPUs are asked for.",
         )
     away = [
-        f"{one.name} {one.num_unusable} of {one.num_unusable + sum(one.gpus.values())}"
+        f"{one.name} {one.unusable_gpus} of {one.unusable_gpus + sum(one.gpus.values())}"
         for one in found
-        if one.num_unusable
+        if one.unusable_gpus
     ]
     if away:
         yield Issue(
@@ -204,14 +168,6 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             f"GPUs on nodes that are down or drained, by partition: {', '.join(away)}.",
             "sinfo -R says why; jobs wait for the others.",
         )
-    for one in found:
-        if one.limit_minutes is not None and one.limit_minutes < SHORT_MINUTES:
-            yield Issue(
-                "warning",
-                "slurm-short-limit",
-                f"Partition {one.name} ends jobs after {one.limit_minutes} minutes.",
-                "Keep runtime below that, and shards: cost so small that one takes half of it.",
-            )
 
 
 def _folder(results: Path, partitions: Sequence[Partition]) -> Iterator[Issue]:
@@ -255,9 +211,9 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
     page = [*report.wrapped(_verdict(answer)), ""]
     for one in answer["partitions"]:
         gpus = ", ".join(f"{n} {kind}" for kind, n in one["gpus"].items()) or "none usable"
-        limit = one["limit_minutes"]
-        told = "no time limit" if limit is None else f"at most {_hours(limit)}"
-        page += report.wrapped(f"Partition {one['name']}: GPUs: {gpus}; {told}.")
+        page += report.wrapped(
+            f"Partition {one['name']}: GPUs: {gpus}; time limit {one['limit']}."
+        )  # fmt: skip
     page += [""] if answer["partitions"] else []
     page += [*report.issue_lines(answer), ""] if answer["issues"] else []
     page += report.wrapped(" · ".join(f"{k} {v}" for k, v in answer["versions"].items()))
@@ -272,7 +228,3 @@ def _verdict(answer: dict[str, Any]) -> str:
     if not gpus:
         return f"Ready for the CPU: {where} shows no usable GPU."
     return f"Ready: {where} has up to {gpus} GPU{'s' if gpus > 1 else ''} in a partition."
-
-
-def _hours(limit_minutes: int) -> str:
-    return f"{limit_minutes} minutes" if limit_minutes < 120 else f"{limit_minutes / 60:g} hours"
