@@ -9,9 +9,6 @@ from featuremill.base.environment import DEVICES
 from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.doctor.gpus import Gpu
 
-SLOTS_PER_GPU = 1
-"""More is not measured yet, so it is not recommended."""
-
 
 class NotCounted(NamedTuple):
     """A GPU that the recommendation leaves out."""
@@ -63,7 +60,7 @@ def advise(findings: Findings) -> Advice:
             counted.append(gpu)
     fitting = [gpu for gpu in findings.accessible if not findings.is_too_small(gpu)]
     is_narrowed = len(findings.gpus) < len(findings.node.gpus)
-    return Advice(*_without_displays(counted, left), fitting, is_narrowed)
+    return Advice(counted, left, fitting, is_narrowed)
 
 
 def _unusable(findings: Findings, gpu: Gpu) -> str:
@@ -89,15 +86,3 @@ def _unfit(findings: Findings, gpu: Gpu) -> str:
     if not gpu.has_bf16 and any(other.has_bf16 for other in findings.accessible):
         return "too old: it has no bf16, which dtype: auto takes for the others"
     return ""
-
-
-def _without_displays(
-    counted: list[Gpu], left: list[NotCounted]
-) -> tuple[list[Gpu], list[NotCounted]]:
-    """Leave a display's card to the display, unless there is no other."""
-    displays = [gpu for gpu in counted if gpu.drives_display]
-    if len(displays) == len(counted):
-        return counted, left
-    left = left + [NotCounted(gpu, "drives a display", True) for gpu in displays]
-    left.sort(key=lambda one: (one.gpu.id, one.gpu.mig or 0))
-    return [gpu for gpu in counted if gpu not in displays], left

@@ -19,9 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill doctor`."""
     parser.add_argument("--json", action="store_true", help="the same for programs")
     parser.add_argument("--devices", metavar="0,2", help="look only at these (numbers or UUIDs)")
-    wanted = parser.add_mutually_exclusive_group()
-    wanted.add_argument("--model", help="say where this model fits (a name or a path)")
-    wanted.add_argument("--memory-mb", type=int, metavar="M", help="say where M MB fit")
+    parser.add_argument("--model", help="say where this model fits (a name or a path)")
     parser.add_argument(
         "--slurm", action="store_true", help="look at the Slurm cluster, not at this machine"
     )

@@ -44,7 +44,7 @@ class Issue(NamedTuple):
 
 
 class Need(NamedTuple):
-    """What a job takes of one device, by estimate or as it was given."""
+    """What a job takes of one device, by estimate."""
 
     memory_mb: int
     dtype: str
@@ -158,11 +158,8 @@ class Findings:
     def needed(self, uuid: str | None) -> str:
         """Say what memory is wanted on a device."""
         size = gigabytes(self.need_mb(uuid))
-        if self.model:
-            return f"{self.model} takes about {size}"
-        return (
-            f"{size} are asked for" if self.needs else f"{size} should be there for a usual model"
-        )
+        told = f"{self.model} takes about {size}"
+        return told if self.model else f"{size} should be there for a usual model"
 
 
 def _condition(gpu: Gpu) -> Condition:
@@ -183,8 +180,6 @@ def gigabytes(memory_mb: float) -> str:
 
 def examine(arguments: argparse.Namespace) -> Findings:
     """Look at the machine; raise UserError for what cannot be asked."""
-    if arguments.memory_mb is not None and arguments.memory_mb < 1:
-        raise UserError(f"--memory-mb {arguments.memory_mb}: give a positive number of MB.")
     weights = _weights(arguments.model) if arguments.model else None
     asked = Asked(WORKLOAD, weights, arguments.timeout)
     node = read_node(arguments.timeout)
@@ -195,11 +190,6 @@ def examine(arguments: argparse.Namespace) -> Findings:
     candidates = {gpu.uuid: _device(gpu, trials.get(gpu.uuid)) for gpu in gpus if gpu.uuid}
     if not any(gpu.is_visible for gpu in gpus):
         cpu_trial, candidates = try_cpu(asked), {"cpu": cpu}
-    needs: dict[str, Need] = {}
-    if weights:
-        needs = {uuid: _need(weights, device) for uuid, device in candidates.items()}
-    elif arguments.memory_mb:
-        needs = dict.fromkeys(candidates, Need(arguments.memory_mb, "", 0))
     leases, cooling = _leased_and_cooling(gpus)
     return Findings(
         node=node,
@@ -211,7 +201,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
         host=host.look(arguments.results),
         compiling=compiling.look(),
         model=weights.name if weights else "",
-        needs=needs,
+        needs={k: _need(weights, device) for k, device in candidates.items()} if weights else {},
         leases=leases,
         cooling=cooling,
     )
@@ -220,8 +210,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
 def _weights(model: str) -> Weights:
     """Return what is known of the weights of a model, a name or a path."""
     workload = find_workload(WORKLOAD)
-    if not isinstance(workload, TellsMemory):
-        raise UserError(f"--model: {WORKLOAD} does not tell what it takes; say --memory-mb.")
+    assert isinstance(workload, TellsMemory)
     return workload.weights_ahead(workload.Options.model_validate({"model": model}))
 
 

@@ -56,9 +56,6 @@ class Gpu(BaseModel):
     used_mb: int | None = None
     """What processes hold, without the driver's own reserve where NVML tells them apart."""
     free_mb: int | None = None
-    utilisation: int | None = None
-    temperature_c: int | None = None
-    power_w: float | None = None
     processes: tuple[Process, ...] = ()
     compute_mode: int | None = None
     display: Display = NO_DISPLAY
@@ -70,10 +67,6 @@ class Gpu(BaseModel):
     is_divided: bool = False
     """MIG is on, and there are no slices."""
     is_visible: bool = True
-
-    @property
-    def drives_display(self) -> bool:
-        return self.display.is_active or bool(self.display.pids)
 
     @property
     def has_bf16(self) -> bool:
@@ -154,8 +147,6 @@ def _gpus(number: int) -> Iterator[Gpu]:
 
 
 def _describe(handle: Any, known: Gpu) -> Gpu:
-    power_mw = tell(pynvml.nvmlDeviceGetPowerUsage, handle)
-    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, handle)
     memory = nvml.memory_of(handle)
     uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
     slowed = [reason for reason in nvml.throttles(handle) or () if reason in TROUBLE]
@@ -166,11 +157,6 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
         "used_mb": memory and memory.used // 2**20,
         "free_mb": memory and memory.free // 2**20,
         "trouble": None if memory else "NVML does not tell its memory",
-        "utilisation": utilisation and utilisation.gpu,
-        "temperature_c": tell(
-            pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU
-        ),
-        "power_w": None if power_mw is None else power_mw / 1000,
         "processes": _processes(handle),
         "compute_mode": tell(pynvml.nvmlDeviceGetComputeMode, handle),
         "display": nvml.display_of(handle),

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, get_args
 
 from featuremill.base import text
-from featuremill.doctor.advice import SLOTS_PER_GPU, Advice
+from featuremill.doctor.advice import Advice
 from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
 from featuremill.workload import TellsWays, find_workload
@@ -36,7 +36,6 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
         "issues": [issue._asdict() for issue in issues],
         "recommended": {
             "resources": advice.resources,
-            "slots_per_gpu": SLOTS_PER_GPU if advice.counted else None,
             "command": advice.command,
             "not_counted": [
                 one.gpu.model_dump(include={"id", "mig", "uuid"}) | {"why": one.why}
@@ -76,11 +75,9 @@ def _ways(findings: Findings) -> list[Report]:
 
 def _gpu(findings: Findings, gpu: Gpu) -> Report:
     return {
-        **gpu.model_dump(include={"id", "mig", "uuid", "name", "utilisation"}),
+        **gpu.model_dump(include={"id", "mig", "uuid", "name"}),
         "memory_gb": _gigabytes(gpu.memory_mb),
         "free_gb": _gigabytes(gpu.free_mb),
-        "temperature": gpu.temperature_c,
-        "power": gpu.power_w,
         "processes": [process.model_dump() for process in gpu.processes],
         "capability": ".".join(map(str, gpu.capability)) if gpu.capability else None,
         "bf16": gpu.has_bf16,
@@ -100,7 +97,7 @@ def _memory(findings: Findings, advice: Advice) -> Report:
         "cpu" in findings.needs and findings.host.memory_free_mb >= findings.need_mb("cpu")
     )  # fmt: skip
     return {
-        "model": findings.model or None,
+        "model": findings.model,
         "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
         "fits": [gpu.uuid for gpu in advice.fitting] + ["cpu"] * fits_cpu,
     }
@@ -166,23 +163,14 @@ def _verdict(report: Report) -> str:
 
 def _table_lines(report: Report) -> Iterator[str]:
     if report["gpus"]:
-        yield f"GPU  {'model':{NAME_WIDTH}}  memory    free   use  temp  power  state"
+        yield f"GPU  {'model':{NAME_WIDTH}}   memory     free  state"
     for gpu in report["gpus"]:
-        cells = [
-            f"{_number(gpu):>3}",
-            f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}",
-            f"{_told(gpu['memory_gb'], 'GB'):>6}",
-            f"{_told(gpu['free_gb'], 'GB'):>6}",
-            f"{_told(gpu['utilisation'], '%'):>4}",
-            f"{_told(gpu['temperature'], '°'):>4}",
-            f"{_told(gpu['power'], 'W'):>5}",
-            _state(gpu),
-        ]
-        yield "  ".join(cells)
-
-
-def _told(value: float | None, unit: str) -> str:
-    return "–" if value is None else f"{value:.0f} {unit}"
+        sizes = (
+            "–" if size is None else f"{size:.0f} GB" for size in (gpu["memory_gb"], gpu["free_gb"])
+        )
+        memory, free = (f"{size:>7}" for size in sizes)
+        name = f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}"
+        yield "  ".join([f"{_number(gpu):>3}", name, memory, free, _state(gpu)])
 
 
 def _state(gpu: Report) -> str:
@@ -210,9 +198,9 @@ def _memory_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
         return
     sizes = sorted({need["memory_mb"] for need in memory["needs"]})
     size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
-    batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"] if n["dtype"]})
+    batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"]})
     manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
-    what = f"{memory['model']} takes about {size} GB ({manner})" if manner else f"{size} GB"
+    what = f"{memory['model']} takes about {size} GB ({manner})"
     fits = ", ".join(labels.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
     yield from wrapped(f"{what}; fits: {fits}.")
 
@@ -224,8 +212,6 @@ def _recommended_lines(report: Report) -> Iterator[str]:
     if len(command) > WIDTH:
         command = re.sub(" (snakemake|featuremill) ", r" \\\n    \1 ", command)
     yield from command.split("\n")
-    if recommended["resources"]:
-        yield "  One job a GPU; more slots per GPU are not measured yet."
     hidden = {(gpu["id"], gpu["mig"]) for gpu in report["gpus"] if not gpu["visible"]}
     for one in recommended["not_counted"]:
         if (one["id"], one["mig"]) not in hidden:

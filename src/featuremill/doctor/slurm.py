@@ -56,9 +56,9 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: there are no Slurm commands here, or the question is about this machine.
     """
-    others = {"--model": "model", "--memory-mb": "memory_mb", "--devices": "devices"}
-    if given := [option for option, name in others.items() if getattr(arguments, name)]:
-        raise UserError(f"--slurm looks at the cluster, so it takes no {given[0]}; ask twice.")
+    for name in ("model", "devices"):
+        if getattr(arguments, name):
+            raise UserError(f"--slurm looks at the cluster, so it takes no --{name}; ask twice.")
     missing = [command for command in NEEDED if not shutil.which(command)]
     if missing:
         raise UserError(
