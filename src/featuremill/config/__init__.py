@@ -81,8 +81,8 @@ class Config(Section):
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
     not fit one: jobs side by side are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
-    """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From some
-    million records on, `parquet_dataset` takes the place of `parquet`. `featuremill export` writes
+    """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From
+    some million records on, `parquet_dataset` is better than `parquet`. `featuremill export` writes
     any of them later."""
     labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
