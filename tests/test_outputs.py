@@ -256,7 +256,7 @@ def attributes(path, name):
     """Return what the file itself says about how it was made."""
     if name in ("parquet", "parquet_dataset"):
         return json.loads(pq.read_schema(files_of(path)[0]).metadata[b"featuremill"])
-    if name in ("npy", "fair_esm_pt"):
+    if name == "fair_esm_pt" or FORMATS[name].has_sidecar:
         beside = path / "provenance.json" if path.is_dir() else path.parent / sidecar_of(path.name)
         return json.loads(beside.read_text())
     if name == "safetensors":

@@ -129,55 +129,50 @@ POLICY_NAME: Kind[Policy] = Kind(f"one of {', '.join(get_args(Policy))}", _polic
 
 CACHE = Setting(
     *("CACHE", FOLDER, None),
-    "Where converted weights and compiled kernels are kept; nodes of a cluster have to share it.",
+    "Converted weights and compiled kernels; nodes of a cluster have to share it.",
     "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels where Triton keeps its own",
 )
 STAGE = Setting(
     *("STAGE", FOLDER_TO_EXPAND, ""),
-    "A folder on a node's own disk to which weights are copied once. `$NAMES` in it are looked up "
-    "where the job runs.",
+    "A folder on a node's own disk to which weights are copied once; `$NAMES` in it are the job's.",
     "weights are read where they are",
 )
 QUIET = Setting(
     *("QUIET", YES_OR_NO, False),
-    "Verbs say only warnings and errors, those of a run's jobs too; as `--quiet`.",
+    "As `--quiet`, for a run's jobs too.",
 )
 DEVICES = Setting(
     *("DEVICES", LIST, ""),
-    "Lease only among these GPUs: numbers as `nvidia-smi` shows them, or UUIDs (their beginning "
-    "will do).",
+    "Lease only among these GPUs: `nvidia-smi`'s numbers, or UUIDs.",
     "all",
 )
 BALANCED: Policy = "balanced"
 POLICY = Setting("POLICY", POLICY_NAME, BALANCED, "Which of the free GPUs a lease takes.")
 SLOTS_PER_GPU = Setting(
-    *("SLOTS_PER_GPU", NUMBER, 1), "A lease takes one of so many equal parts of a GPU."
+    *("SLOTS_PER_GPU", NUMBER, 1), "Equal parts of a GPU, of which a lease takes one."
 )
-MIN_FREE_MB = Setting(
-    *("MIN_FREE_MB", NUMBER, 0), "Memory in MiB that has to be free on a GPU that is leased."
-)
+MIN_FREE_MB = Setting(*("MIN_FREE_MB", NUMBER, 0), "MiB that must be free on a GPU that is leased.")
 WAIT = Setting(
     *("WAIT", SECONDS_OR_NEVER, None),
-    "How long a lease waits for its GPUs before it gives up.",
+    "How long a lease waits for its GPUs.",
     "for ever",
 )
 LEASE_FOLDER = Setting(
     *("LEASE_FOLDER", FOLDER, None),
-    "The folder of GPU leases: on a disk of this machine, the same for all who use its GPUs.",
+    "GPU leases: on a disk of this machine, the same for all who use its GPUs.",
     "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
 )
 STALL_SECONDS = Setting(
     *("STALL_SECONDS", SECONDS, 600.0),
-    "A batch that takes longer than this, and than 20 times what was predicted, is taken for a "
-    "hang.",
+    "A batch that takes longer, and 20 times what was predicted, is taken for a hang.",
 )
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
-    "Go on where the file system has no locks: only where nothing else computes the run.",
+    "Go on where the file system has no locks, as long as nothing else computes the run.",
 )
 WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
-    "Only warn where the disk has less room than a run needs, as where it compresses.",
+    "Only warn where the disk has too little room.",
 )
 DIE_WITH_PARENT = Setting(
     *("DIE_WITH_PARENT", TEXT, ""),
@@ -224,20 +219,18 @@ SETTINGS: tuple[Setting[Any], ...] = (
 """All of ours."""
 
 CUDA_VISIBLE_DEVICES = Variable(
-    "CUDA_VISIBLE_DEVICES", "The GPUs that a scheduler or you gave; set for what a lease starts."
+    "CUDA_VISIBLE_DEVICES", "The GPUs that were given; set for what a lease starts."
 )
 SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", "Read where `CUDA_VISIBLE_DEVICES` is not set.")
 SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", "The same.")
 NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", "The same, as in containers.")
-CUDA_DEVICE_ORDER = Variable(
-    "CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, so that CUDA numbers GPUs as `nvidia-smi` does."
-)
+CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
 SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
 XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
 TRITON_CACHE_DIR = Variable(
     "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
 )
-TRITON_HOME = Variable("TRITON_HOME", "Where Triton keeps its own folder, in place of your home.")
+TRITON_HOME = Variable("TRITON_HOME", "Where Triton's own folder is, if not in your home.")
 CC = Variable("CC", "The C compiler that Triton takes; `featuremill doctor` tries it.")
 OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", "Set to a job's threads for what computes.")
 MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", "The same.")

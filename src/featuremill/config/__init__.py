@@ -41,9 +41,8 @@ class Shards(Section):
     """How the input is cut."""
 
     cost: Annotated[int, Field(ge=1, strict=True)] | Literal["auto"] = "auto"
-    """Work in one shard, nearly, in the workload's unit of cost (residues + 2 for proteins). `auto`
-    makes shards of some five minutes by the speed of the device, as far as it is known, and smaller
-    ones where that gives each device two and starting up is at most a tenth; plan says what it
+    """Work in one shard, in the workload's unit of cost (residues + 2 for proteins). `auto` makes
+    shards of some five minutes, or smaller ones where that gives each device two; plan says what it
     chose. Affects only shards made from now on."""
 
 
@@ -66,8 +65,8 @@ class Config(Section):
     """A run: which records go in, what is computed of them, and what is written."""
 
     run: str = "demo"
-    """Name of the run; its files go to `results/<run>/`. Another config of the same name is refused
-    there when it asks for other inputs, another workload or other values."""
+    """Name of the run; its files go to `results/<run>/`. Another config of the same name that asks
+    for something else is refused there."""
     inputs: tuple[str, ...] = Field(min_length=1)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
     flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""
@@ -80,21 +79,18 @@ class Config(Section):
     """Where extraction runs: `auto` takes the visible GPUs, or the CPU where there are none."""
     gpus: int = Field(default=1, ge=1, strict=True)
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
-    not fit one: jobs side by side, each on a GPU of its own, are faster."""
+    not fit one: jobs side by side are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
-    """Files that merge writes to `results/<run>/`: `embeddings.parquet`, `embeddings.npy`,
-    `per-protein.h5`, `per-residue.h5`, `embeddings.h5ad` (AnnData), `embeddings.safetensors`, with
-    `parquet_dataset` the folder `embeddings/` of files with a million rows each, which is what fits
-    from some million records on, and with `fair_esm_pt` the folder `fair-esm-pt/` of one file a
-    protein, as fair-esm's extract.py writes them. docs/outputs.md says which is for what;
-    `featuremill export` writes any of them later."""
+    """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From
+    some million records on, `parquet_dataset` is better than `parquet`. `featuremill export` writes
+    any of them later."""
     labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
     """Merge stops with an error when more records than this failed."""
     keep: Literal["all", "parts", "results"] = "all"
-    """What is left on disk when everything is done: `parts` removes what an edit of the input does
-    not need, `results` also what the results were made of, so that the next change computes it all
-    again. `featuremill clean` does the same at any time."""
+    """What is left on disk in the end: `parts` removes what an edit of the input does not need,
+    `results` also what the results were made of, so that the next change computes it all again.
+    `featuremill clean` does the same at any time."""
 
     @field_validator("run")
     @classmethod

@@ -15,6 +15,7 @@ from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
 from featuremill.config import Config
 from featuremill.config.problems import Schema, description_of, kind_of
+from featuremill.inputs import TableOptions
 from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
 
@@ -30,8 +31,7 @@ One YAML file is one run. `featuremill init my.fa` writes one for your input; th
 snakemake --configfile my.yaml --cores all
 ```
 
-Machines (cores, GPUs, clusters) are no part of it; they stand in `profiles/`. A key that does not
-exist is an error that names the nearest one that does. `config.yaml` is the demo, `examples/` has a
+Machines (cores, GPUs, clusters) stand in `profiles/`. `config.yaml` is the demo, `examples/` has a
 run of each workload, and `schema.json` makes an editor complete and check the keys: put
 `# yaml-language-server: $schema=config/schema.json` into the first line.
 """
@@ -41,8 +41,7 @@ ENVIRONMENT = """\
 
 <!-- written by `featuremill config-docs` from base/environment.py; changes here get lost -->
 
-None of these variables has to be set. A command's option beats its variable, and a variable beats a
-profile. One that holds something else than it may is refused in a sentence that names it.
+None has to be set. A command's option beats its variable, and a variable beats a profile.
 """
 
 
@@ -75,11 +74,12 @@ def run(arguments: argparse.Namespace) -> None:
 def readme() -> str:
     """Return the Markdown page on every key of a run and of the built-in workloads."""
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
+    sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
     for name in BUILT_IN:
         workload = find_workload(name)
         summary = (workload.__doc__ or "").partition("\n")[0]
         sections += ["", f"## `options` of workload `{name}`\n", f"{summary}\n"]
-        sections += _table(workload.Options)
+        sections += _table(workload.Options, besides=TableOptions)
     return "\n".join(sections) + "\n"
 
 
@@ -138,8 +138,11 @@ def run_schema() -> Schema:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema
 
 
-def _table(model: type[BaseModel]) -> Iterator[str]:
+def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iterator[str]:
+    """Yield a table of the fields of `model`, without those that `besides` has."""
     schema = model.model_json_schema()
+    for name in besides.model_fields:
+        schema["properties"].pop(name, None)
     head = ["key", "value", "default", "meaning"]
     yield from _lines(head, _rows(schema, schema.get("$defs", {}), ""))
 

@@ -46,12 +46,12 @@ class TableOptions(WorkloadOptions):
     EXECUTION = frozenset({"id_column", "sequence_column"})
 
     id_column: str = ""
-    """Column of CSV, TSV and Parquet inputs that holds the ids. If not given, the one called `id`;
-    else the only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`,
-    `protein_id`, `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`. Capitals
-    do not count, nor whether words are joined by spaces, '_', '.' or '-'."""
+    """Column of the ids in CSV, TSV and Parquet inputs. If not given, the one called `id`; else the
+    only one of `accession`, `acc`, `entry`, `identifier`, `uniprot`, `uniprot_id`,
+    `protein_id`, `seq_id`, `sequence_id`; else of `name`, `header`, `locus_tag`, `label`, whatever
+    their capitals and whatever joins their words."""
     sequence_column: str = ""
-    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, the only one of
+    """Column of the sequences in them. If not given, the only one of
     `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
     `amino_acid_sequence`; else of `aa`, `protein`, `residues`, `peptide`. A `description` (else
     `protein_names`, `protein_name`, `product`) is taken along where there is one."""

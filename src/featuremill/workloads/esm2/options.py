@@ -35,17 +35,17 @@ class Options(TableOptions):
     output_dtype: Literal["float16", "float32"] = "float16"
     """Number type of the vectors per residue. Pooled vectors are always float32."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the matrix products; the rest is always computed in fp32. `auto` takes bf16
-    where the device has it, else fp16 on a GPU and fp32 on a CPU. fp16 has about an eighth of the
-    error of bf16; a GPU is as fast with it, most CPUs are several times slower than with fp32."""
+    """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
+    it, else fp16 on a GPU and fp32 on a CPU. fp16 has about an eighth of bf16's error; a GPU is as
+    fast with it, most CPUs are several times slower than with fp32."""
     long: Literal["truncate", "full", "chunk"] = "truncate"
     """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones, `full`
     computes them whole, `chunk` computes overlapping windows of `max_residues`."""
     max_residues: int = Field(default=1022, ge=1)
     """Residues that the network sees at once; ESM-2 was trained with up to 1022."""
     chunk_overlap: int = Field(default=256, ge=0)
-    """Residues that neighbouring windows share at least (with `chunk`). Where windows overlap, a
-    residue's vector is the mean over them; `mean` pools these, `bos` is the mean over windows."""
+    """Residues that neighbouring windows share at least (with `chunk`); a residue's vector is the
+    mean over the windows that show it."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens (residues + 2) that are computed together. If not given: 128 for each multiprocessor
     of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number they have."""
