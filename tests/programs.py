@@ -34,9 +34,16 @@ PROGRAMS = ("featuremill", "snakemake", "without_reach")
 IMPORTED = (
     *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
     *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),
-    *("search.command", "doctor.command", "workload.weights", "status.top"),
+    *("search.command", "doctor.command", "workload.weights", "status.top.command"),
     # What they import when they know what they are asked for.
-    *("status.state", "status.view", "doctor.findings", "search.queries", "report.page"),
+    *(
+        "status.state",
+        "status.view",
+        "status.top.watch",
+        "doctor.findings",
+        "search.queries",
+        "report.page",
+    ),
     *("inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
 OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")

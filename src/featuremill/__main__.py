@@ -53,7 +53,7 @@ MODULES = {
     "run": "flow.command",
     "weights": "workload.weights",
     "export": "merge.export",
-    "top": "status.top",
+    "top": "status.top.command",
     "retry": "plan.retry",
     "clean": "merge.clean",
     "audit": "doctor.audit.command",

@@ -223,8 +223,8 @@ def start_totals(run_folder: Path) -> threading.Event:
 
 
 def _tell_totals(run_folder: Path, is_over: threading.Event) -> None:
-    from featuremill.status.top.lines import totals_line  # here: jobs that wait for it need not
-    from featuremill.status.top.reader import Reader
+    from featuremill.status.top.reader import Reader  # here: jobs that wait for it need not
+    from featuremill.status.top.view import totals_line
 
     reader = Reader(run_folder)
     due: float | None = None
@@ -232,11 +232,11 @@ def _tell_totals(run_folder: Path, is_over: threading.Event) -> None:
         if due is not None and time.monotonic() < due:
             continue
         try:
-            scene = reader.look()
-            line = totals_line(scene)
+            now = reader.look()
+            line = totals_line(now)
         except Exception:  # noqa: S112  what top cannot read now is no matter of the run
             continue
-        if scene.phase != "computing":
+        if now.phase != "computing":
             continue
         if due is None:
             due = time.monotonic() + FIRST_SECONDS

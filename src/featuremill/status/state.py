@@ -15,7 +15,7 @@ from featuremill.status.delivered import DeliveryState, read_delivery_state, tak
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, Shards, State
 from featuremill.status.sources import check_log, check_logs_before_plan, check_sources, is_newer
-from featuremill.status.time_left import JobTime, by_jobs
+from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -64,7 +64,7 @@ class RunState:
     unread_failures: int = 0
     """Failed rows of parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
-    rest: JobTime | None = None
+    rest: TimeLeft | None = None
     next: list[str] = field(default_factory=list)
     """What to type."""
 
@@ -137,7 +137,7 @@ class RunState:
                     for key in ("host", "pid", "started", "command")
                 },
             },
-            "rest": self.rest and {**self.rest._asdict(), "seconds": self.rest.seconds},
+            "rest": self.rest and self.rest.as_json(),
             "next": self.next,
         }
 
@@ -259,7 +259,8 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     delivered = read_delivery_state(results, plan, delivery, shards, verifies)
     if delivered.is_merged:
         shards = [_removed(shard) for shard in shards]
-    state.shards, state.delivery, state.rest = shards, delivered, by_jobs(shards)
+    state.shards, state.delivery = shards, delivered
+    state.rest = _time_left(shards)
     is_manifest_readable = _read_failures(state, results, plan) if reads_reasons else True
     has_work = state.num_ended < len(shards)
     state.problems = check_sources(
@@ -282,6 +283,15 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
         )
         by_hand = "Try them again (see above), or raise max_failed in the config."
         state.problems.append(Problem("failed", what, Mend(by_hand=by_hand), not has_work))
+
+
+def _time_left(shards: list[Shard]) -> TimeLeft | None:
+    pending = [shard for shard in shards if not shard.has_ended]
+    return time_left(
+        [shard.cost_left for shard in pending if shard.state != "running"],
+        [JobLeft(shard.cost_left) for shard in pending if shard.state == "running"],
+        (shard.receipt for shard in shards if shard.receipt),
+    )
 
 
 def _removed(shard: Shard) -> Shard:

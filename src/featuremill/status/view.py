@@ -11,7 +11,7 @@ from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
-from featuremill.status.time_left import JobTime
+from featuremill.status.time_left import TimeLeft
 from featuremill.store.plan import Plan
 
 WIDTH = 80
@@ -117,7 +117,7 @@ def _parts(state: RunState) -> str:
     return ", ".join([text, *others])
 
 
-def _rest(rest: JobTime) -> str:
+def _rest(rest: TimeLeft) -> str:
     basis = f"judged by {counted(rest.parts, 'finished part')}"
     if rest.seconds is None:
         return f"about {duration(rest.job_seconds)} for one job after the other, {basis}"

@@ -2,16 +2,89 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from featuremill.status.shards import Held, Holder
-from featuremill.status.top.tails import Tail
+from featuremill.store.telemetry import TAIL_BYTES, State, events_of, followed
 
 SPEED_SECONDS = 30.0
 """What "of late" means for the speed that is shown."""
 PACE_SECONDS = 300.0
 """And for the time that is left."""
+MOST_CHANGES = 600
+"""Moments that rates are taken from; there is one a batch, or one a second."""
+LEAST_SILENCE_SECONDS = 20.0
+MISSED = 4
+"""Samples that may be late before a job counts as silent."""
+COMPUTING = ("run", "finish")
+
+
+class TelemetryTail:
+    """The last attempt in one file, followed from look to look."""
+
+    def __init__(self, path: Path) -> None:
+        self.state: State | None = None
+        self.changes: deque[tuple[float, float]] = deque(maxlen=MOST_CHANGES)
+        """When the job had computed how much, by its own clock: the moments when that changed."""
+        self._path = path
+        self._offset = 0
+        self._heard = 0.0
+        self._gap = 1.0
+
+    def look(self) -> None:
+        """Read what was appended since the last look."""
+        events, offset = events_of(self._path, TAIL_BYTES, self._offset)
+        if offset < self._offset:  # another file by now
+            self.__init__(self._path)  # type: ignore[misc]
+        is_first, self._offset = self._offset == 0, offset
+        for event in events:
+            self._take(event)
+        if events:
+            # What was there before tells its age by the job's clock; growth no clock can deny.
+            age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
+            self._heard = time.monotonic() - age
+
+    def silent_seconds(self) -> float:
+        """Return how long nothing was appended; before the first growth, by the job's clock."""
+        return max(0.0, time.monotonic() - self._heard)
+
+    def is_silent(self) -> bool:
+        """Tell whether samples are missing that should have come."""
+        return self.silent_seconds() > max(LEAST_SILENCE_SECONDS, MISSED * self._gap)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        before, self.state = self.state, followed(self.state, event)
+        kind, now = event["event"], event["time"]
+        if kind in ("start", "device"):
+            self.changes.clear()
+        elif kind == "sample":
+            if before and before.sample:
+                self._gap = max(1.0, now - before.sample["time"])
+            if event.get("stage") in COMPUTING and "cost_done" in event:
+                self._take_cost(now, event["cost_done"])
+
+    def _take_cost(self, now: float, cost: float) -> None:
+        if self.changes and cost < self.changes[-1][1]:  # another worker
+            self.changes.clear()
+        if not self.changes or cost > self.changes[-1][1]:
+            self.changes.append((now, cost))
+
+    def rate(self, seconds: float) -> float | None:
+        """Return the cost a second over about the last `seconds`, whole batches of it; None before
+        the first one."""
+        if len(self.changes) < 2 or self.state is None or self.state.sample is None:
+            return None
+        now, newest = float(self.state.sample["time"]), self.changes[-1][1]
+        started, cost = self.changes[0]
+        for moment, there in self.changes:
+            if moment > now - seconds or there == newest:
+                break
+            started, cost = moment, there
+        return (newest - cost) / (now - started) if now > started else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +127,6 @@ class Job:
     """Cost a second of late."""
     pace: float | None = None
     """The same over a longer time."""
-    startup_seconds: float | None = None
-    computing_seconds: float | None = None
-    """How long it has had its devices, by its own clock."""
     silent_seconds: float = 0.0
     is_silent: bool = False
     """Whether samples are missing that should have come."""
@@ -80,7 +150,7 @@ class Job:
         return {**asdict(self), "silent_seconds": round(self.silent_seconds, 1)}
 
 
-def job_of(held: Held, tail: Tail) -> Job:
+def job_of(held: Held, tail: TelemetryTail) -> Job:
     """Return what the job of a shard is doing; without telemetry, what its lock file says."""
     shard, holder, now = held.shard, held.holder, tail.state
     if now is None or _is_of_another(now.start, holder):
@@ -102,7 +172,6 @@ def job_of(held: Held, tail: Tail) -> Job:
     rows = min(shard.records, int(sample.get("rows_done", start.get("rows_done", 0))))
     left = sample.get("cost_left", shard.cost * (1 - rows / max(1, shard.records)))
     process = sample.get("process", {})
-    since = tail.devices_since or start.get("time")
     pid = start.get("pid")
     return Job(
         shard=shard.name,
@@ -118,8 +187,6 @@ def job_of(held: Held, tail: Tail) -> Job:
         cost_left=min(float(shard.cost), max(0.0, left)),
         speed=tail.rate(SPEED_SECONDS),
         pace=tail.rate(PACE_SECONDS),
-        startup_seconds=tail.startup_seconds,
-        computing_seconds=max(0.0, now.time - since) if since else None,
         silent_seconds=tail.silent_seconds(),
         is_silent=tail.is_silent(),
         oom_splits=int(sample.get("oom_splits", 0)),

@@ -6,29 +6,29 @@ last look. All shards are looked at anew when the plan changes and once a minute
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from featuremill.base.text import plain
-from featuremill.status.shards import Held, Mark, Shards, mark_of
+from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.state import Activity, RunState, activity_of, read_state
-from featuremill.status.time_left import by_devices, newest_of
-from featuremill.status.top.jobs import Job, job_of
-from featuremill.status.top.scene import Ended, Phase, Scene, Sums, Totals
-from featuremill.status.top.spread import Spread
-from featuremill.status.top.tails import Tail
+from featuremill.status.time_left import JobLeft, TimeLeft, time_left
+from featuremill.status.top.jobs import Job, TelemetryTail, job_of
 from featuremill.store import run_lock
 from featuremill.store.plan import Plan
-from featuremill.store.receipt import Receipt
+from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.results import Results
 
 if TYPE_CHECKING:  # brings pyarrow
     from featuremill.status.failures import Group, Reason
 
+VERSION = 2
+"""Of the JSON."""
 ANEW_SECONDS = 60.0
 """Between two looks at all shards."""
 MOST_FAILING_PARTS = 100
@@ -36,18 +36,110 @@ MOST_FAILING_PARTS = 100
 MOST_PARTS_A_LOOK = 5
 """So many at once: a look must not take long when a run with many failures is opened."""
 MOST_REASONS = 10
+Phase = Literal["planning", "starting", "computing", "merging", "between", "unknown", "rest"]
+"""between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be
+told from here; rest: nothing goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """Shards, the distinct records in them, and their cost: of a plan, or as far as it is done."""
+
+    shards: int = 0
+    records: int = 0
+    cost: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunNow:
+    """A run at one moment."""
+
+    folder: Path
+    """As the user calls it."""
+    time: float
+    """In seconds since 1970."""
+    phase: Phase
+    activity: Activity
+    plan: Plan | None = None
+    total: Sums = field(default_factory=Sums)
+    done: Sums = field(default_factory=Sums)
+    """Shards that are finished; records with a row, be it a failed one."""
+    num_failed: int = 0
+    jobs: list[Job] = field(default_factory=list)
+    """Those that somebody is at."""
+    reasons: list[Group] = field(default_factory=list)
+    """Why distinct records failed, in parts that are finished."""
+    ended: dict[str, str] = field(default_factory=dict)
+    """By shard, what a job said that failed and that nobody has taken up since."""
+    rest: TimeLeft | None = None
+    trouble: str = ""
+    """Why this look failed; all else is what the one before found."""
+    status: RunState | None = None
+    """What status says, once nothing goes on any more."""
+
+    @property
+    def share(self) -> float:
+        """How much of the work is done, from 0 to 1."""
+        return min(1.0, self.done.cost / self.total.cost) if self.total.cost else 1.0
+
+    @property
+    def cost_unit(self) -> str:
+        """What cost is counted in, such as residues."""
+        return self.plan.cost_unit if self.plan else "cost"
+
+    @property
+    def speed(self) -> float | None:
+        """The cost a second of late, of all jobs; None while none of them has finished a batch."""
+        told = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
+        return sum(told) if told else None
+
+    @property
+    def at_work(self) -> list[Job]:
+        """The jobs that hold a device."""
+        return [job for job in self.jobs if job.is_at_work]
+
+    @property
+    def waiting(self) -> list[Job]:
+        """The jobs that wait for one."""
+        return [job for job in self.jobs if not job.is_at_work]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as one object, as docs/top.md explains it; what is not known is None."""
+        total, done = self.total, self.done
+        moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
+        return {
+            "version": VERSION,
+            "folder": str(self.folder),
+            "time": moment.isoformat(timespec="seconds"),
+            "run": self.plan.run if self.plan else None,
+            "phase": self.phase,
+            "cost_unit": self.cost_unit,
+            "share": round(self.share, 6) if self.plan else None,
+            "shards": {"total": total.shards, "done": done.shards},
+            "records": {"total": total.records, "done": done.records, "failed": self.num_failed},
+            "cost": {"total": float(total.cost), "done": round(done.cost, 3)},
+            "cost_per_second": None if self.speed is None else round(self.speed, 1),
+            "rest": self.rest and self.rest.as_json(),
+            "jobs": [job.as_json() for job in self.jobs],
+            "reasons": [
+                {key: getattr(one, key) for key in ("kind", "reason", "number", "remedy")}
+                for one in self.reasons
+            ],
+            "ended": [{"shard": shard, "message": text} for shard, text in self.ended.items()],
+            "status": self.status.as_json() if self.status else None,
+        }
 
 
 class Reader:
     """One run, looked at again and again."""
 
-    def __init__(self, given: Path) -> None:
-        self._given = given
-        self._results = Results(run_lock.whole_path(given))
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._results = Results(run_lock.whole_path(folder))
         self._run: _PlannedRun | None = None
         self._plan_mark: Mark | None = None
 
-    def look(self) -> Scene:
+    def look(self) -> RunNow:
         """Return how the run stands now.
 
         Raises:
@@ -66,19 +158,19 @@ class Reader:
             phase = "between" if self._run else "starting"
         else:
             phase = "unknown" if jobs or activity.is_running is None else "rest"
-        return self._scene(phase, activity, jobs)
+        return self._now(phase, activity, jobs)
 
-    def look_closely(self) -> Scene:
+    def look_closely(self) -> RunNow:
         """Return the same of a run that nobody is at, with all that status says of it.
 
         Raises:
             UserError: when that is no run's folder, or its files cannot be read.
         """
-        state = read_state(self._given)
+        status = read_state(self._folder)
         self._take_plan()
         if self._run:
-            self._run.take(state)
-        return replace(self._scene("rest", state.activity, []), state=state)
+            self._run.take(status)
+        return replace(self._now("rest", status.activity, []), status=status)
 
     def _take_plan(self) -> None:
         """Read plan.json when it is another one, and then everything anew."""
@@ -88,9 +180,9 @@ class Reader:
             self._run = _PlannedRun(self._results, plan) if plan else None
             self._plan_mark = mark
 
-    def _scene(self, phase: Phase, activity: Activity, jobs: list[Job]) -> Scene:
-        scene = Scene(self._given, time.time(), phase, activity)
-        return self._run.shown_in(scene, jobs) if self._run else scene
+    def _now(self, phase: Phase, activity: Activity, jobs: list[Job]) -> RunNow:
+        now = RunNow(folder=self._folder, time=time.time(), phase=phase, activity=activity)
+        return self._run.added_to(now, jobs) if self._run else now
 
 
 class _PlannedRun:
@@ -99,11 +191,13 @@ class _PlannedRun:
     def __init__(self, results: Results, plan: Plan) -> None:
         self._results = results
         self._plan = plan
-        cost = sum(shard.cost for shard in plan.shards)
-        self._sums = Sums(len(plan.shards), sum(shard.records for shard in plan.shards), cost)
+        self._total = Sums(
+            shards=len(plan.shards),
+            records=sum(shard.records for shard in plan.shards),
+            cost=sum(shard.cost for shard in plan.shards),
+        )
         self._shards = Shards(results, plan)
-        self._tails: dict[str, Tail] = {}
-        self._spread = Spread()
+        self._tails: dict[str, TelemetryTail] = {}
         self._newest: list[Receipt] = []
         self._num_taken = 0
         """Receipts that were added up."""
@@ -123,12 +217,9 @@ class _PlannedRun:
         held, left = self._shards.look()
         for name in left:
             self._tail(name)
-        jobs = [self._job(one) for one in held]
+        jobs = [job_of(one, self._tail(one.shard.name)) for one in held]
         self._take_receipts()
         return jobs
-
-    def _job(self, held: Held) -> Job:
-        return job_of(held, self._tail(held.shard.name))
 
     def take(self, state: RunState) -> None:
         """Take over what status found."""
@@ -139,9 +230,9 @@ class _PlannedRun:
                 self._shards.receipts.setdefault(receipt.shard, receipt)
         self._take_receipts()
 
-    def _tail(self, name: str) -> Tail:
+    def _tail(self, name: str) -> TelemetryTail:
         path = self._results.telemetry(self._plan.recipe, name)
-        tail = self._tails.setdefault(name, Tail(path))
+        tail = self._tails.setdefault(name, TelemetryTail(path))
         tail.look()
         return tail
 
@@ -151,40 +242,41 @@ class _PlannedRun:
         new = list(itertools.islice(receipts.values(), self._num_taken, None))
         self._num_taken = len(receipts)
         if new:
-            self._newest = newest_of([*self._newest, *new])
+            self._newest = newest_whole([*self._newest, *new])
         for receipt in new:
-            self._spread.add(receipt)
             self._tails.pop(receipt.shard, None)
             self._num_failed += receipt.failed
             if receipt.failed:
                 self._failing.append(receipt.shard)
 
-    def shown_in(self, scene: Scene, jobs: list[Job]) -> Scene:
-        """Return the scene with all that is known of the plan's shards."""
+    def added_to(self, now: RunNow, jobs: list[Job]) -> RunNow:
+        """Return `now` with all that is known of the plan's shards."""
         taken = {job.shard for job in jobs}
         idle = [shard for shard in self._shards.open if shard.name not in taken]
-        costs_left = [shard.cost_left for shard in idle]
-        waiting = costs_left + [job.cost_left for job in jobs if not job.is_at_work]
-        is_left = bool(idle or jobs)
+        # Nobody knows whether a silent job goes on: what it has left may be another one's to do.
+        lively = [job for job in jobs if job.is_at_work and not job.is_silent]
+        others = [job for job in jobs if not job.is_at_work or job.is_silent]
+        waiting = [shard.cost_left for shard in idle] + [job.cost_left for job in others]
+        total = self._total
         records_left = sum(shard.records - shard.num_rows for shard in idle)
-        totals = Totals(
-            of=self._sums,
-            shards=self._sums.shards - len(idle) - len(jobs),
-            records=self._sums.records
-            - records_left
-            - sum(job.records - job.rows_done for job in jobs),
-            failed=self._num_failed + sum(job.rows_failed for job in jobs),
-            cost=self._sums.cost - sum(costs_left) - sum(job.cost_left for job in jobs),
+        records_left += sum(job.records - job.rows_done for job in jobs)
+        done = Sums(
+            shards=total.shards - len(idle) - len(jobs),
+            records=total.records - records_left,
+            cost=total.cost - sum(waiting) - sum(job.cost_left for job in lively),
         )
         return replace(
-            scene,
+            now,
             plan=self._plan,
-            totals=totals,
+            total=total,
+            done=done,
+            num_failed=self._num_failed + sum(job.rows_failed for job in jobs),
             jobs=jobs,
-            uses=self._spread.uses(jobs, scene.time),
             reasons=self._failures(),
             ended=self._ended(taken),
-            rest=by_devices(jobs, waiting, self._newest, scene.time) if is_left else None,
+            rest=time_left(
+                waiting, [JobLeft(job.cost_left, job.pace) for job in lively], self._newest
+            ),
         )
 
     def _failures(self) -> list[Group]:
@@ -202,11 +294,15 @@ class _PlannedRun:
             Group(*reason, number) for reason, number in self._reasons.most_common(MOST_REASONS)
         ]
 
-    def _ended(self, taken: set[str]) -> list[Ended]:
-        """Return the jobs that said that they failed, and that nobody goes on with."""
-        found = []
-        for name, tail in self._tails.items():
-            end = tail.state.end if tail.state else None
-            if end and end.get("status") == "failed" and name not in taken:
-                found.append(Ended(name, plain(end.get("message", ""))))
-        return found
+    def _ended(self, taken: set[str]) -> dict[str, str]:
+        """Return what jobs said that failed, by shard, if nobody goes on with it."""
+        ends = {
+            name: tail.state.end
+            for name, tail in self._tails.items()
+            if tail.state and tail.state.end and name not in taken
+        }
+        return {
+            name: plain(end.get("message", ""))
+            for name, end in ends.items()
+            if end.get("status") == "failed"
+        }

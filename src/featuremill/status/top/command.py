@@ -1,0 +1,32 @@
+"""top: a run while it goes on: how far, how fast, how long yet, on which device, what failed.
+
+Reads files only, so it works from another node of a shared file system, and beside a run without
+disturbing it. What the states of shards are called, and when a run is done, is status's to say.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill top`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument("--once", action="store_true", help="one look, then end")
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: one object a look, each on a line"
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="between two looks (default: 1 on a terminal, 10 elsewhere)",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
+    from featuremill.status.top import watch  # here and not above: other verbs do not pay for it
+
+    return watch.run(arguments)

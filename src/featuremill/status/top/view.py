@@ -1,0 +1,235 @@
+"""A run while it goes on, for people: in one line, for logs and pipes, or as a whole screen."""
+
+from __future__ import annotations
+
+import platform
+import textwrap
+import time
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from featuremill.base import words
+from featuremill.base.text import one_line, plain
+from featuremill.base.words import counted
+from featuremill.status import view
+from featuremill.status.top.jobs import DeviceNow, Job
+from featuremill.status.top.reader import RunNow
+from featuremill.status.view import duration
+
+SEPARATOR = " · "
+HINT = "Ctrl-C ends this view, not the run."
+QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
+MOST_REASONS = 4
+MOST_NAME = 22
+LONG_SECONDS, DAY_SECONDS = 600, 64_800
+"""From how long on the hour of the end is said; and its day."""
+HOT_C = 85
+"""From about here on GPUs slow down."""
+HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
+"""Reasons for lower clocks that somebody chose, or that every busy card has."""
+NOT_KNOWN = Text("–", QUIET)
+PHASES = {
+    "planning": "planning now",
+    "starting": "started, and there is no plan yet",
+    "computing": "computing",
+    "merging": "merging now",
+    "between": "running, and no job computes at this moment",
+    "unknown": "whether anybody is at it cannot be told from here",
+    "rest": "nobody is at it now",
+}
+
+
+def totals_line(now: RunNow) -> str:
+    """Return how far the run is, how fast, and how long yet."""
+    if now.plan is None:
+        return _phase(now)
+    if now.phase == "computing":
+        jobs = counted(len(now.at_work), "job")
+        jobs += f" + {len(now.waiting):,} waiting" if now.waiting else ""
+        parts = [jobs, *_pace(now)]
+    else:
+        parts = [_phase(now)]
+    return SEPARATOR.join([*_done(now), *parts, *_failed(now)])
+
+
+def troubles(now: RunNow) -> list[str]:
+    """Return what went wrong, each with what helps: records that failed, and jobs."""
+    return [f"{what} → {remedy}" if remedy else what for what, remedy in _troubles(now)]
+
+
+def screen(now: RunNow, width: int) -> RenderableType:
+    """Return what a terminal shows, what counts most above: one that is too low shows the
+    beginning; one that is too narrow, of each cell."""
+    title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
+    title.append(_phase(now), WARN if now.phase in ("unknown", "rest") else GOOD)
+    parts: list[RenderableType] = [_cropped(title)]
+    if now.trouble:
+        parts.append(_cropped(Text(one_line(now.trouble), BAD)))
+    if now.plan:
+        bar = Table.grid()  # a bar alone does not end its line
+        bar.add_row(ProgressBar(1.0, now.share, width, complete_style="cyan"))
+        shards = f"{now.done.shards:,} of {counted(now.total.shards, 'shard')}"
+        parts += [bar, Text(SEPARATOR.join([*_done(now), shards, *_failed(now)]))]
+        if now.phase == "computing":
+            parts.append(Text(SEPARATOR.join(_pace(now))))
+    if now.at_work:
+        parts += [Text(), _jobs_table(now)]
+    parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
+    for what, remedy in (found := _troubles(now))[:MOST_REASONS]:
+        parts += [Text(line, BAD) for line in _wrapped(what, "✗ ", width)]
+        parts += [Text(line, QUIET) for line in _wrapped(remedy, "  → ", width)]
+    if len(found) > MOST_REASONS:
+        parts.append(Text(f"  and {len(found) - MOST_REASONS:,} more reasons", QUIET))
+    return Group(*parts)
+
+
+def _phase(now: RunNow) -> str:
+    """Return what goes on; of a run that nobody is at how it stands, in status's words."""
+    if now.status:
+        return view.verdict(now.status).rstrip(".")
+    if now.phase == "between" and now.done.shards == now.total.shards:
+        return "every part is there; the results are next"
+    return PHASES[now.phase]
+
+
+def _done(now: RunNow) -> list[str]:
+    """Return how much of the work is done, 100 % only for all of it, and how many records."""
+    most = 100 if now.done.shards == now.total.shards else 99.9
+    records = f"{now.done.records:,} of {words.records(now.total.records)}"
+    return [f"{min(100 * now.share, most):.1f} % of the work", records]
+
+
+def _failed(now: RunNow) -> list[str]:
+    return [f"{now.num_failed:,} failed"] if now.num_failed else []
+
+
+def _pace(now: RunNow) -> list[str]:
+    """Return how fast all devices are together, and how long it takes until every part is there."""
+    speed = [] if now.speed is None else [f"{_short(now.speed)} {plain(now.cost_unit)}/s"]
+    seconds = now.rest.seconds if now.rest else None
+    if seconds is None:
+        why = "no batch is finished since the start"
+        if not any(not job.is_silent for job in now.at_work):
+            why = "no job is at work" if now.at_work else "every job waits for a device"
+        return [*speed, f"time left not known: {why}"]
+    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
+    until = time.strftime(shown, time.localtime(now.time + seconds))
+    return [
+        *speed,
+        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
+    ]
+
+
+def _troubles(now: RunNow) -> list[tuple[str, str]]:
+    """Return what became of how many records and why, with what helps, and the jobs that failed."""
+    said = [
+        (f"{words.records(one.number)} {one.status}: {one_line(plain(one.reason))}", one.remedy)
+        for one in now.reasons
+    ]
+    if running := sum(job.rows_failed for job in now.jobs):
+        what = f"{words.records(running)} failed in shards that are at work"
+        said.append((what, "The reasons come with the parts."))
+    return said + [(f"shard {n[:8]} ended: {one_line(text)}", "") for n, text in now.ended.items()]
+
+
+def _jobs_table(now: RunNow) -> Table:
+    """Return a table with a row a device or slot; where it is too narrow, names are cut first."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
+    table.add_column("DEVICE", overflow="ellipsis")
+    table.add_column("SHARD", no_wrap=True)
+    unit = one_line(now.cost_unit)[:12].upper()
+    for heading in ("DONE", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT"):
+        table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
+    is_here = {job.host for job in now.at_work} <= {platform.node()}
+    for job in sorted(now.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices))):
+        for number, device in enumerate(job.devices):
+            name = f"{'' if is_here else f'{one_line(job.host)} '}{_label(device)}"
+            own = (job.shard[:8], f"{100 * job.share:.0f} %") if number == 0 else ("″", "")
+            last = (_speed(job), _left(job)) if number == 0 else ()
+            table.add_row(_cropped(Text(name)), *own, *_gauges(job, device), *last)
+    return table
+
+
+def _order(device: DeviceNow) -> tuple[str, str, str]:
+    return device.name, device.uuid, device.slot
+
+
+def _gauges(job: Job, device: DeviceNow) -> list[Text]:
+    """Return use, memory, temperature and power; of a CPU, those of the worker's process."""
+    use, memory_mb, celsius = device.utilisation, device.memory_mb, device.temperature_c
+    if is_cpu := device.kind == "cpu":
+        use = job.cpu_percent if use is None else use
+        memory_mb = job.memory_mb if memory_mb is None else memory_mb
+    of = f"/{device.total_mb / 1024:.0f}" if device.total_mb else ""
+    memory = NOT_KNOWN if memory_mb is None else Text(f"{memory_mb / 1024:.1f}{of} GB")
+    heat = _number(celsius, style=WARN if celsius is not None and celsius >= HOT_C else "")
+    others = [Text(), Text()] if is_cpu else [heat, _number(device.power_w)]
+    return [_number(use, " %"), memory, *others]
+
+
+def _number(value: float | None, unit: str = "", style: str = "") -> Text:
+    return NOT_KNOWN if value is None else Text(f"{value:.0f}{unit}", style)
+
+
+def _speed(job: Job) -> Text:
+    if job.is_silent:
+        return Text("silent", WARN)
+    if job.stage != "run":
+        return Text({"load": "loading", "finish": "finishing"}.get(job.stage, ""), QUIET)
+    return NOT_KNOWN if job.speed is None else Text(_short(job.speed))
+
+
+def _left(job: Job) -> str:
+    if not job.pace or job.stage != "run" or job.is_silent:
+        return ""
+    return duration(job.cost_left / job.pace)
+
+
+def _label(device: DeviceNow) -> str:
+    """Return the beginning of a device's UUID, its model, and which slot of several it is."""
+    if device.uuid == "cpu":
+        return "CPU"
+    model = one_line(device.name).removeprefix("NVIDIA ").removeprefix("GeForce ")
+    head = one_line(device.uuid).removeprefix("GPU-").removeprefix("MIG-")[:4]
+    text = f"{head} {model}".strip()
+    text = text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 1]}…"
+    number, _, count = one_line(device.slot).partition("of")
+    return f"{text} {int(number) + 1}/{count}" if number.isdecimal() and count != "1" else text
+
+
+def _notes(now: RunNow) -> list[tuple[str, str]]:
+    """Return what is to be said of jobs and devices besides their numbers, a line each."""
+    found = []
+    for job in now.jobs:
+        if job.is_silent or job.state != "running":
+            silence, host = duration(job.silent_seconds), one_line(job.host)
+            found.append((f"shard {job.shard[:8]}: nothing heard for {silence} from {host}", WARN))
+        for device in job.devices:
+            if slowed := [why for why in device.throttle if why not in HARMLESS]:
+                why = one_line(", ".join(slowed).replace("_", " "))
+                found.append((f"{_label(device)}: slowed down by {why}", WARN))
+    if waiting := [job.shard[:8] for job in now.waiting if job.state == "running"]:
+        jobs = counted(len(waiting), "job")
+        found.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
+    if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
+        found.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
+    return found
+
+
+def _short(value: float) -> str:
+    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
+    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")
+
+
+def _cropped(text: Text) -> Text:
+    """Return the text as one that takes one line, and ends in … where it is too long."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _wrapped(text: str, mark: str, width: int) -> list[str]:
+    """Return a text as lines, those after the first indented as that is behind its mark."""
+    return textwrap.wrap(text, width, initial_indent=mark, subsequent_indent=" " * len(mark))

@@ -1,0 +1,249 @@
+"""Looks at a run until nobody is at it any more; shows each look, and then what status says."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import plain
+from featuremill.status import view as status_view
+from featuremill.status.state import NOT_DONE, is_run, refusing_what_cannot_be_read
+from featuremill.status.top import view
+from featuremill.status.top.reader import Reader, RunNow
+from featuremill.store import run_lock
+from featuremill.store.results import Results
+
+AWAIT_SECONDS = 0.5
+"""Between two looks whether a run has begun."""
+STILL_SECONDS = 10.0
+"""Nobody is at a run that is computed by hand, shard by shard, for moments like this."""
+UNKNOWN_SECONDS = 30.0
+"""Between two looks whether a run is done whose Snakemake cannot be seen from here."""
+SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
+"""Between two looks."""
+MOST_EVERY_SECONDS = 86_400.0
+GROWTH_SECONDS = 2.5
+"""After this long a telemetry file has grown, if its job lives."""
+log = logging.getLogger("featuremill.top")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look and show as the arguments say; return the exit status."""
+    given: Path = arguments.run_folder
+    if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
+        raise UserError(
+            f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
+        )
+    if not arguments.once:
+        _await_run(given)
+    reader = Reader(given)
+    with (
+        refusing_what_cannot_be_read(given),
+        _ended_by_its_reader(),
+        _output_for(arguments) as output,
+    ):
+        last = _one_look(reader) if arguments.once else _watch(reader, output)
+        output.end(last)
+    return last.status.exit_status if last.status else NOT_DONE
+
+
+def _await_run(given: Path) -> None:
+    """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
+    root = run_lock.whole_path(given)
+    if root.parent.name != "results" or not root.parent.parent.is_dir():
+        return
+    is_said = False
+    while not is_run(Results(root), run_lock.read(root)):
+        if not is_said:
+            log.info("waiting for a run in %s (Ctrl-C ends this)", given)
+            is_said = True
+        time.sleep(AWAIT_SECONDS)
+
+
+@contextlib.contextmanager
+def _ended_by_its_reader() -> Iterator[None]:
+    """End as SIGPIPE would where whoever reads the output has enough of it, as `head` has."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more
+        raise SystemExit(128 + signal.SIGPIPE) from None
+
+
+def _one_look(reader: Reader) -> RunNow:
+    """Return how the run stands; look twice where only time tells whether a job lives."""
+    now = reader.look()
+    if any(job.state == "unclear" for job in now.jobs):
+        time.sleep(GROWTH_SECONDS)
+        now = reader.look()
+    return _known(reader, now)
+
+
+def _watch(reader: Reader, output: _Screen | _Lines | _Json) -> RunNow:
+    """Show the run until nobody is at it; return how it stands then."""
+    was_running = False
+    still_since: float | None = 0.0  # at the first look, nobody has been at it for long
+    known_at = 0.0
+    for now in _looks(reader, output.every_seconds):
+        moment = time.monotonic()
+        was_running |= bool(now.activity.is_running)
+        if now.phase == "rest":
+            still_since = moment if still_since is None else still_since
+            if was_running or moment - still_since >= STILL_SECONDS:
+                return reader.look_closely()
+        else:
+            still_since = None
+        if now.phase == "unknown" and moment - known_at >= UNKNOWN_SECONDS:
+            known_at = moment
+            if (known := _known(reader, now)).status:
+                return known
+        output.look(now)
+    raise AssertionError("looks do not end by themselves")
+
+
+def _known(reader: Reader, now: RunNow) -> RunNow:
+    """Return the run with what status says, if nobody is at the run, or if it is done."""
+    if now.phase not in ("rest", "unknown"):
+        return now
+    closely = reader.look_closely()
+    assert closely.status
+    is_over = now.phase == "rest" or closely.status.exit_status != NOT_DONE
+    return closely if is_over else now
+
+
+def _looks(reader: Reader, seconds: float) -> Iterator[RunNow]:
+    """Yield how the run stands, every so many seconds; after the first look, what cannot be read is
+    taken for a passing trouble of the file system."""
+    now = reader.look()
+    while True:
+        started = time.monotonic()
+        yield now
+        time.sleep(max(0.0, seconds - (time.monotonic() - started)))
+        try:
+            now = reader.look()
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            trouble = f"{where}{error.strerror or error}; this is how it was before"
+            now = replace(now, time=time.time(), trouble=trouble)
+
+
+@contextlib.contextmanager
+def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _Json]:
+    """Yield what the arguments ask for, here."""
+    every: float | None = arguments.every
+    if arguments.json:
+        yield _Json(every or LINE_SECONDS, arguments.once)
+    elif sys.stdout.isatty() and not (arguments.once or arguments.quiet):
+        with _Screen(every or SCREEN_SECONDS) as screen:
+            yield screen
+    else:
+        yield _Lines(every or LINE_SECONDS, arguments.quiet)
+
+
+class _Screen:
+    """The whole terminal, given back as it was, with how it ended below."""
+
+    def __init__(self, every_seconds: float) -> None:
+        self.every_seconds = every_seconds
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
+        self._last: RunNow | None = None
+
+    def __enter__(self) -> _Screen:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._live.__exit__(*error)
+        if self._last:  # interrupted, or failed
+            self._console.print(view.totals_line(self._last), markup=False)
+
+    def look(self, now: RunNow) -> None:
+        """Draw the screen anew."""
+        self._last = now
+        picture = Group(view.screen(now, self._console.width), "", Text(view.HINT, view.QUIET))
+        self._live.update(picture, refresh=True)
+
+    def end(self, now: RunNow) -> None:
+        """Leave behind what status says."""
+        self._last = None
+        self._live.stop()
+        _print_end(now)
+
+
+class _Lines:
+    """Dated lines, and at the end what status says."""
+
+    def __init__(self, every_seconds: float, is_quiet: bool) -> None:
+        self.every_seconds = every_seconds
+        self._is_quiet = is_quiet
+        self._said: set[str] = set()
+
+    def look(self, now: RunNow) -> None:
+        """Write how far the run is, and what failed since the last line."""
+        if now.trouble:
+            self._write(now, plain(now.trouble))
+        elif not self._is_quiet:
+            self._write(now, view.totals_line(now))
+        for line in view.troubles(now):
+            if line not in self._said:
+                self._said.add(line)
+                self._write(now, line)
+
+    def end(self, now: RunNow) -> None:
+        """Write it; when nobody wants to hear of what is well, only what failed since."""
+        if self._is_quiet:
+            self.look(now)
+        else:
+            _print_end(now)
+
+    def _write(self, now: RunNow, line: str) -> None:
+        sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(now.time))}  {line}\n")
+        sys.stdout.flush()
+
+
+def _print_end(now: RunNow) -> None:
+    """Print what status says of a run at rest, or else the screen once."""
+    if now.status:
+        sys.stdout.write("".join(f"{line}\n" for line in status_view.lines(now.status)))
+        return
+    console = Console(highlight=False)
+    shown = view.screen(now, console.width)
+    if console.is_terminal:
+        console.print(shown)
+        return
+    with console.capture() as captured:
+        console.print(shown)
+    for line in captured.get().splitlines():  # tables fill their width with blanks
+        sys.stdout.write(f"{line.rstrip()}\n")
+
+
+class _Json:
+    """One object a look, each on a line; for one look only, over many lines."""
+
+    def __init__(self, every_seconds: float, is_one: bool) -> None:
+        self.every_seconds = every_seconds
+        self._indent = 2 if is_one else None
+
+    def look(self, now: RunNow) -> None:
+        """Write the object."""
+        text = json.dumps(now.as_json(), indent=self._indent, ensure_ascii=False)
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+
+    end = look
