@@ -124,7 +124,7 @@ def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int
         counts = count(gatherer, folder, plan, listed)
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
-        delivery.clear_partial(folder)
+        delivery.remove(folder.partial.root)
         result = _write(folder, plan, gatherer, outputs, counts, is_partial=False)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
@@ -156,7 +156,7 @@ def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> 
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
-    delivery.clear_partial(folder)
+    delivery.remove(folder.partial.root)
     place = folder.partial
     place.root.mkdir()
     is_empty = not any(parts)
