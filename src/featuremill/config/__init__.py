@@ -83,7 +83,7 @@ class Config(Section):
     not fit one: jobs side by side, each on a GPU of its own, are faster."""
     outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
     """Files that merge writes to `results/<run>/`: `embeddings.parquet`, `embeddings.npy`,
-    `per-protein.h5`, `per-residue.h5`, `embeddings.h5ad` (AnnData), `embeddings.safetensors`, with
+    `per-protein.h5`, `per-residue.h5`, `embeddings.h5ad` (AnnData), with
     `parquet_dataset` the folder `embeddings/` of files with a million rows each, which is what fits
     from some million records on, and with `fair_esm_pt` the folder `fair-esm-pt/` of one file a
     protein, as fair-esm's extract.py writes them. docs/outputs.md says which is for what;
