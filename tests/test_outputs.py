@@ -527,7 +527,7 @@ def test_few_files_are_not_worth_a_warning(tmp_path, monkeypatch):
 
 def snippets(language):
     """Return the snippets for tools in a language; tests/test_documents.py types the whole page."""
-    page = (ROOT / "docs" / "outputs.md").read_text("utf-8").partition("## A plot in ten")[0]
+    page = (ROOT / "docs" / "outputs.md").read_text("utf-8").partition("## Vectors per")[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 
