@@ -28,9 +28,8 @@ from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
-from featuremill.store.disk_space import Need, needs_of_outputs
+from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
     ABOUT,
     FILES,
@@ -503,26 +502,6 @@ def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
     next(run.root.glob("fair-esm-pt/*.pt")).unlink()
     _, npy, tensors, _ = needs_of_run(run, plan, values)
     assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 320 * 4, 1)
-
-
-def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):
-    disk = Disk(tmp_path, environment, "900m,nr_inodes=1000", "fair_esm_pt", workload="esm2")
-    weights = ("--weights", str(done.folder / "weights.json"))
-    try:
-        refused = disk(*disk.words, *weights).stderr
-        assert "fair-esm-pt: 6,000 files, one a record; the file system of run has" in refused
-        assert re.search(r"it needs 6,000 files, and .* can hold [0-9]+ more", refused), refused
-    finally:
-        disk.mount.close()
-
-
-def test_few_files_are_not_worth_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 1_000_000)
-    few, many = (Need("fair-esm-pt", tmp_path, 0, num) for num in (50_000, 50_001))
-    assert not many_files([few])
-    assert "50,001 files, one a record; the file system" in many_files([few, many])[0]
-    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 100)
-    assert many_files([Need("fair-esm-pt", tmp_path, 0, 6)])
 
 
 def snippets(language):

@@ -23,7 +23,6 @@ from featuremill.merge.delivery import write
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.provenance import provenance_of
 from featuremill.store import command_line
-from featuremill.store.agreement import read_plan_of_manifest
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.files import write_json
 from featuremill.store.formats import FAILED, FILES, FORMATS, sidecar_of
@@ -70,7 +69,7 @@ def export(
             the way.
         IntegrityError: when parts are not those that the results were made of.
     """
-    plan = read_plan_of_manifest(folder)
+    plan = folder.read_plan_of_manifest()
     results = folder.find_delivery()
     if results is None or not results.is_of(plan):
         raise UserError(
