@@ -501,8 +501,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         from pathlib import Path
         import psutil
         from featuremill.extract.gpus import Poller
-        from featuremill.extract.peak_memory import peak_memory_mb
-from featuremill.extract.recorder import Sampler
+        from featuremill.extract.recorder import Sampler
         from featuremill.store.telemetry import Writer
         poller = Poller(sys.argv[2:], {})
         poller.refresh(5)
