@@ -20,7 +20,6 @@ from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
 from programs import Verbs
-from safetensors import safe_open
 
 import featuremill
 from featuremill import __main__
@@ -29,9 +28,8 @@ from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.plan.announce import many_files
 from featuremill.plan.needs import needs_of_run
-from featuremill.store.disk_space import Need, needs_of_outputs
+from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
     ABOUT,
     FILES,
@@ -163,16 +161,6 @@ def test_anndata_reads_the_h5ad(results, table, backed):
     assert found.uns["featuremill"]["X"] == "mean_layer_3"
 
 
-def test_the_safetensors_library_reads_tensors_ids_and_metadata(results, table):
-    with safe_open(results / "embeddings.safetensors", "pt") as file:
-        assert set(file.keys()) == {*POOLED, "ids"}
-        for column in POOLED:
-            assert (file.get_tensor(column).numpy() == vectors(table, column)).all()
-            assert file.get_slice(column).get_shape() == [10, 320]
-        assert bytes(file.get_tensor("ids")).decode().splitlines() == IDS
-        assert file.metadata()["columns"] == ",".join(POOLED)
-
-
 def test_one_dataset_an_accession_as_uniprot_has_it(results, table):
     names = {"P35309": "sp|P35309|HSP1_PANTR", "P35309%": "P35309"} | {
         "sp|P35309|OTHER_NAME": "sp|P35309|OTHER_NAME",
@@ -259,9 +247,6 @@ def attributes(path, name):
     if name == "fair_esm_pt" or FORMATS[name].has_sidecar:
         beside = path / "provenance.json" if path.is_dir() else path.parent / sidecar_of(path.name)
         return json.loads(beside.read_text())
-    if name == "safetensors":
-        with safe_open(path, "np") as file:
-            return file.metadata()
     with h5py.File(path) as file:
         if name == "h5ad":
             return {key: value.asstr()[()] for key, value in file["uns/featuremill"].items()}
@@ -329,7 +314,7 @@ def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
 
 
 def test_small_blocks_make_the_same_files(run, monkeypatch):
-    same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
+    same = ["h5ad", "fair_esm_pt", "per_residue_h5", "npy"]
     before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
     monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
     after = merge(run, same, 0).as_json()["outputs"]
@@ -343,16 +328,11 @@ def test_small_blocks_make_the_same_files(run, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("source", ["parts", "table"])
-def test_export_gives_what_merge_would_have_written(done, run, source):
+def test_export_gives_what_merge_would_have_written(run):
     told = manifest_of(run)["outputs"]
-    kept = ["parquet"] if source == "table" else ["npy"]
+    kept = ["npy"]
     merge(run, kept, 0)
     before = (run.root / "manifest.json").stat().st_mtime_ns
-    if source == "table":
-        clean = [sys.executable, "-m", "featuremill", "clean", str(run.root)]
-        subprocess.run([*clean, "--keep", "results", "--yes"], env=done.environment, check=True)
-        assert not list((run.store / "parts").rglob("*.arrows"))
     others = [name for name in ALL if name not in kept]
     files = export(run, others)
     assert set(files) == {FILES[name] for name in others}
@@ -394,9 +374,9 @@ def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys)
 
 
 def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
-    export(run, ["safetensors", "npy"], tmp_path / "new" / "place")
+    export(run, ["h5ad", "npy"], tmp_path / "new" / "place")
     found = {path.name for path in (tmp_path / "new" / "place").iterdir()}
-    assert found == {"embeddings.safetensors", "embeddings.npy", "embeddings.npy.json"}
+    assert found == {"embeddings.h5ad", "embeddings.npy", "embeddings.npy.json"}
     assert not (run.root / "exports.json").exists()
     for name in ("embeddings.npy", "embeddings.npy.json"):
         with pytest.raises(UserError, match=rf"{name}: it exists already"):
@@ -426,21 +406,13 @@ def test_what_cannot_be_exported_is_said(run):
         export(run, ["h5ad"])
 
 
-def test_an_impossible_format_names_those_that_can_be_had(verbs):
+def test_an_impossible_format_is_refused_with_those_beside_it(verbs):
     verbs.extract(verbs.plan([("a", "MKV")]))
     verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
     words = ("export", verbs.run_folder.root, "--to", "npy", "per_residue_h5", "h5ad")
-    said = verbs(*words, status=2)
-    assert "per_residue_h5 needs" in said
-    assert "drop it and ask again for npy, h5ad: nothing was written." in " ".join(said.split())
-    assert not (verbs.run_folder.root / "embeddings.npy").exists()
-
-
-def test_a_table_that_was_changed_is_no_source(run):
-    shutil.rmtree(run.store / "parts")
-    pq.write_table(pq.read_table(run.root / "embeddings.parquet"), run.root / "embeddings.parquet")
-    with pytest.raises(IntegrityError, match="not the file that merge wrote"):
-        export(run, ["h5ad"], run.root / "elsewhere")
+    assert "per_residue_h5 needs" in verbs(*words, status=2)
+    left = {path.name for path in verbs.run_folder.root.iterdir()}
+    assert not left & {"embeddings.npy", "embeddings.h5ad", "per-residue.h5"}
 
 
 def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
@@ -457,12 +429,9 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
     told = {"workload": "w", "workload_version": "1", "recipe": "r", "settings": settings}
     about = provenance.provenance_of(Plan.model_construct(**told), [])
     values = table.select(POOLED).schema.remove_metadata()
-    for name in ("h5ad", "safetensors"):
-        (tmp_path / name).touch()
-        open_writer(name, Target(tmp_path / name, values, 0, about)).close()
+    (tmp_path / "h5ad").touch()
+    open_writer("h5ad", Target(tmp_path / "h5ad", values, 0, about)).close()
     assert anndata.read_h5ad(tmp_path / "h5ad").shape == (0, 320)
-    with safe_open(tmp_path / "safetensors", "np") as file:
-        assert file.get_tensor("mean_layer_6").shape == (0, 320)
 
 
 def test_a_part_that_was_only_finished_is_of_no_other_version():
@@ -476,12 +445,6 @@ def test_a_part_that_was_only_finished_is_of_no_other_version():
     assert provenance.warnings_of([first, other]) == [
         "parts were computed with different torch: 2.8, 2.9."
     ]
-
-
-def test_a_column_never_takes_the_place_of_the_ids(tmp_path):
-    values = pa.schema({"ids": pa.list_(pa.int32(), 2)})
-    with pytest.raises(UserError, match="a tensor 'ids' of its own"):
-        open_writer("safetensors", Target(tmp_path / "x", values, 1, {}))
 
 
 class Disk:
@@ -541,29 +504,9 @@ def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
     assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 320 * 4, 1)
 
 
-def test_files_beyond_the_inodes_are_refused_and_many_are_named(done, tmp_path, environment):
-    disk = Disk(tmp_path, environment, "900m,nr_inodes=1000", "fair_esm_pt", workload="esm2")
-    weights = ("--weights", str(done.folder / "weights.json"))
-    try:
-        refused = disk(*disk.words, *weights).stderr
-        assert "fair-esm-pt: 6,000 files, one a record; the file system of run has" in refused
-        assert re.search(r"it needs 6,000 files, and .* can hold [0-9]+ more", refused), refused
-    finally:
-        disk.mount.close()
-
-
-def test_few_files_are_not_worth_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 1_000_000)
-    few, many = (Need("fair-esm-pt", tmp_path, 0, num) for num in (50_000, 50_001))
-    assert not many_files([few])
-    assert "50,001 files, one a record; the file system" in many_files([few, many])[0]
-    monkeypatch.setattr("featuremill.store.disk_space.free_inodes", lambda folder: 100)
-    assert many_files([Need("fair-esm-pt", tmp_path, 0, 6)])
-
-
 def snippets(language):
     """Return the snippets for tools in a language; tests/test_documents.py types the whole page."""
-    page = (ROOT / "docs" / "outputs.md").read_text("utf-8").partition("## A plot in ten")[0]
+    page = (ROOT / "docs" / "outputs.md").read_text("utf-8").partition("## Vectors per")[0]
     return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
 
 

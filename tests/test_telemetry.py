@@ -16,16 +16,15 @@ from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
 from featuremill.base.errors import UserError
-from featuremill.extract.peak_memory import allocated_peak_mb
-from featuremill.extract.telemetry.recorder import Recorder
-from featuremill.extract.telemetry.sampler import Sampler
+from featuremill.extract.peak_memory import peak_memory_mb
+from featuremill.extract.recorder import Recorder, Sampler
 from featuremill.lease.devices import Device
 from featuremill.store import telemetry
 from featuremill.store import telemetry as writer_module
 from featuremill.store.telemetry import Writer, seconds_between
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-OF_A_GPU = {"power_w", "temperature_c", "sm_mhz", "memory_mhz", "throttle", "energy_j"}
+OF_A_GPU = {"power_w", "temperature_c", "throttle", "energy_j"}
 
 
 def file_of(verbs, plan, number=0):
@@ -94,7 +93,8 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     assert (last["stage"], last["rows_done"], last["rows_failed"]) == ("finish", 20, 0)
     assert (last["cost_done"], last["cost_left"]) == (shard["cost"], 0)
     assert last["process"]["memory_mb"] > 100
-    assert not any({"devices", "torch_peak_mb"} & set(sample) for sample in attempt.samples)
+    assert last["peak_memory_mb"] > 100
+    assert not any("devices" in sample for sample in attempt.samples)
     assert attempt.end["status"] == "ok" and attempt.energy_j is None
     (receipt,) = verbs.receipts(plan)
     assert receipt["batches"] == last["batches"]
@@ -151,8 +151,6 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
         "memory_mb": 900,
         "power_w": 300.0,
         "temperature_c": 71,
-        "sm_mhz": 1410,
-        "memory_mhz": 1593,
         "throttle": ["power_cap"],
     }
     described = [attempt.start, device, *attempt.samples, *attempt.samples[-1]["devices"]]
@@ -201,8 +199,8 @@ def test_what_is_the_whole_gpus_is_said_and_belongs_to_nobody(verbs, on_gpus, ho
 
 TROUBLE = {
     "an error on one question": ({"error.nvmlDeviceGetTemperature": 999}, {"temperature_c"}),
-    "a function that the driver lacks": ({"error.nvmlDeviceGetClockInfo": 13},
-                                         {"sm_mhz", "memory_mhz"}),
+    "a function that the driver lacks": ({"error.nvmlDeviceGetTemperature": 13},
+                                         {"temperature_c"}),
     "a call that never returns": ({"hang": "nvmlDeviceGetPowerUsage"}, None),
     "a device that is lost": ({"lost": 1}, None),
     "an error on every question": ({"error": 999}, None),
@@ -371,7 +369,7 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
     path = tmp_path / "x.telemetry.jsonl"
     sampler = Sampler(path, tmp_path / "none.arrows", {"shard": "ab" * 16, "rows": 10**6})
     device = {"uuid": "GPU-" + "0" * 36, "utilisation": 99, "memory_mb": 70_000, "power_w": 311.7}
-    device |= {"temperature_c": 70, "sm_mhz": 1410, "memory_mhz": 1593, "energy_j": 10_000_000.5}
+    device |= {"temperature_c": 70, "energy_j": 10_000_000.5}
     device |= {"throttle": ["power_cap", "software_thermal_limit"]}
 
     class Answering:
@@ -379,7 +377,7 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
             return [device]
 
     now = time.monotonic()
-    monkeypatch.setattr("featuremill.extract.telemetry.sampler.time.monotonic", lambda: now)
+    monkeypatch.setattr("featuremill.extract.recorder.time.monotonic", lambda: now)
     file = Writer(path)
     file.write("start", **sampler._start())
     file.write("device", devices=[{"kind": "cuda", "uuid": device["uuid"], "slot": "0of1"}])
@@ -437,7 +435,7 @@ def test_clean_and_retry_know_the_file(verbs):
         file.touch()
     root = verbs.run_folder.root
     said = verbs("clean", root, "--keep", "all", "--yes")
-    assert "telemetry of parts that were never finished: 1 file" in said
+    assert "store/parts: 1 file" in said
     assert not orphan.exists() and begun.exists() and path.exists()
     verbs("clean", root, "--keep", "parts", "--yes")
     assert not begun.exists() and path.exists()
@@ -501,13 +499,14 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
     code = """
         import os, sys, time
         from pathlib import Path
-        from featuremill.extract.telemetry.gpus import Poller
-        from featuremill.extract.telemetry.sampler import Sampler
+        import psutil
+        from featuremill.extract.gpus import Poller
+        from featuremill.extract.recorder import Sampler
         from featuremill.store.telemetry import Writer
         poller = Poller(sys.argv[2:], {})
         poller.refresh(5)
         sampler = Sampler(Path(sys.argv[1]), Path("none"), {})
-        sampler.poller, sampler.worker = poller, os.getpid()
+        sampler.poller, sampler.worker = poller, psutil.Process()
         sampler.told = {"stage": "run", "rows_done": 1, "cost_done": 1, "seconds": {"run": 1.5}}
         file = Writer(Path(sys.argv[1]))
         sampler._sample(file)
@@ -523,15 +522,15 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
     assert float(done.stdout) < 0.005, done.stderr
 
 
-def test_torchs_own_peak_is_that_of_the_fullest_device(monkeypatch):
+def test_the_peak_of_memory_is_that_of_the_fullest_device(monkeypatch):
     peaks = (3 * 2**20, 5 * 2**20)
-    torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_allocated=lambda place: peaks[place]))
+    torch = SimpleNamespace(cuda=SimpleNamespace(max_memory_reserved=lambda place: peaks[place]))
     monkeypatch.setitem(sys.modules, "torch", torch)
     gpu, other = (Device("cuda", uuid, "", True) for uuid in ("a", "b"))
-    assert allocated_peak_mb([gpu, other]) == 5
-    assert allocated_peak_mb([Device("cpu", "cpu", "", True)]) is None
+    assert peak_memory_mb([gpu, other]) == 5
     monkeypatch.delitem(sys.modules, "torch")
-    assert allocated_peak_mb([gpu]) is None
+    assert peak_memory_mb([gpu]) == 0
+    assert peak_memory_mb([Device("cpu", "cpu", "", True)]) > 10
 
 
 @pytest.mark.gpu
@@ -543,7 +542,7 @@ def test_a_real_gpu_is_sampled(verbs):
     verbs.extract(plan)
     (attempt,) = telemetry.read(file_of(verbs, plan))
     (values,) = attempt.samples[-1]["devices"]
-    assert {"utilisation", "memory_mb", "power_w", "sm_mhz", "throttle", "energy_j"} <= set(values)
+    assert {"utilisation", "memory_mb", "power_w", "throttle", "energy_j"} <= set(values)
     assert values["energy_j"] > 1 and values["power_w"] > 1
-    assert attempt.samples[-1]["torch_peak_mb"] > 0
+    assert attempt.samples[-1]["peak_memory_mb"] > 0
     assert verbs.receipts(plan)[0]["telemetry"]["energy_j"] > 1

@@ -26,8 +26,8 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.extract import slurm_job
 from featuremill.extract.job import Job
+from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
-from featuremill.extract.telemetry.recorder import Recorder
 from featuremill.lease import Request
 from featuremill.store import journal, lock_holder
 from featuremill.store.files import sync
@@ -213,7 +213,6 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
         **told,
         "ok": told.get("rows_done", 0) - failed,
         "failed": failed,
-        "peak_memory_mb": told.get("torch_peak_mb", 0),
         "retries": supervisor.num_deaths,
         "seconds": {**told.get("seconds", {}), "wait": supervisor.seconds_waited},
         "devices": recorder.devices,

@@ -22,12 +22,3 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
         peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
         return int(max(peaks) // 2**20)
     return this_process.peak_of_process_mb()
-
-
-def allocated_peak_mb(devices: Sequence[Device]) -> int | None:
-    """Return the most that torch had in use on one of the devices; None where it has none."""
-    torch = sys.modules.get("torch")
-    if torch is None or devices[0].kind != "cuda":
-        return None
-    peaks = [torch.cuda.max_memory_allocated(place) for place in range(len(devices))]
-    return int(max(peaks) // 2**20)

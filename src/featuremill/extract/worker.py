@@ -28,7 +28,7 @@ from featuremill.extract import staging
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
-from featuremill.extract.peak_memory import allocated_peak_mb, peak_memory_mb
+from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.lease.devices import with_processors
 from featuremill.store import journal
@@ -268,7 +268,7 @@ class Worker:
                 "run": round(self.watch.busy_seconds, 3),
                 "write": round(self.shard.write_seconds, 3),
             },
-            "torch_peak_mb": allocated_peak_mb(self.devices),
+            "peak_memory_mb": peak_memory_mb(self.devices),
         }
         known = {key: value for key, value in state.items() if value is not None}
         _say(self.events, event, state=known, **facts)

@@ -116,8 +116,6 @@ class Gauges(NamedTuple):
     """In use, by everybody; without what the driver keeps for itself, where NVML tells."""
     power_w: float | None = None
     temperature_c: int | None = None
-    sm_mhz: int | None = None
-    memory_mhz: int | None = None
     throttle: list[str] | None = None
     """Why the clocks are lower than they could be; empty for no reason."""
     energy_j: float | None = None
@@ -134,8 +132,6 @@ def gauges_of(handle: Any) -> Gauges:
         int(memory.used // 2**20) if memory else None,
         _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole)),
         tell(pynvml.nvmlDeviceGetTemperature, whole, pynvml.NVML_TEMPERATURE_GPU),
-        tell(pynvml.nvmlDeviceGetClockInfo, whole, pynvml.NVML_CLOCK_SM),
-        tell(pynvml.nvmlDeviceGetClockInfo, whole, pynvml.NVML_CLOCK_MEM),
         throttles(whole),
         _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole)),
     )

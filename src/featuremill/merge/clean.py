@@ -2,7 +2,8 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
-What can go is in `featuremill.merge.removable`.
+A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
+still computed right.
 """
 
 from __future__ import annotations
@@ -10,21 +11,41 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-from collections.abc import Iterator
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
+from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.merge.removable import KEEP, Usage, removable, remove, usage_of
 from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery
+from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
+KEEP = ("all", "parts", "results", "nothing")
+"""From the least that goes to all of it; each but the last takes what those before it take."""
 DEFAULT_KEEP = "parts"
+TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""How `store.files.replacing` names what it has not finished."""
+OLD_SECONDS = 3600.0
+"""A temporary file that nobody wrote to for so long is taken for left behind."""
+BLOCK_BYTES = 512
+"""What `st_blocks` counts in, whatever the file system."""
 log = logging.getLogger("featuremill.clean")
+
+
+class Usage(NamedTuple):
+    """Files and the bytes that they take on disk."""
+
+    files: int
+    bytes: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,20 +68,18 @@ def run(arguments: argparse.Namespace) -> None:
     with run_lock.alone(folder.root), refusing_others(folder):
         if keep == "results":
             check_whole(folder)
-        found = [category for category in removable(folder, keep) if category.paths]
-        each = usage_of(found)
-        for category, used in zip(found, each, strict=True):
-            log.info("%s: %s", category.what, _told(used))
-        total = Usage(sum(used.files for used in each), sum(used.bytes for used in each))
-        if not total.files:
+        found = removable(folder, keep)
+        for place, paths in _by_place(folder, found).items():
+            log.info("%s: %s", place, _told(usage_of(paths)))
+        if not found:
             is_default = keep == DEFAULT_KEEP
             asked = "" if is_default else f"with --keep {keep} "
             more = "; --keep results and --keep nothing go further" if is_default else ""
             log.info("%sthere is nothing to remove%s", asked, more)
         elif arguments.yes:
-            log.info("removed: %s", _told(remove(found)))
+            log.info("removed: %s", _told(remove(found, places_of(folder, keep))))
         else:
-            log.info("in all: %s; give --yes to remove it", _told(total))
+            log.info("in all: %s; give --yes to remove it", _told(usage_of(found)))
 
 
 def after_run(run_folder: Path, keep: str) -> str:
@@ -74,7 +93,7 @@ def after_run(run_folder: Path, keep: str) -> str:
     folder = Results(run_folder)
     with refusing_others(folder):
         check_whole(folder)
-        removed = remove(removable(folder, keep))
+        removed = remove(removable(folder, keep), places_of(folder, keep))
     return f"keep: {keep}: removed {_told(removed)}." if removed.files else ""
 
 
@@ -143,3 +162,192 @@ def _belong(folder: Results, plan: Plan, results: Delivery) -> bool:
     here = (entry for entry in results.parts if folder.receipt(plan.recipe, entry).exists())
     receipts = ((shard, folder.find_receipt(plan.recipe, shard)) for shard in here)
     return all(found and found.part == results.parts[shard] for shard, found in receipts)
+
+
+def removable(folder: Results, keep: str) -> list[Path]:
+    """Return the files that can go when `keep` (one of `KEEP`) is to be kept, in the order of
+    removal, each once.
+
+    Raises:
+        UserError: when what the plan needs is to be kept, and there is no plan.
+    """
+    if keep == "nothing":
+        return list(dict.fromkeys(_everything(folder)))
+    found = _litter(folder)
+    found += _beside_the_plan(folder) if keep == "parts" else []
+    found += _made_of(folder) if keep == "results" else []
+    return list(dict.fromkeys(found))
+
+
+def usage_of(paths: Iterable[Path]) -> Usage:
+    """Return how many files there are and what they take; one with several names counts once."""
+    seen: set[tuple[int, int]] = set()
+    sizes = [size for path in paths if (size := _new_bytes(path, seen)) is not None]
+    return Usage(len(sizes), sum(sizes))
+
+
+def places_of(folder: Results, keep: str) -> list[Path]:
+    """Return the folders that go, with those in them, once they are empty."""
+    store = folder.store
+    if keep == "nothing":
+        return [store.resolve(), folder.root, _logs(folder)]
+    own = [*_computed(folder), store / "shards", store / "spool", store / "merge"]
+    found = [*own, folder.partial.root, *_halves(folder)]
+    return [place for place in found if not place.is_symlink()]
+
+
+def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
+    """Remove the files, and what is empty then of `places`; return what that freed."""
+    seen: set[tuple[int, int]] = set()
+    num_files = num_bytes = 0
+    shown = Progress(log, "removing", "files")
+    for path in paths:
+        shown.at(num_files)
+        if (freed := _new_bytes(path, seen)) is not None:
+            path.unlink(missing_ok=True)
+            num_files, num_bytes = num_files + 1, num_bytes + freed
+    for place in places:
+        for inside, _, _ in os.walk(place, topdown=False):
+            with contextlib.suppress(OSError):  # not empty, a link, or gone
+                Path(inside).rmdir()
+    return Usage(num_files, num_bytes)
+
+
+def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
+    """Return what the file adds to those `seen`; None when it has vanished."""
+    try:
+        about = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if (key := (about.st_dev, about.st_ino)) in seen:
+        return 0
+    seen.add(key)
+    return about.st_blocks * BLOCK_BYTES
+
+
+def _by_place(folder: Results, paths: Iterable[Path]) -> dict[str, list[Path]]:
+    """Return the files by where they are, in words: "store/parts"."""
+    found: dict[str, list[Path]] = {}
+    for path in paths:
+        place = str(path)
+        if path.is_relative_to(folder.root):
+            names = path.relative_to(folder.root).parts
+            is_stored = names[0] == folder.store.name and len(names) > 2
+            place = "/".join(names[: 2 if is_stored else 1])
+        elif path.is_relative_to(_logs(folder)):
+            place = str(_logs(folder))
+        found.setdefault(place, []).append(path)
+    return found
+
+
+def _litter(folder: Results) -> list[Path]:
+    """Return what no run ever reads again."""
+    root, store = folder.root, folder.store
+    paths = _below(store / "journals", store / "parts")
+    found = [path for path in paths if _is_done(folder, path) or _is_orphaned(folder, path)]
+    places = (*_computed(folder), store / "shards", root / "figures")
+    paths = [*_files_in(root), *_files_in(store), *_below(*places)]
+    found += [path for path in paths if path.suffix == ".bad"]
+    together = [[path] for path in paths if TEMPORARY.fullmatch(path.name)]
+    # The first files of a folder are finished long before the last.
+    together += [_below(half) for half in _halves(folder)]
+    found += [file for files in together if all(map(_is_old, files)) for file in files]
+    scratch = (store / "spool", store / "merge")
+    partial = (folder.partial.root,) if folder.delivery.exists() else ()
+    return found + _below(*scratch, *partial)
+
+
+def _halves(folder: Results) -> list[Path]:
+    """Return the folders of results that are being written, or were left behind."""
+    found = [path for name in FILES.values() for path in folder.root.glob(f".{name}.????????")]
+    return [path for path in found if path.is_dir()]
+
+
+def _is_done(folder: Results, path: Path) -> bool:
+    """Tell whether a journal's file belongs to a part that is finished."""
+    names = path.parent.name, path.name.partition(".")[0]
+    is_finished = folder.part(*names).exists() and folder.kept_receipt(*names).exists()
+    return is_finished and path.is_relative_to(folder.store / "journals")
+
+
+def _is_orphaned(folder: Results, path: Path) -> bool:
+    """Tell whether a file of samples has neither a part nor a journal from which one goes on."""
+    names = path.parent.name, path.name.partition(".")[0]
+    journal = folder.journal(*names)
+    goes_on = folder.part(*names), journal, journal.with_suffix(".log")
+    return path == folder.telemetry(*names) and not any(place.exists() for place in goes_on)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.lstat().st_mtime > OLD_SECONDS
+    except FileNotFoundError:
+        return True
+
+
+def _beside_the_plan(folder: Results) -> list[Path]:
+    """Return what neither plan.json nor the store's plan names."""
+    plans = [plan for path in (folder.plan, folder.kept_plan) if (plan := Plan.find(path))]
+    if not plans:
+        raise UserError(
+            f"{folder.plan}: there is no plan that says what is needed; make one first "
+            f"({command_line.again(folder.root)}), or give --keep nothing to start over."
+        )
+    recipes = {plan.recipe for plan in plans}
+    shards = {entry.shard for plan in plans for entry in plan.shards}
+    computed = [
+        path
+        for path in _below(*_computed(folder))
+        if path.parent.name not in recipes or path.name.lstrip(".")[:32] not in shards
+    ]
+    cut = _below(folder.store / "shards")
+    return computed + [
+        path for path in cut if path.name.lstrip(".").partition(".")[0] not in shards
+    ]
+
+
+def _computed(folder: Results) -> tuple[Path, Path, Path]:
+    """Return the folders with a folder a recipe, in the order of removal."""
+    return folder.root / "receipts", folder.store / "parts", folder.store / "journals"
+
+
+def _made_of(folder: Results) -> list[Path]:
+    """Return everything but the results, the plan and its manifest."""
+    receipts, parts, journals = _computed(folder)
+    kept = [path for path in _below(parts) if path.suffix == ".json"]
+    return [*_below(receipts), *kept, *_below(parts, journals, folder.store / "shards")]
+
+
+def _everything(folder: Results) -> list[Path]:
+    """Return the whole run."""
+    receipts, logs = _below(folder.root / "receipts"), _below(_logs(folder))
+    owner = run_lock.path_of(folder.root)
+    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), *logs, owner]
+
+
+def _logs(folder: Results) -> Path:
+    """Return where the run's logs are; they are known to be there only of results/<run>."""
+    run = run_lock.whole_path(folder.root)
+    return run.parent.parent / "logs" / run.name if run.parent.name == "results" else folder.root
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files in `folder`, a link to one too, but not what is in its folders."""
+    there = folder.iterdir() if folder.is_dir() else ()
+    return [path for path in there if path.is_symlink() or not path.is_dir()]
+
+
+def _below(*folders: Path) -> list[Path]:
+    """Return the files in `folders` and in their folders; a link, also one of `folders`, leads
+    nowhere."""
+    return [p for folder in folders if not folder.is_symlink() for p in _files_under(folder)]
+
+
+def _files_under(folder: Path) -> Iterator[Path]:
+    """Yield the files in `folder`, which may be a link, and in its folders; a link is a file."""
+    for place, folders, files in os.walk(folder):
+        for name in files:
+            yield Path(place, name)
+        for name in folders:
+            if (path := Path(place, name)).is_symlink():
+                yield path

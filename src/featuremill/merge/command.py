@@ -32,7 +32,6 @@ from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import delivery_of, provenance_of
 from featuremill.store import command_line
-from featuremill.store.agreement import read_plan_of_manifest
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import FAILED, FILES
 from featuremill.store.parts import Part, open_part
@@ -113,7 +112,7 @@ def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
-    plan = read_plan_of_manifest(folder)
+    plan = folder.read_plan_of_manifest()
     parts, problems = open_parts(folder, plan, num_threads, only_look=False)
     if problems:
         others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
@@ -124,7 +123,7 @@ def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int
         counts = count(gatherer, folder, plan, listed)
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
-        delivery.clear_partial(folder)
+        delivery.remove(folder.partial.root)
         result = _write(folder, plan, gatherer, outputs, counts, is_partial=False)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
@@ -143,7 +142,7 @@ def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> 
         UserError: while another plan is being made.
     """
     try:
-        plan = read_plan_of_manifest(folder)
+        plan = folder.read_plan_of_manifest()
     except IntegrityError:
         raise UserError(
             f"{folder.manifest}: it does not belong to {folder.plan.name}, as while a run plans; "
@@ -156,7 +155,7 @@ def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> 
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
-    delivery.clear_partial(folder)
+    delivery.remove(folder.partial.root)
     place = folder.partial
     place.root.mkdir()
     is_empty = not any(parts)

@@ -6,22 +6,20 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
 
-import pyarrow as pa
-
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
-from featuremill.merge.outputs import Target, Writer, open_writer
+from featuremill.merge.gather import Gatherer
+from featuremill.merge.outputs import Target, open_writer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
 from featuremill.store.delivery import Written
 from featuremill.store.files import replacing, sync, write_json
-from featuremill.store.formats import FAILED, FILES, FOLDERS, FORMATS, sidecar_of
+from featuremill.store.formats import FILES, FOLDERS, FORMATS, sidecar_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
@@ -30,52 +28,22 @@ MOST_SYNCED = 1_000
 """Files of a folder that are synced one by one; more of them all at once."""
 
 
-class Source(Protocol):
-    """Where finished rows come from: the parts, or a table that was made of them."""
-
-    values: pa.Schema
-    num_threads: int
-
-    @property
-    def scratch(self) -> Path | None:
-        """Where rows are put in order; None where they are in order."""
-
-    @property
-    def num_rows(self) -> int:
-        """How many records there are values of, if none failed."""
-
-    @property
-    def num_residues(self) -> int:
-        """Of how many residues there are vectors, at most."""
-
-    def pieces(self) -> Iterator[pa.Table]:
-        """Yield blocks of the columns of `outputs.IDENTITY` and the values, in input order."""
-
-
 def clear(folder: Results, outputs: Sequence[str]) -> None:
     """Remove what would contradict the new results: old ones, and halves of a killed merge."""
     folder.delivery.unlink(missing_ok=True)
     folder.exports.unlink(missing_ok=True)
     for name, file in FILES.items():
         path = folder.root / file
-        _remove(path.with_name(sidecar_of(file)))
+        remove(path.with_name(sidecar_of(file)))
         if name not in outputs and path.exists():
-            _remove(path)
+            remove(path)
             log.info("removed %s: the run's outputs do not name it", path)
         for half in folder.root.glob(f".{file}.*"):
-            _remove(half)
+            remove(half)
 
 
-def clear_partial(folder: Results) -> None:
-    """Remove the partial results, and those of early versions, which stood beside whole ones."""
-    _remove(folder.partial.root)
-    for file in (*FILES.values(), FILES["npy"] + ".json", *FAILED, "manifest.json", "report.html"):
-        stem, _, endings = file.partition(".")
-        name = ".".join(filter(None, (stem, "partial", endings)))
-        _remove(folder.root / name)
-
-
-def _remove(path: Path) -> None:
+def remove(path: Path) -> None:
+    """Remove the file or folder `path`, where there is one."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -83,7 +51,7 @@ def _remove(path: Path) -> None:
 
 
 def write(
-    source: Source, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
+    source: Gatherer, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
 ) -> dict[str, Written]:
     """Write the outputs of `run` in one pass over the blocks; return each one's size and sha256.
 
@@ -95,11 +63,11 @@ def write(
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers = []
         for name, path in paths.items():
-            temporary = stack.enter_context(_replacing(name, path))
+            opened = _replacing_folder(path) if name in FOLDERS else replacing(path)
+            temporary = stack.enter_context(opened)
             target = Target(temporary, source.values, num_ok, provenance)
-            writer = _opened(name, target, paths)
-            stack.callback(writer.close)
-            writers.append(writer)
+            writers.append(open_writer(name, target))
+            stack.callback(writers[-1].close)
         num_written = 0
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
@@ -119,36 +87,14 @@ def write(
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
-def _opened(name: str, target: Target, names: Iterable[str]) -> Writer:
-    """Return a writer; where there can be none, say that the others have to be asked for anew."""
-    try:
-        return open_writer(name, target)
-    except UserError as problem:
-        others = [other for other in names if other != name]
-        if not others:
-            raise
-        what = str(problem).rstrip(".")
-        raise UserError(
-            f"{what} and ask again for {', '.join(others)}: nothing was written."
-        ) from None
-
-
-def _check_room(source: Source, paths: Mapping[str, Path], run: Path) -> None:
+def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
     """Refuse what would end on a full disk, maybe hours later."""
     if not paths:
         return
     about = (source.values, source.num_rows, source.num_residues)
     (folder,) = {path.parent for path in paths.values()}
-    needs = disk_space.needs_of_outputs(paths, *about, folder)
-    if source.scratch:
-        needs.append(
-            disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
-        )
-    disk_space.check(needs, run)
-
-
-def _replacing(name: str, path: Path) -> AbstractContextManager[Path]:
-    return _replacing_folder(path) if name in FOLDERS else replacing(path)
+    shuffled = disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
+    disk_space.check([*disk_space.needs_of_outputs(paths, *about, folder), shuffled], run)
 
 
 @contextmanager
@@ -160,7 +106,7 @@ def _replacing_folder(path: Path) -> Iterator[Path]:
         inside.mkdir()
         yield inside
         _sync_folder(inside)
-        _remove(path)
+        remove(path)
         inside.replace(path)
         sync(path.parent)
     finally:

@@ -1,9 +1,8 @@
 """export: write results in other formats, any time later, without computing anything again.
 
 Reads what merge read: plan.json, manifest.parquet, the receipts and parts, with the same checks and
-the same sums; where the parts are gone, embeddings.parquet or embeddings/, once its sha256 is seen
-to be that in manifest.json. Writes the files and, beside the results, exports.json, by which status
-knows them. The next merge removes both, as nobody could tell any more what they belong to.
+the same sums. Writes the files and, beside the results, exports.json, by which status knows them.
+The next merge removes both, as nobody could tell any more what they belong to.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ import pyarrow as pa
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
 from featuremill.merge.command import count, gathered, open_parts, waiting_for_others
-from featuremill.merge.delivery import Source, write
+from featuremill.merge.delivery import write
+from featuremill.merge.gather import Gatherer
 from featuremill.merge.provenance import provenance_of
-from featuremill.merge.table import TableSource
 from featuremill.store import command_line
-from featuremill.store.agreement import read_plan_of_manifest
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.files import write_json
 from featuremill.store.formats import FAILED, FILES, FORMATS, sidecar_of
@@ -67,11 +65,11 @@ def export(
     file's size and sha256.
 
     Raises:
-        UserError: when there are no results of the plan, nothing is left to make the files of, or
-            a file is in the way.
+        UserError: when there are no results of the plan, their parts were removed, or a file is in
+            the way.
         IntegrityError: when parts are not those that the results were made of.
     """
-    plan = read_plan_of_manifest(folder)
+    plan = folder.read_plan_of_manifest()
     results = folder.find_delivery()
     if results is None or not results.is_of(plan):
         raise UserError(
@@ -118,11 +116,14 @@ def _targets(
 
 
 @contextlib.contextmanager
-def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Source]:
-    """Yield the parts, joined and accounted for as in merge, or the table where they are gone."""
+def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Gatherer]:
+    """Yield the parts of the results, joined and accounted for as in merge."""
     if not any(folder.part(plan.recipe, shard.shard).exists() for shard in plan.shards):
-        yield TableSource(_table(folder, results), num_threads)
-        return
+        raise UserError(
+            f"{folder.root}: its parts were removed, so there is nothing left to make other "
+            "formats of: convert what featuremill.load reads, or add them to outputs in the config "
+            f"and have the features computed again ({command_line.again(folder.root)})."
+        )
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     found = {part.receipt.shard: part.receipt.part for part in parts if part}
     if problems or found != results.parts:
@@ -138,21 +139,3 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
                 f"({counts.as_json()}, {results.counts.as_json()}); please report this."
             )
         yield gatherer
-
-
-def _table(folder: Results, results: Delivery) -> Path:
-    """Return the table of the results, its bytes checked."""
-    names = [name for name in ("parquet", "parquet_dataset") if FILES[name] in results.outputs]
-    if not names:
-        raise UserError(
-            f"{folder.root}: its parts were removed and it has no {FILES['parquet']}, so there is "
-            "nothing left to make other formats of; add them to outputs in the config and have the "
-            f"features computed again ({command_line.again(folder.root)})."
-        )
-    path = folder.root / FILES[names[0]]
-    if not path.exists() or not results.outputs[path.name].is_at(path):
-        raise IntegrityError(
-            f"{path}: this is not the file that merge wrote; move it away and have it written anew "
-            f"({command_line.again(folder.root)})."
-        )
-    return path

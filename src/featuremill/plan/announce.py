@@ -16,9 +16,6 @@ from featuremill.store.formats import FORMATS, refuse_columns
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 
-MANY_FILES = 50_000
-MANY_OF_FREE = 0.05
-"""Files of an output that are worth a word: so many, or such a share of those the disk can hold."""
 LEAST_SHARDS_A_JOB = 2
 """With fewer, some devices have nothing to do for a good part of the run."""
 GOOD_SHARDS_A_JOB = 4
@@ -34,7 +31,7 @@ def announce(folder: Results, plan: Plan, why_cut: str, sizing: Sizing) -> None:
     needs = needs_of_run(folder, plan, sizing.values)
     for line in describe(folder, plan, why_cut, needs, sizing.device):
         log.info("%s", line)
-    for line in [*warnings(folder, plan, sizing), *many_files(needs)]:
+    for line in warnings(folder, plan, sizing):
         log.warning("%s", line)
     refuse_columns(asked_outputs(), sizing.values.names)
     disk_space.check(needs, folder.root)
@@ -108,24 +105,6 @@ def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> 
         f"{len(shards)} shards for {num_gpus} GPUs: {what}; {other}"
         f"delete {folder.plan} and {folder.store / 'plan.json'} to have everything cut anew."
     ]
-
-
-def many_files(needs: Sequence[Need]) -> list[str]:
-    """Return a sentence for each output of so many files that a file system may not have room for
-    them even where it has bytes."""
-    lines = []
-    for need in needs:
-        inodes = disk_space.free_inodes(need.folder) if need.num_files else None
-        most = MANY_FILES if inodes is None else min(MANY_FILES, inodes * MANY_OF_FREE)
-        if need.num_files > most:
-            limit = "does not say how many more it holds"
-            if inodes is not None:
-                limit = f"has {inodes:,} free inodes"
-            lines.append(
-                f"{need.what}: {counted(need.num_files, 'file')}, one a record; the file system of "
-                f"{need.folder} {limit}."
-            )
-    return lines
 
 
 def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> list[str]:

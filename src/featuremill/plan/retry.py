@@ -29,7 +29,6 @@ from featuremill.base.words import counted
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock
-from featuremill.store.agreement import read_plan_of_manifest, refuse_what_was_cleaned
 from featuremill.store.files import replacing, sha256_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
@@ -103,8 +102,8 @@ def retry(folder: Results, kinds: Sequence[str], is_dry_run: bool = False) -> No
             f"--reason {unknown[0]}: there is no such kind of reason; the kinds are "
             f"{', '.join(NAMES)}."
         )
-    plan = read_plan_of_manifest(folder)
-    refuse_what_was_cleaned(folder)
+    plan = folder.read_plan_of_manifest()
+    folder.refuse_what_was_cleaned()
     failed = _failed(folder, plan)
     if not len(failed.places):
         log.info("no record failed: there is nothing to run again")

@@ -7,7 +7,6 @@ file system says: of a quota it mostly knows nothing.
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -105,20 +104,7 @@ def _problem(needs: list[Need]) -> str:
             f"it needs about {human_bytes(size)} more ({described(needs)}) and a twentieth to "
             f"spare, and the disk of {folder} has {human_bytes(disk.free)} free"
         )
-    files, inodes = sum(need.num_files for need in needs), free_inodes(folder)
-    if inodes is not None and files * MARGIN > inodes:
-        return (
-            f"it needs {files:,} files, and the file system of {folder} can hold {inodes:,} more "
-            "(its free inodes)"
-        )
     return ""
-
-
-def free_inodes(folder: Path) -> int | None:
-    """Return how many files more the file system of `folder` can hold; None where it has no such
-    limit."""
-    about = os.statvfs(folder)
-    return about.f_favail if about.f_files else None
 
 
 def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:

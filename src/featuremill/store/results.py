@@ -17,10 +17,10 @@ import shlex
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery, Written, written_of
-from featuremill.store.files import read_json
+from featuremill.store.files import read_json, sha256_of
 from featuremill.store.formats import EXPORTS, PARTIAL
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -96,6 +96,38 @@ class Results(NamedTuple):
                 f"{self.plan}: there is no plan yet; make one first "
                 f"({command_line.again(self.root)})."
             ) from None
+
+    def read_plan_of_manifest(self) -> Plan:
+        """Return what plan.json says, once manifest.parquet is seen to be its own.
+
+        Raises:
+            UserError: when there is no plan.
+            IntegrityError: when it is not what was written, or manifest.parquet is not its own.
+        """
+        plan = self.read_plan()
+        if not self.manifest.is_file():
+            problem = f"it is gone; delete {self.plan.name}"
+        elif sha256_of(self.manifest) != plan.manifest_sha256:
+            problem = f"it does not belong to {self.plan.name}; delete both"
+        else:
+            return plan
+        raise IntegrityError(
+            f"{self.manifest}: {problem} and run it again ({command_line.again(self.root)})."
+        )
+
+    def refuse_what_was_cleaned(self) -> None:
+        """Refuse to look for failed records among parts that `clean` removed.
+
+        Raises:
+            UserError: when the results tell of failed records, and no part is left.
+        """
+        delivery = self.find_delivery()
+        num_failed = delivery.counts.failed if delivery else 0
+        if num_failed and not any((self.store / "parts").rglob("*.arrows")):
+            raise UserError(
+                f"{self.root}: the parts that tell which records failed were removed; "
+                f"{self.root / 'failed.fa'} holds all {num_failed:,}: give it to a run of its own."
+            )
 
     def find_plan(self) -> Plan | None:
         """Return what plan.json says; None where there is none that is whole."""

@@ -2,8 +2,9 @@
 
 `results/<run>/store/parts/<recipe>/<shard>.telemetry.jsonl` holds one JSON object a line, each
 appended in one write by the job's supervisor. Each attempt (a job that was killed, and those after
-it) appends. `time` is in seconds since 1970; a value that is not known is an absent key. Keys are
-not taken away, nor given another meaning, without another `version`.
+it) appends. `time` is in seconds since 1970; a value that is not known is an absent key. No key is
+given another meaning without another `version`. (Early files have more keys: `rate`,
+`torch_peak_mb`, `sm_mhz`, `memory_mhz`.)
 
 start    `version` 1, `shard`, `recipe`, `host`, `pid`, `rows` and `cost` (of the shard, as in
          plan.json), `cost_unit`, `rows_done` (that the journal holds already), `attempt` (from 1,
@@ -12,13 +13,11 @@ device   `devices`: `kind` (cuda, cpu), `uuid`, `name`, `slot` (0of1; absent whe
          a device that others use too), `memory_mb`, `of_whole_gpu` (the keys whose values are the
          whole GPU's, where the job has a slice or a part of it); again after a device failed
 sample   `stage` (wait, load, run, finish), `rows_done`, `rows_failed`, `cost_done`, `cost_left`
-         (their sum is the shard's cost, with rows that an edit left unused), `rate` (cost a second
-         between the worker's last reports; absent when none came since the sample before),
-         `batches`, `oom_splits`, `seconds` (of this worker: `load`, `prepare`, `run`, `write`),
-         `torch_peak_mb` (torch's max_memory_allocated, of the fullest device), `devices` (GPUs:
-         `uuid`, `utilisation`, `memory_mb`, `power_w`, `temperature_c`, `sm_mhz`, `memory_mhz`,
-         `throttle`, `energy_j` in this attempt), `process` (the worker: `cpu_percent` of one core,
-         `memory_mb`)
+         (their sum is the shard's cost, with rows that an edit left unused), `batches`,
+         `oom_splits`, `seconds` (of this worker: `load`, `prepare`, `run`, `write`),
+         `peak_memory_mb` (as in the receipt), `devices` (GPUs: `uuid`, `utilisation`, `memory_mb`,
+         `power_w`, `temperature_c`, `throttle`, `energy_j` in this attempt), `process` (the worker:
+         `cpu_percent` of one core, `memory_mb`)
 again    `start` and `devices` as they stand, every 16 KB, for who reads only the end
 end      `status` (ok, failed, stopped), `message`
 

@@ -1,10 +1,16 @@
 """HDF5 as UniProt lays its embeddings out: one dataset a record, named by its accession.
 
 `original_id` keeps the id as it was, and the file's own attributes say how it was made.
+
+HDF5 goes on in silence after a write that failed, and ends the process with SIGSEGV when the file
+is closed. So disk space is taken before it writes: where the disk is full, that is an error like
+others.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,7 +22,7 @@ import pyarrow as pa
 
 from featuremill.base.accession import accessions
 from featuremill.merge.outputs import Target
-from featuremill.merge.outputs.reserve import Reserve
+from featuremill.store.files import take_space
 
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17
@@ -26,6 +32,10 @@ BYTES_A_DATASET = 1024
 COPIES_OF_ID = 4
 END_OF_FILE = slice(28, 36)
 """Where a superblock of version 3 has the file's size (HDF5's file format specification, II.A)."""
+STEP_BYTES = 2**22
+"""Taken at once where there is so much room."""
+NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+"""What file systems answer that cannot give space ahead."""
 
 
 def dataset_name(id: str) -> str:
@@ -41,12 +51,36 @@ class ReservedFile:
     def __init__(self, path: Path, num_bytes: int) -> None:
         """Make it, with room for `num_bytes` beside what a file needs in any case."""
         self._path = path
-        self._reserve = Reserve(path)
-        self._reserve.need(BYTES_A_FILE + num_bytes)
+        self._needed = self._taken = 0
+        self.need(BYTES_A_FILE + num_bytes)
         # Nobody else knows this file yet, and HDF5's lock fails where a file system has none.
         self.root = h5py.File(path, "w", libver="latest", locking=False)
-        self._reserve.forget()
-        self.need = self._reserve.need
+        self._needed = self._taken = 0  # that emptied it
+        self.need(BYTES_A_FILE + num_bytes)
+
+    def need(self, num_bytes: int) -> None:
+        """Make sure that so many bytes more can be written.
+
+        Raises:
+            OSError: when the disk is full, or a quota is used up.
+        """
+        self._needed += num_bytes
+        if self._needed > self._taken and not self._take(self._needed + STEP_BYTES):
+            self._take(self._needed, is_last_try=True)
+
+    def _take(self, end: int, is_last_try: bool = False) -> bool:
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            take_space(descriptor, self._taken, end - self._taken)
+        except OSError as error:
+            if error.errno not in NO_SUCH_CALL:
+                if is_last_try:
+                    raise OSError(error.errno, error.strerror, str(self._path)) from None
+                return False
+        finally:
+            os.close(descriptor)
+        self._taken = end
+        return True
 
     def close(self) -> None:
         """Close the file, and give back the space that was taken and not used."""

@@ -1,0 +1,314 @@
+"""Records how a shard's job goes: the supervisor says what happens, a thread samples and writes.
+
+Nothing here raises, and nothing waits for a disk or a driver longer than `LAST_SECONDS`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import platform
+import queue
+import re
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from featuremill.extract.gpus import Poller
+from featuremill.lease import Lease
+from featuremill.lease.devices import Device
+from featuremill.store import journal
+from featuremill.store.receipt import Usage
+from featuremill.store.telemetry import (
+    EVERY_SECONDS,
+    WAITING_SECONDS,
+    Attempt,
+    Writer,
+    read,
+    seconds_between,
+)
+
+VERSION = 1
+LAST_SECONDS = 2.0
+"""How long the job waits for the last sample, and for the last line: so long only where a disk
+hangs, or where the machine has far too much to do. NVML is not waited for."""
+FRESH_SECONDS = 0.25
+"""How long the last sample waits for what NVML says at that moment."""
+LEAST_SECONDS_OF_CPU = 0.2
+"""Below it the kernel's clock of CPU time is too coarse for a share."""
+MOST_LETTERS = 2000
+"""Of what an error says: a model's list of missing layers must not hide the end of the file."""
+OF_A_GPU = ["power_w", "temperature_c", "throttle", "energy_j"]
+"""What NVML tells of whole GPUs only, not of MIG slices."""
+HIGHEST = ("memory_mb", "temperature_c", "process_memory_mb")
+"""Values of which a receipt keeps the highest; of the others the mean."""
+SLOTS = re.compile(r"@\d+of(\d+)")
+log = logging.getLogger("featuremill.extract")
+
+
+class Recorder:
+    """Records one attempt at a shard."""
+
+    def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
+        """Start; `facts` are those of the start event that the caller knows."""
+        self._sampler = Sampler(path, journal_path, facts)
+        self.devices: list[dict[str, Any]] = []
+        """Those that the job got last."""
+        self._poller: Poller | None = None
+        self._thread = threading.Thread(target=self._sampler.run, name="telemetry", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no memory for a thread: no samples
+            self._thread.start()
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        status = "ok" if kind is None else "failed" if issubclass(kind, Exception) else "stopped"
+        message = str(error)[:MOST_LETTERS] if status == "failed" else None
+        self._stop_asking()
+        self._sampler.orders.put(("end", {"status": status, "message": message}))
+        if self._thread.is_alive():
+            self._thread.join(LAST_SECONDS)
+
+    def waits(self) -> None:
+        """Note that the job has no device, and waits for one."""
+        self._stop_asking()
+        self._sampler.worker = None
+        self.learns({"stage": "wait"})
+
+    def has(self, held: Lease) -> None:
+        """Note which devices the job got."""
+        self.devices = [_described(device, held) for device in held.devices]
+        self.learns({"stage": "load"})
+        self._sampler.orders.put(("device", {"devices": self.devices}))
+        uuids = [device.uuid for device in held.devices if device.kind == "cuda"]
+        if not uuids:
+            return
+        if self._poller and self._poller.is_asking():
+            log.debug("NVML does not answer; no values of GPUs from here on")
+            return
+        with contextlib.suppress(RuntimeError):
+            self._poller = self._sampler.poller = Poller(uuids, self._sampler.energy_j)
+
+    def starts(self, worker: int) -> None:
+        """Note which process computes from here on."""
+        import psutil  # here, so that importing featuremill costs nothing
+
+        with contextlib.suppress(psutil.Error):  # dead at birth
+            process = psutil.Process(worker)
+            process.cpu_percent()  # from here on it tells the share since its last call
+            self._sampler.worker = process
+
+    def learns(self, told: dict[str, Any]) -> None:
+        """Note what the worker says of how far it is."""
+        self._sampler.told = {**self._sampler.told, **told}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the worker said last of how far it is."""
+        return self._sampler.told
+
+    def sees_the_end(self) -> Usage:
+        """Sample once more, while the worker is there; return the receipt's entry."""
+        self._sampler.has_sampled.clear()
+        self._sampler.orders.put(("sample", {}))
+        if self._thread.is_alive():
+            self._sampler.has_sampled.wait(LAST_SECONDS)
+        shared = sorted({key for device in self.devices for key in device.get("of_whole_gpu", ())})
+        known = {"of_whole_gpu": shared} if shared else {}
+        return Usage.model_validate({**self._sampler.summary, **known})
+
+    def _stop_asking(self) -> None:
+        self._sampler.poller = None
+        if self._poller:
+            self._poller.stop()
+
+
+def _described(device: Device, held: Lease) -> dict[str, Any]:
+    """Return a device as its event has it."""
+    found: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+    if device.kind == "cuda":
+        name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
+        is_alone = bool(name) and set(SLOTS.findall(name)) == {"1"}
+        shared = [] if is_alone else ["utilisation", "memory_mb", *OF_A_GPU]
+        if device.uuid.startswith("MIG"):
+            shared = OF_A_GPU if is_alone else ["memory_mb", *OF_A_GPU]
+        found |= {"slot": name.rpartition("@")[2]} if name else {}
+        found |= {"memory_mb": device.memory_mb} if device.memory_mb else {}
+        found |= {"of_whole_gpu": shared} if shared else {}
+    return found
+
+
+class Sampler:
+    """Samples whatever stands in its attributes, which another thread sets."""
+
+    def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
+        self.told: dict[str, Any] = {"stage": "wait"}
+        self.poller: Poller | None = None
+        self.worker: Any = None
+        """Its process, as psutil has it."""
+        self.energy_j: dict[str, float] = {}
+        """By UUID, in this attempt."""
+        self.summary: dict[str, Any] = {}
+        self.has_sampled = threading.Event()
+        self.orders: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        """Events to write; "sample" for one now; after "end" the thread ends."""
+        self._path = path
+        self._journal_path = journal_path
+        self._facts = facts
+        self._sums = Summary()
+        self._cpu_read_at = -math.inf
+        self._num_earlier = 0
+        """Attempts that this one goes on from."""
+        self._earlier_energy_j: list[float] = []
+        """What each of them took, where that is known."""
+        self._sampled_at = time.monotonic()
+        self._write_at = 0.0
+        self._stage = ""
+
+    def run(self) -> None:
+        """Sample until the end is ordered."""
+        try:
+            self._run()
+        except Exception:  # samples are never worth a job
+            log.debug("%s: no telemetry from here on", self._path, exc_info=True)
+
+    def _run(self) -> None:
+        self._recall(_unfinished(read(self._path)))
+        writer = Writer(self._path)
+        writer.write("start", **self._start())
+        due = time.monotonic()
+        while True:
+            try:
+                event, facts = self.orders.get(timeout=max(0.0, due - time.monotonic()))
+            except queue.Empty:
+                due = max(due + EVERY_SECONDS, time.monotonic())
+                self._sample(writer)
+                continue
+            if event == "sample":
+                if self.poller and self.poller.latest():
+                    self.poller.refresh(FRESH_SECONDS)
+                self._sample(writer, is_wanted=True)
+                self.has_sampled.set()
+            else:
+                writer.write(event, **facts)
+            if event == "end":
+                writer.close()
+                return
+
+    def _recall(self, attempts: list[Attempt]) -> None:
+        taken = [attempt.energy_j for attempt in attempts]
+        self._num_earlier = len(taken)
+        self._earlier_energy_j = [energy_j for energy_j in taken if energy_j is not None]
+
+    def _start(self) -> dict[str, Any]:
+        return {
+            "version": VERSION,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            **self._facts,
+            "rows_done": journal.num_rows_in(self._journal_path),
+            "attempt": self._num_earlier + 1,
+        }
+
+    def _sample(self, writer: Writer, is_wanted: bool = False) -> None:
+        now, told, poller = time.monotonic(), self.told, self.poller
+        sample = {
+            **told,
+            "devices": (poller.latest() if poller else None) or None,
+            "process": self._process() or None,
+        }
+        if told["stage"] != "wait":
+            known = {key: value for key, value in sample.items() if value is not None}
+            self._sums.add(known, now - self._sampled_at)
+            self.summary = self._sums.told(self._all_energy_j(), self._num_earlier + 1)
+        self._sampled_at = now
+        is_new, self._stage = told["stage"] != self._stage, told["stage"]
+        if is_wanted or is_new or now >= self._write_at:
+            writer.write("sample", **sample)
+            least = WAITING_SECONDS if told["stage"] == "wait" else 0.0
+            apart = max(least, seconds_between(writer.num_bytes))
+            self._write_at = now + apart - EVERY_SECONDS / 2  # the clock of the samples decides
+
+    def _process(self) -> dict[str, float]:
+        """Return the worker's `cpu_percent` (of one core, since the last reading) and `memory_mb`
+        (resident), seen from outside: its interpreter may be held."""
+        import psutil
+
+        worker, now, found = self.worker, time.monotonic(), dict[str, float]()
+        with contextlib.suppress(psutil.Error):
+            if worker and (memory := worker.memory_info().rss):
+                found["memory_mb"] = memory // 2**20
+            if worker and now - self._cpu_read_at >= LEAST_SECONDS_OF_CPU:
+                self._cpu_read_at = now
+                found["cpu_percent"] = worker.cpu_percent()
+        return found
+
+    def _all_energy_j(self) -> float | None:
+        """Return what this attempt and those that it goes on from took."""
+        known = [*self._earlier_energy_j, *self.energy_j.values()]
+        return math.fsum(known) if known else None
+
+
+def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
+    """Return the attempts since the part was last finished: this one goes on from them."""
+    finished = [
+        number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
+    ]
+    return attempts[finished[-1] + 1 :] if finished else attempts
+
+
+class Summary:
+    """Adds samples up; takes as much memory for a thousand as for one."""
+
+    def __init__(self) -> None:
+        self._num_samples = 0
+        self._nums: Counter[str] = Counter()
+        self._sums: dict[str, float] = {}
+        self._highest: dict[str, float] = {}
+        self._throttled_seconds: Counter[str] = Counter()
+
+    def add(self, sample: dict[str, Any], seconds: float) -> None:
+        """Add a sample, taken so long after the last one."""
+        self._num_samples += 1
+        devices, process = sample.get("devices", []), [sample.get("process", {})]
+        for name, those, key, combine in (
+            ("utilisation_percent", devices, "utilisation", _mean),
+            ("memory_mb", devices, "memory_mb", max),
+            ("power_w", devices, "power_w", sum),
+            ("temperature_c", devices, "temperature_c", max),
+            ("cpu_percent", process, "cpu_percent", max),
+            ("process_memory_mb", process, "memory_mb", max),
+        ):
+            if seen := [one[key] for one in those if key in one]:
+                value = combine(seen)
+                self._nums[name] += 1
+                self._sums[name] = self._sums.get(name, 0.0) + value
+                self._highest[name] = max(value, self._highest.get(name, value))
+        self._throttled_seconds.update(
+            {reason: seconds for device in devices for reason in device.get("throttle", ())}
+        )
+
+    def told(self, energy_j: float | None, num_attempts: int) -> dict[str, Any]:
+        """Return the receipt's entry; `energy_j` and `num_attempts` are of all attempts."""
+        found: dict[str, Any] = {"samples": self._num_samples, "attempts": num_attempts}
+        if energy_j is not None:
+            found["energy_j"] = round(energy_j, 1)
+        for name, highest in self._highest.items():
+            mean = round(self._sums[name] / self._nums[name], 1)
+            found[name] = highest if name in HIGHEST else mean
+        if self._throttled_seconds:
+            seconds = self._throttled_seconds.items()
+            found["throttled_seconds"] = {reason: round(value, 1) for reason, value in seconds}
+        return found
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,1 +1,0 @@
-"""What is sampled while a shard is computed, and how often."""
