@@ -20,6 +20,7 @@ from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
 from programs import Verbs
+from safetensors import safe_open
 
 import featuremill
 from featuremill import __main__
@@ -161,6 +162,16 @@ def test_anndata_reads_the_h5ad(results, table, backed):
     assert found.uns["featuremill"]["X"] == "mean_layer_3"
 
 
+def test_the_safetensors_library_reads_tensors_ids_and_metadata(results, table):
+    with safe_open(results / "embeddings.safetensors", "pt") as file:
+        assert set(file.keys()) == {*POOLED, "ids"}
+        for column in POOLED:
+            assert (file.get_tensor(column).numpy() == vectors(table, column)).all()
+            assert file.get_slice(column).get_shape() == [10, 320]
+        assert bytes(file.get_tensor("ids")).decode().splitlines() == IDS
+        assert file.metadata()["columns"] == ",".join(POOLED)
+
+
 def test_one_dataset_an_accession_as_uniprot_has_it(results, table):
     names = {"P35309": "sp|P35309|HSP1_PANTR", "P35309%": "P35309"} | {
         "sp|P35309|OTHER_NAME": "sp|P35309|OTHER_NAME",
@@ -247,6 +258,9 @@ def attributes(path, name):
     if name == "fair_esm_pt" or FORMATS[name].has_sidecar:
         beside = path / "provenance.json" if path.is_dir() else path.parent / sidecar_of(path.name)
         return json.loads(beside.read_text())
+    if name == "safetensors":
+        with safe_open(path, "np") as file:
+            return file.metadata()
     with h5py.File(path) as file:
         if name == "h5ad":
             return {key: value.asstr()[()] for key, value in file["uns/featuremill"].items()}
@@ -314,7 +328,7 @@ def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
 
 
 def test_small_blocks_make_the_same_files(run, monkeypatch):
-    same = ["h5ad", "fair_esm_pt", "per_residue_h5", "npy"]
+    same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
     before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
     monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
     after = merge(run, same, 0).as_json()["outputs"]
@@ -374,9 +388,9 @@ def test_exported_files_are_known_until_the_next_merge_removes_them(run, capsys)
 
 
 def test_an_export_elsewhere_overwrites_nothing(run, tmp_path):
-    export(run, ["h5ad", "npy"], tmp_path / "new" / "place")
+    export(run, ["safetensors", "npy"], tmp_path / "new" / "place")
     found = {path.name for path in (tmp_path / "new" / "place").iterdir()}
-    assert found == {"embeddings.h5ad", "embeddings.npy", "embeddings.npy.json"}
+    assert found == {"embeddings.safetensors", "embeddings.npy", "embeddings.npy.json"}
     assert not (run.root / "exports.json").exists()
     for name in ("embeddings.npy", "embeddings.npy.json"):
         with pytest.raises(UserError, match=rf"{name}: it exists already"):
@@ -429,9 +443,12 @@ def test_results_without_a_record_are_read_too(tmp_path, table):
     told = {"workload": "w", "workload_version": "1", "recipe": "r", "settings": settings}
     about = provenance.provenance_of(Plan.model_construct(**told), [])
     values = table.select(POOLED).schema.remove_metadata()
-    (tmp_path / "h5ad").touch()
-    open_writer("h5ad", Target(tmp_path / "h5ad", values, 0, about)).close()
+    for name in ("h5ad", "safetensors"):
+        (tmp_path / name).touch()
+        open_writer(name, Target(tmp_path / name, values, 0, about)).close()
     assert anndata.read_h5ad(tmp_path / "h5ad").shape == (0, 320)
+    with safe_open(tmp_path / "safetensors", "np") as file:
+        assert file.get_tensor("mean_layer_6").shape == (0, 320)
 
 
 def test_a_part_that_was_only_finished_is_of_no_other_version():
@@ -445,6 +462,12 @@ def test_a_part_that_was_only_finished_is_of_no_other_version():
     assert provenance.warnings_of([first, other]) == [
         "parts were computed with different torch: 2.8, 2.9."
     ]
+
+
+def test_a_column_never_takes_the_place_of_the_ids(tmp_path):
+    values = pa.schema({"ids": pa.list_(pa.int32(), 2)})
+    with pytest.raises(UserError, match="a tensor 'ids' of its own"):
+        open_writer("safetensors", Target(tmp_path / "x", values, 1, {}))
 
 
 class Disk:

@@ -23,6 +23,7 @@ OutputName = Literal[
     "per_residue_h5",
     "npy",
     "h5ad",
+    "safetensors",
     "fair_esm_pt",
 ]
 """The names in `FORMATS`."""
@@ -87,6 +88,7 @@ FORMATS = {
     ),
     "npy": Format("embeddings.npy", "NumPy, memory-mapped", 0, "pooled", has_sidecar=True),
     "h5ad": Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled"),
+    "safetensors": Format("embeddings.safetensors", "PyTorch, JAX, Rust", 32, "pooled"),
     "fair_esm_pt": Format(
         "fair-esm-pt",
         "scripts for fair-esm's `extract.py`",

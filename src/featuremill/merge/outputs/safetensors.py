@@ -1,0 +1,83 @@
+"""embeddings.safetensors: a tensor (records, width) for each pooled column, and `ids`.
+
+`ids` are the bytes of the ids in UTF-8, a line each, as no id holds a line break:
+`bytes(ids).decode().splitlines()`. The header's `__metadata__` says how it was made. Written here
+and not by the library, which wants all tensors in memory: the format is a length, a JSON header and
+the numbers (its README, "Format").
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.base.errors import UserError
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.vectors import matrix
+
+KINDS = {
+    "halffloat": "F16",
+    "float": "F32",
+    "double": "F64",
+    **{f"int{bits}": f"I{bits}" for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
+}
+"""Arrow's names of number types, and the format's."""
+IDS = "ids"
+LARGEST = 2**62
+"""Stands for the ids' bytes while nobody knows them, to find out how long the header can get."""
+
+
+class Writer:
+    """Leaves room for the header, writes each column to its place and the ids behind them all."""
+
+    def __init__(self, target: Target) -> None:
+        self._columns = need(target.pooled(), "safetensors", "a pooled value")
+        if IDS in self._columns:
+            raise UserError(f"outputs: safetensors has a tensor {IDS!r} of its own; drop it.")
+        self._kinds = {name: target.values.field(name).type for name in self._columns}
+        self._num_rows = target.num_rows
+        self._metadata = {**target.provenance, "columns": ",".join(self._columns)}
+        row_bytes = [
+            kind.list_size * kind.value_type.bit_width // 8 for kind in self._kinds.values()
+        ]
+        edges = [0, *accumulate(size * target.num_rows for size in row_bytes)]
+        self._starts = dict(zip([*self._columns, IDS], edges, strict=True))
+        longest = len(self._header(LARGEST))
+        self._data = (
+            8 + longest + -longest % 8
+        )  # behind the length; numbers begin at a multiple of 8
+        self._ends = dict(self._starts)
+        self._file = target.path.open("wb")
+
+    def _header(self, ids_end: int) -> bytes:
+        """Return the JSON; `ids_end` is where the ids end, counted from the end of the header."""
+        header: dict[str, Any] = {"__metadata__": self._metadata}
+        ends = [*list(self._starts.values())[1:], ids_end]
+        for (name, start), end in zip(self._starts.items(), ends, strict=True):
+            kind = self._kinds.get(name)
+            shape = [self._num_rows, kind.list_size] if kind else [end - start]
+            dtype = KINDS[str(kind.value_type)] if kind else "U8"
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+        return json.dumps(header, ensure_ascii=False).encode()
+
+    def write(self, block: pa.Table) -> None:
+        """Write the block's rows behind those of the last one, column by column."""
+        for name in self._columns:
+            self._append(name, np.ascontiguousarray(matrix(block[name])).data)
+        self._append(IDS, "".join(f"{id}\n" for id in block["id"].to_pylist()).encode())
+
+    def _append(self, name: str, content: bytes | memoryview) -> None:
+        self._file.seek(self._data + self._ends[name])
+        self._ends[name] += self._file.write(content)
+
+    def close(self) -> None:
+        """Write the header, filled up with spaces as the format allows."""
+        with self._file as file:
+            header = self._header(self._ends[IDS]).ljust(self._data - 8)
+            file.seek(0)
+            file.write(len(header).to_bytes(8, "little") + header)
