@@ -348,8 +348,8 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
             said = ", ".join(map(str, value)) if isinstance(value, list) else value
             raise RefusedError(
                 f"{path}: run: {config.run} is the name of another config's run: {last.config} "
-                f"made {results} with {key}: {said}. Give one of them another `run:`, or, to have this "
-                f"one take its place, delete {results}/plan.json: what is computed stays."
+                f"made {results} with {key}: {said}. Give one of them another `run:`, or, to have "
+                f"this one take its place, delete {results}/plan.json: what is computed stays."
             )
 
 
