@@ -43,10 +43,10 @@ _claimed: dict[Path, TextIO] = {}
 log = reach.log
 
 
-def prepare(workflow: Any, run: Config, results: str, weights_files: Sequence[str]) -> None:
+def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence[str]) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     is_dry = reach.is_dry(workflow) and not reach.only_looks()
-    if reach.is_main(workflow) and is_dry and (others := others_planned_for(run, results)):
+    if reach.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
         log.warning(
             f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
             "not show."
@@ -54,29 +54,29 @@ def prepare(workflow: Any, run: Config, results: str, weights_files: Sequence[st
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
         refuse_default_storage(workflow)
-        refuse_without_packages(workflow, run, results, weights_files)
-        refuse_without_gpu(workflow, run, results)
-        refuse_wrong_labels(workflow, run)
-        config = config_file(workflow, results)
-        refuse_another_config(run, results, config)
+        refuse_without_packages(workflow, config, results, weights_files)
+        refuse_without_gpu(workflow, config, results)
+        refuse_wrong_labels(workflow, config)
+        path = config_file(workflow, results)
+        refuse_another_config(config, results, path)
         claim_run(
             results,
             rules=reach.rule_name(workflow, "{}"),
-            config=config,
-            asked=asked_by(run, results),
-            weights=next(iter(weights_json(run)), ""),
+            config=path,
+            asked=asked_by(config, results),
+            weights=next(iter(weights_json(config)), ""),
             is_imported=reach.is_imported(workflow),
         )
         try:
-            forget_plan_of_other_versions(workflow, run, results)
-            forget_what_is_gone(run, results)
-            forget_lost_weights(workflow, run, results, weights_files)
+            forget_plan_of_other_versions(workflow, config, results)
+            forget_what_is_gone(config, results)
+            forget_lost_weights(workflow, config, results, weights_files)
             if not (reach.is_imported(workflow) or asks_for_less(results)):
                 forget_what_is_not_whole(results)
         except OSError as error:
             raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
-        tell_what_goes(run, results)
-        check_times(run, results)
+        tell_what_goes(config, results)
+        check_times(config, results)
 
 
 def claim_run(results: str, **about: Any) -> None:
@@ -113,14 +113,14 @@ def claim_run(results: str, **about: Any) -> None:
         run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
-def forget_plan_of_other_versions(workflow: Any, run: Config, results: str) -> None:
+def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -> None:
     """Have Snakemake plan again what was planned for another version of the workload or engine: it
     sees neither, and a shard that was begun would go on with values of both.
 
     Where another workflow imports this one, its target may need no plan, and the results would be
     left without one: there it is only said what to type.
     """
-    others = others_planned_for(run, results)
+    others = others_planned_for(config, results)
     if others and reach.is_imported(workflow):
         rule = reach.rule_name(workflow, "plan")
         log.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
@@ -129,15 +129,15 @@ def forget_plan_of_other_versions(workflow: Any, run: Config, results: str) -> N
         Results(Path(results)).plan.unlink()
 
 
-def others_planned_for(run: Config, results: str) -> str:
+def others_planned_for(config: Config, results: str) -> str:
     """Return how the versions that are installed differ from those that the run is planned for."""
     plan = Results(Path(results)).find_plan()
     # With another workload Snakemake plans again anyway.
-    is_same = plan and plan.workload == run.workload
+    is_same = plan and plan.workload == config.workload
     return recipe.other_versions_here(plan.settings) if plan and is_same else ""
 
 
-def forget_what_is_gone(run: Config, results: str) -> None:
+def forget_what_is_gone(config: Config, results: str) -> None:
     """Have Snakemake see what it would take for done, because the results stand.
 
     Without store/ nothing is computed, whatever receipts say. Without plan.json (messages say when
@@ -149,7 +149,7 @@ def forget_what_is_gone(run: Config, results: str) -> None:
     if folder.plan.exists() and not folder.store.exists():
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
         folder.plan.unlink()
-    are_others = delivery and set(delivery.outputs) != {FILES[name] for name in run.outputs}
+    are_others = delivery and set(delivery.outputs) != {FILES[name] for name in config.outputs}
     if are_others and not (folder.store / "shards").exists():
         folder.plan.unlink(missing_ok=True)
     if not folder.plan.exists():
@@ -157,7 +157,7 @@ def forget_what_is_gone(run: Config, results: str) -> None:
 
 
 def forget_lost_weights(
-    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
+    workflow: Any, config: Config, results: str, weights_files: Sequence[str]
 ) -> None:
     """Have weights converted again that are gone from the cache: their bytes are always the same,
     so nothing is computed again.
@@ -169,29 +169,29 @@ def forget_lost_weights(
         return
     for path in map(Path, weights_files):
         lost = weights.lost(path)
-        if lost and not (is_computed(results) and _is_planned(run, results, lost)):
+        if lost and not (is_computed(results) and _is_planned(config, results, lost)):
             with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
 
 
-def _is_planned(run: Config, results: str, model: Weights) -> bool:
+def _is_planned(config: Config, results: str, model: Weights) -> bool:
     """Tell whether the last plan is still that of this config and these inputs."""
     from featuremill.plan.command import planning_device
 
     path = Results(Path(results)).plan
     plan = Plan.find(path)
-    if plan is None or [entry.path for entry in plan.inputs] != list(run.inputs):
+    if plan is None or [entry.path for entry in plan.inputs] != list(config.inputs):
         return False
-    inputs = [Path(name) for name in run.inputs if Path(name).exists()]
+    inputs = [Path(name) for name in config.inputs if Path(name).exists()]
     if any(each.stat().st_mtime > path.stat().st_mtime for each in inputs):
         return False
-    found = workload.find_workload(run.workload)
-    options = found.Options.model_validate(run.options)
+    found = workload.find_workload(config.workload)
+    options = found.Options.model_validate(config.options)
     columns = options.model_dump(include=TableOptions.EXECUTION)
     if any(plan.execution.get(key, "") != value for key, value in columns.items()):
         return False
-    device = planning_device(run.device)
-    settings = recipe.settings_of(run.workload, found, options, device, model)
+    device = planning_device(config.device)
+    settings = recipe.settings_of(config.workload, found, options, device, model)
     return recipe.recipe_of(settings) == plan.recipe
 
 
@@ -223,12 +223,12 @@ def forget_what_is_not_whole(results: str) -> None:
             (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
-def tell_what_goes(run: Config, results: str) -> None:
+def tell_what_goes(config: Config, results: str) -> None:
     """Say which results merge is going to remove, as `outputs` no longer names them."""
     root = Path(results)
     delivery = Results(root).find_delivery()
     written = delivery.outputs if delivery else {}
-    wanted = {FILES[name] for name in run.outputs}
+    wanted = {FILES[name] for name in config.outputs}
     for name in written:
         if name not in wanted and (root / name).exists():
             log.warning(
@@ -236,11 +236,11 @@ def tell_what_goes(run: Config, results: str) -> None:
             )
 
 
-def check_times(run: Config, results: str) -> None:
+def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))
     try:
-        source.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+        source.refuse_future([*config.inputs, *checkpoint_files(config)], clock)
     except UserError as error:
         raise RefusedError(str(error)) from None
     bring_back(Path(results), clock)
@@ -274,7 +274,7 @@ def refuse_default_storage(workflow: Any) -> None:
 
 
 def refuse_without_packages(
-    workflow: Any, run: Config, results: str, weights_files: Sequence[str]
+    workflow: Any, config: Config, results: str, weights_files: Sequence[str]
 ) -> None:
     """Refuse to begin where this Python lacks what the jobs are going to compute with.
 
@@ -285,7 +285,7 @@ def refuse_without_packages(
     if reach.is_imported(workflow):  # its target may have nothing to do with ours
         return
     try:
-        workload.refuse_without_packages(workload.find_workload(run.workload).Options)
+        workload.refuse_without_packages(workload.find_workload(config.workload).Options)
     except UserError as error:
         is_elsewhere = reach.runs_elsewhere(workflow) is not False or asks_for_less(results)
         is_converted = all(Path(path).exists() for path in weights_files)
@@ -297,38 +297,38 @@ def refuse_without_packages(
         ) from None
 
 
-def refuse_without_gpu(workflow: Any, run: Config, results: str) -> None:
+def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
     workflow's own, and where every shard is computed already.
     """
     is_elsewhere = reach.runs_elsewhere(workflow) is not False or reach.is_imported(workflow)
-    if run.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
+    if config.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
         return
     try:
-        devices_for(run.device)
+        devices_for(config.device)
     except UserError as error:
         raise RefusedError(
             f"{error} To plan here and compute elsewhere: snakemake plan …"
         ) from None
 
 
-def refuse_wrong_labels(workflow: Any, run: Config) -> None:
+def refuse_wrong_labels(workflow: Any, config: Config) -> None:
     """Refuse a table of labels without the column that is asked for, before all is computed.
 
     Where another workflow imports this one, a rule of it may still make the table.
     """
-    path = run.labels.file and Path(run.labels.file)
+    path = config.labels.file and Path(config.labels.file)
     if not path or not path.exists() or reach.is_imported(workflow):
         return
     try:
-        labels.check(path, run.labels.column)
+        labels.check(path, config.labels.column)
     except UserError as error:
         raise RefusedError(f"config: labels: {error}") from None
 
 
-def refuse_another_config(run: Config, results: str, config: str) -> None:
+def refuse_another_config(config: Config, results: str, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
     Another config is another file that asks for something else: other inputs, another workload, or
@@ -337,34 +337,34 @@ def refuse_another_config(run: Config, results: str, config: str) -> None:
     """
     last = run_lock.read(Path(results))
     is_planned = Results(Path(results)).plan.exists()
-    if not (config and last and last.config and is_planned):
+    if not (path and last and last.config and is_planned):
         return
     working = run_lock.whole_path(Path(results)).parent.parent
-    if (working / last.config).resolve() == (working / config).resolve():  # maybe through a link
+    if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
-    asks = asked_by(run, results)
+    asks = asked_by(config, results)
     for key, value in last.asked.items():
         if asks.get(key) != value:
             said = ", ".join(map(str, value)) if isinstance(value, list) else value
             raise RefusedError(
-                f"{config}: run: {run.run} is the name of another config's run: {last.config} made "
-                f"{results} with {key}: {said}. Give one of them another `run:`, or, to have this "
-                f"one take its place, delete {results}/plan.json: what is computed stays."
+                f"{path}: run: {config.run} is the name of another config's run: {last.config} "
+                f"made {results} with {key}: {said}. Give one of them another `run:`, or, to have "
+                f"this one take its place, delete {results}/plan.json: what is computed stays."
             )
 
 
-def asked_by(run: Config, results: str) -> dict[str, Any]:
-    """Return what determines the results of a `run`: its inputs, seen from the folder of
+def asked_by(config: Config, results: str) -> dict[str, Any]:
+    """Return what determines the results of a config: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
     working = run_lock.whole_path(Path(results)).parent.parent
-    options = workload.find_workload(run.workload).Options.model_validate(run.options)
+    options = workload.find_workload(config.workload).Options.model_validate(config.options)
     return {
         "inputs": [
             # What was named by an absolute path elsewhere stays there where a project moves.
             path if _is_elsewhere(path, working) else os.path.relpath(path, working)
-            for path in run.inputs
+            for path in config.inputs
         ],
-        "workload": run.workload,
+        "workload": config.workload,
         **options.model_dump(mode="json", exclude=options.EXECUTION - TableOptions.EXECUTION),
     }
 
@@ -415,7 +415,7 @@ def is_computed(results: str) -> bool:
 # ---- inputs that are not there ----
 
 
-def explain_missing(workflow: Any, run: Config, named: str, places: Places) -> None:
+def explain_missing(workflow: Any, config: Config, named: str, places: Places) -> None:
     """Have Snakemake say where the config names a file that is missing, and nothing more.
 
     It knows which files no rule makes, also a rule of a workflow that imports this one; so it
@@ -426,13 +426,13 @@ def explain_missing(workflow: Any, run: Config, named: str, places: Places) -> N
     is_ours = not reach.is_imported(workflow)
     configs = reach.config_files(workflow) if is_ours else []
     if reach.is_main(workflow) and is_ours:
-        _refuse_unplanned(run, named, places, configs)
+        _refuse_unplanned(config, named, places, configs)
 
     def matters(record: logging.LogRecord) -> bool:
         if reach.exception_of(record) != reach.MISSING_INPUT:
             return True
         lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(run, lines, named, places, configs))
+        said = list(_sentences(config, lines, named, places, configs))
         for sentence in said:
             print(sentence, file=sys.stderr)
         return not said
@@ -440,44 +440,44 @@ def explain_missing(workflow: Any, run: Config, named: str, places: Places) -> N
     reach.filter_screen(matters)
 
 
-def _refuse_unplanned(run: Config, named: str, places: Places, configs: Sequence[Path]) -> None:
+def _refuse_unplanned(config: Config, named: str, places: Places, configs: Sequence[Path]) -> None:
     """Refuse inputs that are not there and were never planned.
 
     Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
     that were put away after the run, and hides a wrong name.
     """
-    plan = Results(Path("results") / run.run).find_plan()
-    planned = {entry.path for entry in plan.inputs} if plan else set(run.inputs)
-    for path in run.inputs:
+    plan = Results(Path("results") / config.run).find_plan()
+    planned = {entry.path for entry in plan.inputs} if plan else set(config.inputs)
+    for path in config.inputs:
         if path not in planned:
             try:
                 source.check(Path(path))
             except UserError as error:
                 place = places.get(("inputs",), named)
-                hint = _elsewhere(Path(path), run, configs)
+                hint = _elsewhere(Path(path), config, configs)
                 raise RefusedError(f"{place}: inputs: {error}{hint}") from None
 
 
-def _elsewhere(path: Path, run: Config, configs: Sequence[Path]) -> str:
+def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:
     """Return the command that finds the inputs, where a config was named from another folder than
     its paths are seen from; empty where `path` is there, or they are not beside it either."""
-    for config in configs:
-        folder = Path(os.path.relpath(config.parent))
+    for file in configs:
+        folder = Path(os.path.relpath(file.parent))
         is_elsewhere = folder != Path() and not path.exists()
-        if is_elsewhere and all((folder / one).exists() for one in run.inputs):
-            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(config.name)}"
+        if is_elsewhere and all((folder / one).exists() for one in config.inputs):
+            start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(file.name)}"
             return f" It is there seen from {folder}; so type: {start}"
     return ""
 
 
 def _sentences(
-    run: Config, lines: set[str], named: str, places: Places, configs: Sequence[Path]
+    config: Config, lines: set[str], named: str, places: Places, configs: Sequence[Path]
 ) -> Iterator[str]:
-    labels = [run.labels.file] if run.labels.file else []
+    labels = [config.labels.file] if config.labels.file else []
     asked_for = {
-        ("inputs",): run.inputs,
+        ("inputs",): config.inputs,
         ("labels", "file"): labels,
-        ("options", "model"): checkpoint_files(run),
+        ("options", "model"): checkpoint_files(config),
     }
     for key, paths in asked_for.items():
         for path in paths:
@@ -485,19 +485,19 @@ def _sentences(
                 try:
                     weights.refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
                 except UserError as error:
-                    hint = _elsewhere(Path(path), run, configs)
+                    hint = _elsewhere(Path(path), config, configs)
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
 
 
-def weights_json(run: Config) -> list[str]:
+def weights_json(config: Config) -> list[str]:
     """Return the weights file that the run needs, as a list of one, or of none."""
-    model = model_of(run)
+    model = model_of(config)
     return [weights.json_of(model)] if model else []
 
 
-def checkpoint_files(run: Config) -> list[str]:
+def checkpoint_files(config: Config) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts."""
-    model = str(run.options.get("model", ""))
+    model = str(config.options.get("model", ""))
     if model.startswith("~"):  # which Snakemake does not look up
         model = str(Path(model).expanduser())
     return [model] if weights.is_path(model) else []

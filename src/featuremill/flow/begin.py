@@ -44,8 +44,8 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     Raises:
         RefusedError: in one sentence, when this run cannot be or should not begin.
     """
-    named, places, run = validated(config, workflow)
-    flow = Flow(workflow, run, failures)
+    named, places, checked = validated(config, workflow)
+    flow = Flow(workflow, checked, failures)
     before.explain_missing(workflow, flow.there, named, places)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
@@ -53,7 +53,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     before.prepare(workflow, flow.there, flow.folder, flow.weights_there)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, flow.folder)
-    flow.num_slots = jobs.cap_gpus(workflow, run.device, run.gpus)
+    flow.num_slots = jobs.cap_gpus(workflow, checked.device, checked.gpus)
     return flow
 
 
@@ -69,7 +69,7 @@ class Flow:
         self._workflow, self._failures = workflow, failures
         self.config = config
         """The validated config."""
-        self.there = imported.run_below_prefix(workflow, config)
+        self.there = imported.config_below_prefix(workflow, config)
         """The same with the names of its files as they are found from here."""
         self.results = f"results/{config.run}"
         self.folder = reach.below_prefix(workflow, self.results)
@@ -143,27 +143,27 @@ class Flow:
 
 
 def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Config]:
-    """Return what to call the config, where its keys stand, and the validated run; or stop
+    """Return what to call the config, where its keys stand, and the validated config; or stop
     Snakemake with one sentence."""
     try:
         named, places = sources(config, workflow)
-        run = validate(config, named, places)
-        check_outputs(run, named)
-        refuse_patterns(run)
+        checked = validate(config, named, places)
+        check_outputs(checked, named)
+        refuse_patterns(checked)
     except UserError as error:
         raise RefusedError(str(error)) from None
-    for sentence in without_effect(run):
+    for sentence in without_effect(checked):
         reach.log.warning(sentence)
-    return named, places, run
+    return named, places, checked
 
 
 def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     """Return what to call the config, and where its keys stand in the YAML files that it is from.
 
-    What another file or --config set has no place in a file.
+    What another file or --config set has no place in a file, nor has the config of a module.
     """
     if reach.is_imported(workflow):
-        return imported.config_sources(config, workflow)
+        return f"config of module {reach.workflow_module(workflow)}", {}
     named, places = "config", dict[tuple[str, ...], str]()
     for path in reach.config_files(workflow):
         raw, found = load(Path(os.path.relpath(path)))

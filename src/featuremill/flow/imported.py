@@ -7,66 +7,35 @@ below a prefix, and several runs may lie side by side. Snakemake reads the rules
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from featuremill.base.errors import UserError
-from featuremill.config import Config, load
-from featuremill.config.yaml_lines import Places
+from featuremill.config import Config
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
 from featuremill.workload.weights import is_path
 
 
-def run_below_prefix(workflow: Any, run: Config) -> Config:
-    """Return the run with its files named as they are found from here."""
+def config_below_prefix(workflow: Any, config: Config) -> Config:
+    """Return the config with its files named as they are found from here."""
 
     def moved(path: str) -> str:
         return reach.below_prefix(workflow, path)
 
     options = {
         key: moved(value) if key == "model" and is_path(str(value)) else value
-        for key, value in run.options.items()
+        for key, value in config.options.items()
     }
-    file = run.labels.file and moved(run.labels.file)
-    return run.model_copy(
+    file = config.labels.file and moved(config.labels.file)
+    return config.model_copy(
         update={
-            "inputs": tuple(map(moved, run.inputs)),
+            "inputs": tuple(map(moved, config.inputs)),
             "options": options,
-            "labels": run.labels.model_copy(update={"file": file}),
+            "labels": config.labels.model_copy(update={"file": file}),
         }
     )
 
 
-def config_sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
-    """Return what to call the `config` of a module, and where its keys stand: in that section of
-    the importing workflow's config files which says the same, if one does."""
-    source = f"config of module {reach.workflow_module(workflow)}"
-    for path in reach.config_files(workflow):
-        try:
-            raw, places = load(Path(os.path.relpath(path)))
-        except UserError:  # not ours, so it may be what it likes
-            continue
-        for section in _sections_like(config, raw, ()):
-            size = len(section)
-            inside = {key[size:]: p for key, p in places.items() if key[:size] == section}
-            return source, {key: place for key, place in inside.items() if key}
-    return source, {}
-
-
-def _sections_like(
-    config: Mapping[str, Any], raw: Any, path: tuple[str, ...]
-) -> Iterator[tuple[str, ...]]:
-    if raw == config:
-        yield path
-    elif isinstance(raw, dict):
-        for key, value in raw.items():
-            yield from _sections_like(config, value, (*path, str(key)))
-
-
-def share(workflow: Any, run: Config, results: str, weights_files: list[str]) -> None:
+def share(workflow: Any, config: Config, results: str, weights_files: list[str]) -> None:
     """Let runs stand side by side in one workflow: the rule of the first makes the weights that
     several of them need.
 
@@ -81,7 +50,7 @@ def share(workflow: Any, run: Config, results: str, weights_files: list[str]) ->
             "its own."
         )
     rule = reach.taken_rule(workflow, "weights")
-    model = run.options.get("model")
+    model = config.options.get("model")
     for path in weights_files if rule else ():
         makers = shared.setdefault("weights", {})
         first, first_model = makers.setdefault(path, (rule, model))

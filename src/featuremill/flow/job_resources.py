@@ -41,7 +41,7 @@ SAFETY = 2.0
 class JobResources(NamedTuple):
     """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
 
-    run: Config
+    config: Config
     results: str
     """results/<run>."""
     weights: tuple[str, ...]
@@ -53,7 +53,7 @@ class JobResources(NamedTuple):
         """Return the MB of host memory that computing a shard takes."""
         shard_mb = self._shard_bytes(wildcards.shard) / MB
         weights_mb = sum(map(_weights_mb, self.weights))
-        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
+        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.config.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
         """Return the minutes that computing a shard may take."""
@@ -64,11 +64,11 @@ class JobResources(NamedTuple):
 
     def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that planning takes."""
-        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.run.inputs)))
+        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.config.inputs)))
 
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that planning may take."""
-        grown = PLAN_MINUTES_A_GB * _gigabytes(self.run.inputs)
+        grown = PLAN_MINUTES_A_GB * _gigabytes(self.config.inputs)
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
