@@ -166,12 +166,12 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
         (
             [HOST],
             {"shard": 3},
-            "config of module here: shard: there is no such key",
+            "config of module here: shard: there is no such key here; did you mean",
         ),
         (
             [HOST],
             {"inputs": "gone.fa"},
-            "config of module here: inputs: gone.fa: this file",
+            "config of module here: inputs: gone.fa: this file does not exist",
         ),
         ([HOST.replace('    config: config["here"]\n', "")], {}, "config of module here: inputs"),
         (

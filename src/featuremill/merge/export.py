@@ -116,9 +116,7 @@ def _targets(
 
 
 @contextlib.contextmanager
-def _source(
-    folder: Results, plan: Plan, results: Delivery, num_threads: int
-) -> Iterator[Gatherer]:
+def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Gatherer]:
     """Yield the parts of the results, joined and accounted for as in merge."""
     if not any(folder.part(plan.recipe, shard.shard).exists() for shard in plan.shards):
         raise UserError(
