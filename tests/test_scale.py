@@ -14,7 +14,7 @@ import pytest
 from programs import is_running, wait_for
 
 from featuremill.inputs import proteins
-from featuremill.plan import hands
+from featuremill.plan import processes
 
 ROOT = Path(__file__).parents[1]
 NUM_RECORDS = 120_000
@@ -34,9 +34,9 @@ class Planning:
         self.process = verbs.start(*self.arguments, start_new_session=True, preexec_fn=heeds_ctrl_c)
         if limit_bytes:
             resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-        self.hands = self._hands()
+        self.processes = self._processes()
 
-    def _hands(self):
+    def _processes(self):
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
 
         def found():
@@ -48,12 +48,12 @@ class Planning:
         return wait_for(found)
 
     def wait_until_all_spool(self):
-        wait_for(lambda: len(list(self.spool().glob("*/rows*"))) == len(self.hands))
+        wait_for(lambda: len(list(self.spool().glob("*/rows*"))) == len(self.processes))
 
     def ends(self):
         """Wait for the end; return the status and what was said. A minute of it is a hang."""
         _, said = self.process.communicate(timeout=60)
-        wait_for(lambda: not any(map(is_running, self.hands)))
+        wait_for(lambda: not any(map(is_running, self.processes)))
         return self.process.returncode, said
 
     def spool(self):
@@ -83,7 +83,7 @@ def loaded(pid):
 def test_sigkill_of_plan_leaves_no_process_and_the_next_plan_tidies_up(planning, verbs):
     killed = planning()
     killed.wait_until_all_spool()
-    assert not any("torch" in loaded(pid) for pid in killed.hands)
+    assert not any("torch" in loaded(pid) for pid in killed.processes)
     killed.process.send_signal(signal.SIGKILL)
     assert killed.ends()[0] == -signal.SIGKILL
     assert killed.spool().exists()
@@ -99,7 +99,7 @@ def test_no_process_of_plan_can_be_struck_by_ctrl_c_from_its_first_moment_on(pla
     stopped = planning()
     blocked = [
         int(re.search(r"^SigBlk:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.M)[1], 16)
-        for pid in stopped.hands
+        for pid in stopped.processes
     ]
     stopped.process.terminate()
     stopped.ends()
@@ -120,19 +120,19 @@ def test_a_signal_waits_until_a_process_is_whole_and_then_ends_it(monkeypatch):
     """Else the process finds nothing to start from, and shows its stack."""
     started = []
 
-    class Struck(hands._Hand):
+    class Struck(processes._Process):
         def __init__(self):
             signal.raise_signal(signal.SIGTERM)
             super().__init__()
-            started.append(self.process)
+            started.append(self.handle)
 
     def leave(*_):
         raise SystemExit
 
-    monkeypatch.setattr(hands, "_Hand", Struck)
+    monkeypatch.setattr(processes, "_Process", Struck)
     before = signal.signal(signal.SIGTERM, leave)
     try:
-        with pytest.raises(SystemExit), hands.Hands(2) as both:
+        with pytest.raises(SystemExit), processes.Processes(2) as both:
             both.start()
         assert signal.getsignal(signal.SIGTERM) is leave
     finally:
@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_sentence_whoever_meets_it(planning):
 
 def test_a_process_that_is_killed_is_one_sentence(planning):
     bereft = planning()
-    os.kill(bereft.hands[1], signal.SIGKILL)
+    os.kill(bereft.processes[1], signal.SIGKILL)
     status, said = bereft.ends()
     assert status == 1
     assert "a process of plan was killed by SIGKILL, perhaps for want of memory" in said

@@ -24,8 +24,8 @@ from featuremill.config import Config, from_json, model_of, read
 from featuremill.lease.devices import Device, cpu, cuda_devices
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
-from featuremill.plan.hands import Hands
 from featuremill.plan.manifest import write_manifest
+from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Sizing
@@ -122,8 +122,10 @@ def plan(
         shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
         try:
             last = None if replan else Plan.find(folder.store / "plan.json")
-            with Hands(threads or num_cores()) as hands:
-                result, why_cut = _planned(folder, config, workload, options, sizing, last, hands)
+            with Processes(threads or num_cores()) as processes:
+                result, why_cut = _planned(
+                    folder, config, workload, options, sizing, last, processes
+                )
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
@@ -170,16 +172,16 @@ def _planned(
     options: Any,
     sizing: Sizing,
     last: Plan | None,
-    hands: Hands,
+    processes: Processes,
 ) -> Planned:
     """Read the records, write shards and manifest; return the plan, which is not written yet."""
     scratch = folder.store / "spool"
     scratch.mkdir()
-    spooled, inputs = _read(scratch, config, workload, options, hands)
+    spooled, inputs = _read(scratch, config, workload, options, processes)
     tally, repeats = spooled.tally, spooled.repeats
     names = [entry.shard for entry in last.shards] if last else []
     old = spool_old_shards(folder, names, scratch / "old")
-    cutter = Cutter(folder, spooled.folders, tally.records, old, hands)
+    cutter = Cutter(folder, spooled.folders, tally.records, old, processes)
     homeless = cutter.place()
     mean_bytes = tally.total_length / (tally.records - tally.refused)
     cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
@@ -211,11 +213,11 @@ def _planned(
 
 
 def _read(
-    scratch: Path, config: Config, workload: Workload, options: Any, hands: Hands
+    scratch: Path, config: Config, workload: Workload, options: Any, processes: Processes
 ) -> tuple[Spooled, list[Input]]:
     """Spool the records; return that, and what `plan.json` says of each input."""
     before = [_identity(path) for path in config.inputs]
-    spooled = read_records(config, workload, options, scratch, hands)
+    spooled = read_records(config, workload, options, scratch, processes)
     inputs = [
         Input(
             path=name,

@@ -12,7 +12,7 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.config import Config
-from featuremill.plan.hands import Hands
+from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals, repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
@@ -74,20 +74,20 @@ class Spooled:
 
 
 def read_records(
-    config: Config, workload: Workload, options: Any, folder: Path, hands: Hands
+    config: Config, workload: Workload, options: Any, folder: Path, processes: Processes
 ) -> Spooled:
-    """Spool every record of the config's inputs below `folder`; the hands are started if it takes
-    more than a chunk."""
+    """Spool every record of the config's inputs below `folder`; the processes are started if it
+    takes more than a chunk."""
     records = workload.records([Path(path) for path in config.inputs], options)
     chunks = with_progress(chunks_of(records))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
-        hands.start()
-    folders = [folder / str(number) for number in range(hands.num_started or 1)]
+        processes.start()
+    folders = [folder / str(number) for number in range(processes.num_started or 1)]
     settled = options.model_dump_json()
     tasks = [(each, config.workload, settled) for each in folders]
     tally = Tally()
-    for part in hands.deal(spool, tasks, itertools.chain(beginning, chunks)):
+    for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
     return Spooled(config.inputs, folders, tally)
 

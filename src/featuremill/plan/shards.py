@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
-from featuremill.plan.hands import Hands
+from featuremill.plan.processes import Processes
 from featuremill.store.files import take_space
 from featuremill.store.plan import PlannedShard
 from featuremill.store.results import Results
@@ -85,7 +85,7 @@ class Cutter:
         spools: list[Path],
         num_records: int,
         old: Sequence[OldShard],
-        hands: Hands,
+        processes: Processes,
     ) -> None:
         self.shards: list[PlannedShard] = []
         self.numbers: Integers
@@ -103,7 +103,7 @@ class Cutter:
             np.ones(len(old), bool),
         )
         self._old = old
-        self._hands = hands
+        self._processes = processes
         self._used, self._used_cost = np.zeros((2, len(old)), np.int64)
         self._homeless_cost = 0
 
@@ -139,7 +139,7 @@ class Cutter:
         ]
         written: list[PlannedShard] = []
         shown = Progress(log, "cutting new shards", "shards")
-        for shards in self._hands.map(_write_shards, groups):
+        for shards in self._processes.map(_write_shards, groups):
             written += shards
             shown.at(len(written), len(new))
         stays = np.append(used > 0, np.ones(len(new), bool))
@@ -153,7 +153,7 @@ class Cutter:
     def _for_each_bucket(self, function: Callable[[Work, int], Result]) -> Iterator[Result]:
         buckets = self._work.buckets
         shown = Progress(log, "sorting", "buckets")
-        results = self._hands.map(function, [(self._work, number) for number in buckets])
+        results = self._processes.map(function, [(self._work, number) for number in buckets])
         for number, result in enumerate(results, 1):
             yield result
             shown.at(number, len(buckets))

@@ -12,7 +12,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import Config
-from featuremill.plan.hands import Hands
+from featuremill.plan.processes import Processes
 from featuremill.plan.reading import read_records
 from featuremill.plan.shards import Cutter
 from featuremill.store.plan import Counts, Plan, PlannedShard, Settings
@@ -128,10 +128,10 @@ def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Wo
     """Return what plan would make of the input where there were no shards before."""
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    with Hands(threads) as hands:
-        spooled = read_records(config, workload, options, scratch, hands)
+    with Processes(threads) as processes:
+        spooled = read_records(config, workload, options, scratch, processes)
         _ = spooled.repeats  # which refuses what plan would
-        cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), hands)
+        cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
         total = cutter.place().cost
     bytes_a_cost = spooled.tally.total_length / max(1, total)
     is_cut = config.shards.cost != "auto"

@@ -32,15 +32,15 @@ SPAWN = multiprocessing.get_context("spawn")
 """Not "fork": Arrow's threads would not be in the copy."""
 
 
-class Hands:
+class Processes:
     """Up to `num_processes` helpers; with one, or until `start`, this process does everything."""
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = min(num_processes, MAX_PROCESSES)
-        self._hands: list[_Hand] = []
-        self._idle: queue.SimpleQueue[_Hand] = queue.SimpleQueue()
+        self._processes: list[_Process] = []
+        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
 
-    def __enter__(self) -> Hands:
+    def __enter__(self) -> Processes:
         return self
 
     def __exit__(
@@ -50,21 +50,21 @@ class Hands:
         trace: TracebackType | None,
     ) -> None:
         self._kill()
-        for hand in self._hands:
-            hand.close()
-        self._hands = []
+        for process in self._processes:
+            process.close()
+        self._processes = []
 
     @property
     def num_started(self) -> int:
         """The number of processes that are there, apart from this one."""
-        return len(self._hands)
+        return len(self._processes)
 
     def start(self) -> None:
         """Start the processes."""
         for _ in range(self._num_processes if self._num_processes > 1 else 0):
             with _unbroken():  # or a process half started would say what it misses
-                self._hands.append(_Hand())
-            self._idle.put(self._hands[-1])
+                self._processes.append(_Process())
+            self._idle.put(self._processes[-1])
 
     def deal(
         self,
@@ -75,24 +75,24 @@ class Hands:
         """Return what `function(*arguments[i], values)` returned for every process i; value n of
         the `stream` is among the values of process n modulo their number.
         """
-        if not self._hands:
+        if not self._processes:
             return [function(*arguments[0], stream)]
-        for hand, each in zip(self._hands, arguments, strict=True):
-            hand.send((function, each, True))
+        for process, each in zip(self._processes, arguments, strict=True):
+            process.send((function, each, True))
         for number, value in enumerate(stream):
-            self._hands[number % len(self._hands)].send(value)
-        for hand in self._hands:
-            hand.send(None)
-        return [hand.answer() for hand in self._hands]
+            self._processes[number % len(self._processes)].send(value)
+        for process in self._processes:
+            process.send(None)
+        return [process.answer() for process in self._processes]
 
     def map(
         self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]
     ) -> Iterator[Result]:
         """Yield what `function` returns for each of the arguments, in their order."""
-        if not self._hands:
+        if not self._processes:
             yield from (function(*each) for each in arguments)
             return
-        with ThreadPoolExecutor(len(self._hands)) as threads:
+        with ThreadPoolExecutor(len(self._processes)) as threads:
             try:
                 yield from threads.map(lambda each: self._carry_out(function, each), arguments)
             except BaseException:
@@ -100,25 +100,25 @@ class Hands:
                 raise
 
     def _carry_out(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        hand = self._idle.get()
+        process = self._idle.get()
         try:
-            hand.send((function, arguments, False))
-            return hand.answer()
+            process.send((function, arguments, False))
+            return process.answer()
         finally:
-            self._idle.put(hand)
+            self._idle.put(process)
 
     def _kill(self) -> None:
-        for hand in self._hands:
-            hand.process.kill()
+        for process in self._processes:
+            process.handle.kill()
 
 
-class _Hand:
+class _Process:
     """One process and the pipes to it."""
 
     def __init__(self) -> None:
         their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
         self._answers, their_answers = SPAWN.Pipe(duplex=False)
-        self.process = SPAWN.Process(
+        self.handle = SPAWN.Process(
             target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
         )
         # Ctrl-C is ours to answer, also while the process is starting: it inherits what is blocked.
@@ -126,7 +126,7 @@ class _Hand:
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         try:
-            self.process.start()
+            self.handle.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         their_tasks.close()
@@ -149,8 +149,8 @@ class _Hand:
         try:
             answer, is_error = self._answers.recv()
         except EOFError:
-            self.process.join()
-            raise ChildProcessError(_manner_of_death(self.process.exitcode or 0)) from None
+            self.handle.join()
+            raise ChildProcessError(_manner_of_death(self.handle.exitcode or 0)) from None
         if is_error:
             raise answer
         return answer
@@ -158,7 +158,7 @@ class _Hand:
     def close(self) -> None:
         self._tasks.close()
         self._answers.close()
-        self.process.join()
+        self.handle.join()
 
 
 @contextlib.contextmanager
