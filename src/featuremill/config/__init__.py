@@ -17,7 +17,7 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store.formats import FORMATS, OutputName
-from featuremill.workload import BUILT_IN, DEFAULT, find_workload, weights
+from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, weights
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
@@ -186,6 +186,12 @@ def read(path: Path, has_weights: bool = False) -> Config:
     raw, places = load(path)
     config = validate(raw, str(path), places)
     check_outputs(config, str(path))
+    options = find_workload(config.workload).Options.model_validate(config.options)
+    for name in option_files.paths_of(options):
+        try:
+            option_files.digest(options, name)
+        except UserError as error:
+            raise UserError(f"{_place(str(path), places, ('options', name))}: {error}") from None
     model = model_of(config)
     if model and not has_weights and not Path(weights.json_of(model)).exists():
         with _at_the_model(str(path), places):

@@ -27,10 +27,12 @@ from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
 from featuremill.store import command_line, run_lock
+from featuremill.store.files import files_below
 from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
-from featuremill.workload import Weights, recipe, weights
+from featuremill.workload import Weights, option_files, recipe, weights
+from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
 """The run's declared files, those that others are made of first."""
@@ -240,7 +242,7 @@ def check_times(run: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))
     try:
-        source.refuse_future([*run.inputs, *checkpoint_files(run)], clock)
+        source.refuse_future([*run.inputs, *checkpoint_files(run), *option_inputs(run)], clock)
     except UserError as error:
         raise RefusedError(str(error)) from None
     bring_back(Path(results), clock)
@@ -357,15 +359,19 @@ def asked_by(run: Config, results: str) -> dict[str, Any]:
     """Return what determines the results of a `run`: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
     working = run_lock.whole_path(Path(results)).parent.parent
-    options = workload.find_workload(run.workload).Options.model_validate(run.options)
+    options = options_of(run)
+
+    def seen(path: str) -> str:
+        # What was named by an absolute path elsewhere stays there where a project moves.
+        return path if _is_elsewhere(path, working) else os.path.relpath(path, working)
+
     return {
-        "inputs": [
-            # What was named by an absolute path elsewhere stays there where a project moves.
-            path if _is_elsewhere(path, working) else os.path.relpath(path, working)
-            for path in run.inputs
-        ],
+        "inputs": [seen(path) for path in run.inputs],
         "workload": run.workload,
-        **options.model_dump(mode="json", exclude=options.EXECUTION - TableOptions.EXECUTION),
+        **options.model_dump(
+            mode="json", exclude=execution_of(type(options)) - TableOptions.EXECUTION
+        ),
+        **{name: seen(path) for name, path in option_files.paths_of(options).items()},
     }
 
 
@@ -447,6 +453,13 @@ def _refuse_unplanned(run: Config, named: str, places: Places, configs: Sequence
     that were put away after the run, and hides a wrong name.
     """
     plan = Results(Path("results") / run.run).find_plan()
+    options = options_of(run)
+    for name, path in option_files.paths_of(options).items():
+        if Path(path).exists() or plan is None or name not in plan.settings.files:
+            try:
+                option_files.digest(options, name)
+            except UserError as error:
+                raise RefusedError(f"{places.get(('options', name), named)}: {error}") from None
     planned = {entry.path for entry in plan.inputs} if plan else set(run.inputs)
     for path in run.inputs:
         if path not in planned:
@@ -487,6 +500,29 @@ def _sentences(
                 except UserError as error:
                     hint = _elsewhere(Path(path), run, configs)
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
+    options = options_of(run)
+    for name, path in option_files.paths_of(options).items():
+        if path in lines:
+            try:
+                option_files.digest(options, name)
+            except UserError as error:
+                yield f"{places.get(('options', name), named)}: {error}"
+
+
+def options_of(run: Config) -> Any:
+    """Return the options of the run's workload."""
+    return workload.find_workload(run.workload).Options.model_validate(run.options)
+
+
+def option_inputs(run: Config) -> list[str]:
+    """Return the files and folders that options name; of a folder also each file in it, as its own
+    time does not change when one of them is edited."""
+    found = []
+    for path in option_files.paths_of(options_of(run)).values():
+        found.append(path)
+        if Path(path).is_dir():
+            found += [str(Path(path) / name) for name in files_below(Path(path))]
+    return found
 
 
 def weights_json(run: Config) -> list[str]:

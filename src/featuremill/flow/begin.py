@@ -80,6 +80,8 @@ class Flow:
         self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
         self.checkpoint = before.checkpoint_files(config)
         """The checkpoint, if the config names one by its path; a list of one, or of none."""
+        self.option_inputs = before.option_inputs(config)
+        """Files and folders that options name."""
         self.is_target = reach.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
         self.num_slots = 0

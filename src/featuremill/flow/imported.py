@@ -17,6 +17,7 @@ from featuremill.config import Config, load
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
+from featuremill.workload import find_workload, option_files
 from featuremill.workload.weights import is_path
 
 
@@ -26,8 +27,11 @@ def run_below_prefix(workflow: Any, run: Config) -> Config:
     def moved(path: str) -> str:
         return reach.below_prefix(workflow, path)
 
+    paths = option_files.kinds_of(find_workload(run.workload).Options).keys()
     options = {
-        key: moved(value) if key == "model" and is_path(str(value)) else value
+        key: moved(value)
+        if value and (key in paths or (key == "model" and is_path(str(value))))
+        else value
         for key, value in run.options.items()
     }
     file = run.labels.file and moved(run.labels.file)

@@ -36,6 +36,7 @@ from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
 
 PLAN_VERSION = 1
@@ -159,7 +160,7 @@ def _settled(
     """Return the options with every "auto" settled, and the settings they come to."""
     options = workload.Options.model_validate(config.options)
     settings = settings_of(config.workload, workload, options, device, weights)
-    execution = options.model_dump(mode="json", include=options.EXECUTION)
+    execution = options.model_dump(mode="json", include=execution_of(type(options)))
     return workload.Options.model_validate(settings.options | execution), settings
 
 
@@ -195,7 +196,7 @@ def _planned(
         cost_unit=workload.COST_UNIT,
         recipe=recipe_of(sizing.settings),
         settings=sizing.settings,
-        execution=options.model_dump(mode="json", include=options.EXECUTION),
+        execution=options.model_dump(mode="json", include=execution_of(type(options))),
         device=config.device,
         gpus=config.gpus,
         weights=str(sizing.weights) if sizing.weights else None,

@@ -38,7 +38,7 @@ class Recipe:
             UserError: when weights or workload are not those of the results, or the device cannot
                 compute in their dtype.
         """
-        self._root = searched.folder.root
+        self._folder, self._root = searched.folder, searched.folder.root
         self._column = searched.table.column.name
         self._results = searched.results
         self._settings = searched.results.settings
@@ -115,8 +115,17 @@ class Recipe:
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
         """Return the options of the run, once they are seen to come to the same recipe here."""
         told = self._settings
+        if told.files and not self._plan:
+            raise UserError(
+                f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
+                "plan.json, which is not here, tells where they are; run it again. Records of the "
+                "run are found by their ids without."
+            )
+        execution = dict(self._plan.execution) if self._plan else {}
+        for name in told.files:
+            execution[name] = str(self._folder.placed(execution[name]))
         try:
-            options = self.workload.Options.model_validate(told.options)
+            options = self.workload.Options.model_validate(told.options | execution)
             here = settings_of(told.workload, self.workload, options, device, weights)
         except ValidationError:
             raise self._other_versions() from None
@@ -127,8 +136,7 @@ class Recipe:
             ) from None
         if here.as_json() != told.as_json():
             raise self._other_versions()
-        execution = self._plan.execution if self._plan else {}
-        return self.workload.Options.model_validate(told.options | execution)
+        return options
 
     def _other_versions(self) -> UserError:
         others = self._settings.other_versions(self.workload.VERSION, ENGINE_VERSION)

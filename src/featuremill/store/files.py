@@ -34,6 +34,19 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def files_below(folder: Path) -> list[str]:
+    """Return the files below `folder`, sorted, as paths inside it; names that begin with a dot do
+    not count, be they of files or folders."""
+    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in found if not any(p[0] == "." for p in name.split("/")))
+
+
+def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
+    """Return one sha256 for files of a folder: that of what `sha256sum` prints in it, sorted."""
+    lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(sha256_by_name.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
 def make_own_folder(folder: Path) -> None:
     """Make `folder` for this user, if it is not there; see that nobody else can put files into it:
     it may lie where everybody writes.

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -25,7 +26,7 @@ from typing import (
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
@@ -87,6 +88,19 @@ class Converted(NamedTuple):
     sha256: str
     metadata: dict[str, str]
     """As in `Weights`."""
+
+
+class PathOption(NamedTuple):
+    """Marks the type of an option that names a file or a folder."""
+
+    is_folder: bool
+
+
+OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
+"""Type of an option that names a file, such as a vocabulary: what is in it is part of the recipe,
+and its path is not. `OptionFile | None` where it may be left out. Read it in `load`."""
+OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
+"""The same for a folder; files and folders in it whose names begin with a dot do not count."""
 
 
 class WorkloadOptions(BaseModel):
