@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from plans import read_sealed
 from programs import NO_REPORT, ROOT, Desk, Verbs, Workflow, fasta, random_records
 
+from featuremill.store.files import digest_at
 from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
-from featuremill.workload.option_files import digest_at, kinds_of
+from featuremill.workload.option_files import kinds_of
 
 RECORDS = random_records(12)
 

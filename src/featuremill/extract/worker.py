@@ -90,7 +90,7 @@ def _weights_of(job: Job) -> Weights | None:
     """Return the job's weights, when they are those that the recipe was made with."""
     if job.weights is None:
         return None
-    found = weights_verb.read(Path(job.weights))
+    found = weights_verb.read(Path(job.weights), job.settings.workload)
     if found.sha256 != job.settings.weights_sha256:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Config, model_of
+from featuremill.config import Config, model_key, model_of
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
@@ -490,13 +490,13 @@ def _sentences(
     asked_for = {
         ("inputs",): run.inputs,
         ("labels", "file"): labels,
-        ("options", "model"): checkpoint_files(run),
+        model_key(run): checkpoint_files(run),
     }
     for key, paths in asked_for.items():
         for path in paths:
             if path in lines:
                 try:
-                    weights.refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
+                    _refuse_missing(run, key, path)
                 except UserError as error:
                     hint = _elsewhere(Path(path), run, configs)
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
@@ -509,31 +509,41 @@ def _sentences(
                 yield f"{places.get(('options', name), named)}: {error}"
 
 
+def _refuse_missing(run: Config, key: tuple[str, ...], path: str) -> None:
+    if key == model_key(run):
+        weights.refuse_missing(path, run.workload)
+    else:
+        source.check(Path(path))
+
+
 def options_of(run: Config) -> Any:
     """Return the options of the run's workload."""
     return workload.find_workload(run.workload).Options.model_validate(run.options)
 
 
 def option_inputs(run: Config) -> list[str]:
-    """Return the files and folders that options name; of a folder also each file in it, as its own
-    time does not change when one of them is edited."""
-    found = []
-    for path in option_files.paths_of(options_of(run)).values():
-        found.append(path)
-        if Path(path).is_dir():
-            found += [str(Path(path) / name) for name in files_below(Path(path))]
-    return found
+    """Return the files and folders that options name; of a folder also each file in it."""
+    paths = option_files.paths_of(options_of(run)).values()
+    return [one for path in paths for one in _with_inside(path)]
+
+
+def _with_inside(path: str) -> list[str]:
+    """Return `path`, and of a folder each file in it: its own time does not change when one of them
+    is edited."""
+    inside = files_below(Path(path)) if Path(path).is_dir() else []
+    return [path, *(str(Path(path) / name) for name in inside)]
 
 
 def weights_json(run: Config) -> list[str]:
     """Return the weights file that the run needs, as a list of one, or of none."""
     model = model_of(run)
-    return [weights.json_of(model)] if model else []
+    return [weights.json_of(model, run.workload)] if model else []
 
 
 def checkpoint_files(run: Config) -> list[str]:
-    """Return the checkpoint if the run names one by its path: another one there counts."""
-    model = str(run.options.get("model", ""))
+    """Return the checkpoint if the run names one by its path: another one there counts. Of a folder
+    also each file in it."""
+    model = model_of(run) or ""
     if model.startswith("~"):  # which Snakemake does not look up
         model = str(Path(model).expanduser())
-    return [model] if weights.is_path(model) else []
+    return _with_inside(model) if model and weights.is_path(model, run.workload) else []

@@ -19,6 +19,7 @@ from featuremill.config import (
     Config,
     check_outputs,
     load,
+    model_of,
     refuse_patterns,
     validate,
     without_effect,
@@ -89,6 +90,11 @@ class Flow:
         model = jobs.gpu_model(workflow)
         self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
         """What a cluster is asked for: memory and minutes of each kind of job."""
+
+    @property
+    def weights_of(self) -> list[str]:
+        """What `featuremill weights` is asked for: the model, and whose it is."""
+        return [model_of(self.there) or "", "--workload", self.config.workload]
 
     def config_json(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
         """Return the config as its verbs read it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.errors import UserError
-from featuremill.config import Config, load
+from featuremill.config import Config, load, model_key, model_of
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
@@ -27,12 +27,12 @@ def run_below_prefix(workflow: Any, run: Config) -> Config:
     def moved(path: str) -> str:
         return reach.below_prefix(workflow, path)
 
-    paths = option_files.kinds_of(find_workload(run.workload).Options).keys()
+    paths = {*option_files.kinds_of(find_workload(run.workload).Options)}
+    model = model_of(run)
+    if model and is_path(model, run.workload):
+        paths |= set(model_key(run)[1:])
     options = {
-        key: moved(value)
-        if value and (key in paths or (key == "model" and is_path(str(value))))
-        else value
-        for key, value in run.options.items()
+        key: moved(value) if value and key in paths else value for key, value in run.options.items()
     }
     file = run.labels.file and moved(run.labels.file)
     return run.model_copy(
@@ -85,13 +85,14 @@ def share(workflow: Any, run: Config, results: str, weights_files: list[str]) ->
             "its own."
         )
     rule = reach.taken_rule(workflow, "weights")
-    model = run.options.get("model")
+    model = model_of(run)
     for path in weights_files if rule else ():
         makers = shared.setdefault("weights", {})
         first, first_model = makers.setdefault(path, (rule, model))
         if first_model != model:
             raise RefusedError(
-                f"options: model: {first_model} and {model} would both become {path}; rename one."
+                f"options: {model_key(run)[-1]}: {first_model} and {model} would both become "
+                f"{path}; rename one."
             )
         if rule and first != rule:
             reach.prefer_rule(workflow, first, rule)

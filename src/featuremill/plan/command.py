@@ -65,12 +65,12 @@ def run(arguments: argparse.Namespace) -> None:
         config = from_json(arguments.config_json)
     model = model_of(config)
     if model and not arguments.weights:
-        path = weights_verb.json_of(model)
+        path = weights_verb.json_of(model, config.workload)
+        command = weights_verb.command_for(model, config.workload, path)
         raise UserError(
-            f"plan: {model} needs its weights: featuremill weights {model} --output {path}, "
-            f"then featuremill plan … --weights {path}."
+            f"plan: {model} needs its weights: {command}, then featuremill plan … --weights {path}."
         )
-    found = weights_verb.read(arguments.weights) if arguments.weights else None
+    found = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     folder = Results(arguments.run_folder)
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:

@@ -93,7 +93,8 @@ class Recipe:
         if sha256 is None:
             return None
         planned = self._plan.weights if self._plan else None
-        file = Path(planned or f"weights/{self._settings.options.get('model')}.json")
+        model = weights_verb.model_told(self._settings)
+        file = Path(planned or weights_verb.json_of(model, self._settings.workload))
         # As the workflow has it: beside results/, from where snakemake was called.
         places = [given] if given else [file, self._root.absolute().parent.parent / file]
         path = next((place for place in places if place.is_file()), None)
@@ -103,7 +104,7 @@ class Recipe:
                 "new sequences need them; featuremill weights MODEL --output FILE converts them, "
                 "and --weights FILE names them. Records of the run are found by their ids without."
             )
-        found = weights_verb.read(path)
+        found = weights_verb.read(path, self._settings.workload)
         if found.sha256 != sha256:
             raise UserError(
                 f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "

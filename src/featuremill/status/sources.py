@@ -4,17 +4,16 @@ what the verbs' own logs say of weights, a plan or a report that failed."""
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from featuremill.base.log import last_error
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store.files import sha256_of
-from featuremill.store.json_file import JsonFile
+from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
-from featuremill.workload import option_files
+from featuremill.store.weights_file import WeightsFile
+from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
@@ -22,14 +21,6 @@ MOST_HASHED = 100_000_000
 one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
 FAILED = {"weights": "making the weights", "plan": "the last plan", "report": "the last report"}
 """What failed, where a verb's log ends with an error."""
-
-
-class _WeightsFile(JsonFile):
-    """What a weights file says of where the weights are."""
-
-    path: str
-    bytes: int
-    sha256: str
 
 
 def check_sources(
@@ -93,13 +84,13 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem
     if not plan.weights:
         return []
     path = results.placed(plan.weights)
-    model = str(plan.settings.options.get("model", "MODEL"))
-    verb = f"featuremill weights {shlex.quote(model)} --output {shlex.quote(plan.weights)}"
+    model = weights.model_told(plan.settings) or "MODEL"
+    verb = weights.command_for(model, plan.workload, plan.weights)
     if not path.exists():
         what, mend = "the weights are gone", Mend(verb=verb)
-    elif (entry := _WeightsFile.find(path)) is None:
+    elif (entry := WeightsFile.find(path)) is None:
         what, mend = "this cannot be read as weights", Mend(remove=(path,), verb=verb)
-    elif not has_size(results.placed(entry.path), entry.bytes):
+    elif not entry.is_at(results.placed(entry.path)):
         what = f"its weights {entry.path} are gone or not whole"
         mend = Mend(remove=(path,), verb=verb)
     elif entry.sha256 != plan.settings.weights_sha256:
@@ -127,7 +118,7 @@ def _check_option_files(results: Results, plan: Plan, is_merged: bool) -> list[P
         if not path.exists():
             code, what = "option_missing", "is gone, so nobody can tell whether it changed"
             mend = Mend(by_hand="Put it back before anything is planned again.")
-        elif option_files.digest_at(path) == sha256:
+        elif digest_at(path) == sha256:
             continue
         is_in_the_way = code != "option_missing" or not is_merged
         shown = f"options.{name}: {plan.execution.get(name)} {what}."

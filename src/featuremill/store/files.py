@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,13 @@ def files_below(folder: Path) -> list[str]:
     not count, be they of files or folders."""
     found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     return sorted(name for name in found if not any(p[0] == "." for p in name.split("/")))
+
+
+def digest_at(path: Path) -> str:
+    """Return the sha256 of the file, or of the folder's files, at `path`."""
+    if not path.is_dir():
+        return sha256_of(path)
+    return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})
 
 
 def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
@@ -81,6 +89,30 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, where nothing is, that becomes `path`, its files
+    synced, when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        for name in files_below(temporary):
+            sync(temporary / name)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Remove the file, or the folder with all that is in it, at `path`, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def take_space(descriptor: int, start: int, size: int) -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import get_args
 
 from featuremill.base.errors import UserError
-from featuremill.store.files import digest_of_folder, files_below, sha256_of
+from featuremill.store.files import digest_at, files_below
 from featuremill.workload import PathOption, WorkloadOptions
 
 
 def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:
-    """Return the options of type `OptionFile` or `OptionFolder`, by name, and which each is."""
+    """Return the options of type `OptionFile`, `OptionFolder` or `OptionWeights`, by name."""
     found = {}
     for name, field in options.model_fields.items():
         inner = (getattr(part, "__metadata__", ()) for part in get_args(field.annotation))
@@ -31,8 +31,10 @@ def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
 
 
 def paths_of(options: WorkloadOptions) -> dict[str, str]:
-    """Return the paths that `options` give, by the option's name."""
-    given = {name: getattr(options, name) for name in kinds_of(type(options))}
+    """Return the paths that `options` give, by the option's name, but for those of weights, which
+    have a digest of their own."""
+    kinds = kinds_of(type(options)).items()
+    given = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
     return {name: str(path) for name, path in given.items() if path}
 
 
@@ -65,13 +67,6 @@ def digest(options: WorkloadOptions, name: str) -> str:
     except OSError as error:
         problem = f"it cannot be read ({error.strerror})"
         raise _refusal(name, error.filename or path, problem) from None
-
-
-def digest_at(path: Path) -> str:
-    """Return the sha256 of the file, or of the folder's files, at `path`."""
-    if not path.is_dir():
-        return sha256_of(path)
-    return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})
 
 
 def refuse_others(options: WorkloadOptions, planned: Mapping[str, str], plan: Path) -> None:
