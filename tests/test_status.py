@@ -326,7 +326,8 @@ def test_weights_that_are_gone_matter_while_there_is_work(run):
     assert found(run.root)["exit_status"] == 0
     first(run, "store/parts/*/*.arrows").unlink()
     assert codes(found(run.root)) == {"part_missing", "weights_missing"}
-    entry = {"path": str(weights / "m.safetensors"), "bytes": 3, "sha256": "abc"}
+    entry = {"name": "m", "path": str(weights / "m.safetensors"), "bytes": 3, "sha256": "abc"}
+    entry["metadata"] = {}
     (weights / "m.json").write_text(json.dumps(entry))
     answer = found(run.root)
     assert codes(answer) == {"part_missing", "weights_missing"}

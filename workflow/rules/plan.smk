@@ -1,6 +1,6 @@
 # plan: read every record once, decide what is computed in which shard.
 #
-#   in    the input files, weights/<name>.json
+#   in    the input files, the files that options name, weights/<name>.json
 #   out   plan.json (recipe, shards, counts), manifest.parquet (one row an input record)
 #   also  store/shards/<shard>.arrow, undeclared: named by content, never deleted by a rule
 
@@ -9,6 +9,7 @@ checkpoint plan:
     input:
         records=mill.config.inputs,
         weights=mill.weights,
+        options=mill.option_inputs,  # files and folders that they name
     output:
         plan=f"{mill.results}/plan.json",
         manifest=f"{mill.results}/manifest.parquet",

@@ -1,6 +1,7 @@
-# weights: turn a checkpoint into one memory-mapped file, once for all runs.
+# weights: turn a checkpoint into one memory-mapped file, once for all runs, or hash what is
+# taken as it is.
 #
-#   in    a checkpoint: bundled, downloaded by name, or a local path (config: options.model)
+#   in    a checkpoint: bundled, downloaded by name, or a local path, as an option of the config says
 #   out   weights/<name>.json: where the file is, its sha256, the model's shape
 #
 # Runs where Snakemake itself does: a cluster's nodes often have no network, its login node has.
@@ -21,6 +22,6 @@ rule weights:
     resources:
         mem_mb=8000,
     params:
-        model=mill.there.options.get("model", ""),
+        model=mill.weights_of,
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

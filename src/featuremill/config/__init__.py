@@ -17,7 +17,7 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store.formats import FORMATS, OutputName
-from featuremill.workload import BUILT_IN, DEFAULT, find_workload, weights
+from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, weights
 
 KINDS = {"pooled": "per record", "per_residue": "per residue"}
 
@@ -150,8 +150,8 @@ def validate(
     )
     config = config.model_copy(update={"options": options.model_dump(mode="json")})
     if model := model_of(config):
-        with _at_the_model(source, places):
-            weights.name_of(model)
+        with _at_the_model(config, source, places):
+            weights.name_of(model, workload)
     return config
 
 
@@ -182,10 +182,16 @@ def read(path: Path, has_weights: bool = False) -> Config:
     raw, places = load(path)
     config = validate(raw, str(path), places)
     check_outputs(config, str(path))
+    options = find_workload(config.workload).Options.model_validate(config.options)
+    for name in option_files.paths_of(options):
+        try:
+            option_files.digest(options, name)
+        except UserError as error:
+            raise UserError(f"{_place(str(path), places, ('options', name))}: {error}") from None
     model = model_of(config)
-    if model and not has_weights and not Path(weights.json_of(model)).exists():
-        with _at_the_model(str(path), places):
-            weights.refuse_missing(model)
+    if model and not has_weights and not Path(weights.json_of(model, config.workload)).exists():
+        with _at_the_model(config, str(path), places):
+            weights.refuse_missing(model, config.workload)
     return config
 
 
@@ -206,14 +212,21 @@ def model_of(config: Config) -> str | None:
     return workload.weights(workload.Options.model_validate(config.options))
 
 
+def model_key(config: Config) -> tuple[str, ...]:
+    """Return the key of the config that names the model: that of the option with this value."""
+    model = model_of(config)
+    named = (("options", key) for key, value in config.options.items() if value == model)
+    return next(named, ("workload",))
+
+
 @contextlib.contextmanager
-def _at_the_model(source: str, places: Places) -> Iterator[None]:
+def _at_the_model(config: Config, source: str, places: Places) -> Iterator[None]:
     """Put before what is wrong with a model where the config names it."""
     try:
         yield
     except UserError as error:
-        place = _place(source, places, ("options", "model"))
-        raise UserError(f"{place}: options.model: {error}") from None
+        key = model_key(config)
+        raise UserError(f"{_place(source, places, key)}: {'.'.join(key)}: {error}") from None
 
 
 def refuse_input(path: Path) -> None:

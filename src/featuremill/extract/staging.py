@@ -71,14 +71,19 @@ def _is_known(copy: Path) -> bool:
 
 def _copy(weights: Weights, copy: Path) -> None:
     for half in copy.parent.glob(f".{copy.name}.*"):  # of a job that was killed; we hold the lock
-        half.unlink()
-    copy.unlink(missing_ok=True)
-    size, free = weights.path.stat().st_size, shutil.disk_usage(copy.parent).free
+        files.remove(half)
+    files.remove(copy)
+    is_folder = weights.path.is_dir()
+    names = files.files_below(weights.path) if is_folder else [""]
+    size = sum((weights.path / name).stat().st_size for name in names)
+    free = shutil.disk_usage(copy.parent).free
     if size * MARGIN > free:
         raise OSError(f"the weights take {human_bytes(size)}, and {human_bytes(free)} are free")
-    with files.replacing(copy) as temporary:
-        shutil.copyfile(weights.path, temporary)
-        if files.sha256_of(temporary) != weights.sha256:
+    with files.replacing_folder(copy) if is_folder else files.replacing(copy) as temporary:
+        for name in names:
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(weights.path / name, temporary / name)
+        if files.digest_at(temporary) != weights.sha256:
             raise IntegrityError(
                 f"{weights.path}: its bytes are not those that were converted; delete "
                 f"weights/{weights.name}.json and run again."
@@ -90,6 +95,9 @@ def _note(copy: Path) -> Path:
     return copy.with_suffix(".json")
 
 
-def _facts(copy: Path) -> dict[str, int]:
+def _facts(copy: Path) -> dict[str, Any]:
+    """Return what is seen of a copy, or of each file in it, without reading it."""
+    if copy.is_dir():
+        return {name: _facts(copy / name) for name in files.files_below(copy)}
     about = copy.stat()
     return {"bytes": about.st_size, "mtime_ns": about.st_mtime_ns, "inode": about.st_ino}

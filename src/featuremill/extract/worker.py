@@ -12,6 +12,7 @@ import signal
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import faulthandler
+import functools
 import json
 import logging
 import os
@@ -35,7 +36,13 @@ from featuremill.store import journal
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
-from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
+from featuremill.workload import (
+    Weights,
+    Workload,
+    find_workload,
+    option_files,
+    refuse_without_packages,
+)
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import refuse_other_versions, versions
 
@@ -83,7 +90,7 @@ def _weights_of(job: Job) -> Weights | None:
     """Return the job's weights, when they are those that the recipe was made with."""
     if job.weights is None:
         return None
-    found = weights_verb.read(Path(job.weights))
+    found = weights_verb.read(Path(job.weights), job.settings.workload)
     if found.sha256 != job.settings.weights_sha256:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
@@ -118,6 +125,10 @@ class Worker:
         self.workload: Workload = find_workload(job.settings.workload)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
+        self._refuse_other_files = functools.partial(
+            option_files.refuse_others, self.options, job.settings.files, folder.plan
+        )
+        self._refuse_other_files()
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
         values = self.workload.schema(self.options, self.weights)
@@ -186,6 +197,7 @@ class Worker:
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
             raise
+        self._refuse_other_files()  # once more: `load` has read them by now
         self.seconds["load"] = time.monotonic() - start
 
     def _too_large(self, error: Exception) -> str:

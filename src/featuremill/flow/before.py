@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Config, model_of
+from featuremill.config import Config, model_key, model_of
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
@@ -27,10 +27,12 @@ from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
 from featuremill.store import command_line, run_lock
+from featuremill.store.files import files_below
 from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
-from featuremill.workload import Weights, recipe, weights
+from featuremill.workload import Weights, option_files, recipe, weights
+from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
 """The run's declared files, those that others are made of first."""
@@ -240,7 +242,8 @@ def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))
     try:
-        source.refuse_future([*config.inputs, *checkpoint_files(config)], clock)
+        read = [*config.inputs, *checkpoint_files(config), *option_inputs(config)]
+        source.refuse_future(read, clock)
     except UserError as error:
         raise RefusedError(str(error)) from None
     bring_back(Path(results), clock)
@@ -357,15 +360,19 @@ def asked_by(config: Config, results: str) -> dict[str, Any]:
     """Return what determines the results of a config: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
     working = run_lock.whole_path(Path(results)).parent.parent
-    options = workload.find_workload(config.workload).Options.model_validate(config.options)
+    options = options_of(config)
+
+    def seen(path: str) -> str:
+        # What was named by an absolute path elsewhere stays there where a project moves.
+        return path if _is_elsewhere(path, working) else os.path.relpath(path, working)
+
     return {
-        "inputs": [
-            # What was named by an absolute path elsewhere stays there where a project moves.
-            path if _is_elsewhere(path, working) else os.path.relpath(path, working)
-            for path in config.inputs
-        ],
+        "inputs": [seen(path) for path in config.inputs],
         "workload": config.workload,
-        **options.model_dump(mode="json", exclude=options.EXECUTION - TableOptions.EXECUTION),
+        **options.model_dump(
+            mode="json", exclude=execution_of(type(options)) - TableOptions.EXECUTION
+        ),
+        **{name: seen(path) for name, path in option_files.paths_of(options).items()},
     }
 
 
@@ -447,6 +454,13 @@ def _refuse_unplanned(config: Config, named: str, places: Places, configs: Seque
     that were put away after the run, and hides a wrong name.
     """
     plan = Results(Path("results") / config.run).find_plan()
+    options = options_of(config)
+    for name, path in option_files.paths_of(options).items():
+        if Path(path).exists() or plan is None or name not in plan.settings.files:
+            try:
+                option_files.digest(options, name)
+            except UserError as error:
+                raise RefusedError(f"{places.get(('options', name), named)}: {error}") from None
     planned = {entry.path for entry in plan.inputs} if plan else set(config.inputs)
     for path in config.inputs:
         if path not in planned:
@@ -477,27 +491,60 @@ def _sentences(
     asked_for = {
         ("inputs",): config.inputs,
         ("labels", "file"): labels,
-        ("options", "model"): checkpoint_files(config),
+        model_key(config): checkpoint_files(config),
     }
     for key, paths in asked_for.items():
         for path in paths:
             if path in lines:
                 try:
-                    weights.refuse_missing(path) if key[-1] == "model" else source.check(Path(path))
+                    _refuse_missing(config, key, path)
                 except UserError as error:
                     hint = _elsewhere(Path(path), config, configs)
                     yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
+    options = options_of(config)
+    for name, path in option_files.paths_of(options).items():
+        if path in lines:
+            try:
+                option_files.digest(options, name)
+            except UserError as error:
+                yield f"{places.get(('options', name), named)}: {error}"
+
+
+def _refuse_missing(config: Config, key: tuple[str, ...], path: str) -> None:
+    if key == model_key(config):
+        weights.refuse_missing(path, config.workload)
+    else:
+        source.check(Path(path))
+
+
+def options_of(config: Config) -> Any:
+    """Return the options of the run's workload."""
+    return workload.find_workload(config.workload).Options.model_validate(config.options)
+
+
+def option_inputs(config: Config) -> list[str]:
+    """Return the files and folders that options name; of a folder also each file in it."""
+    paths = option_files.paths_of(options_of(config)).values()
+    return [one for path in paths for one in _with_inside(path)]
+
+
+def _with_inside(path: str) -> list[str]:
+    """Return `path`, and of a folder each file in it: its own time does not change when one of them
+    is edited."""
+    inside = files_below(Path(path)) if Path(path).is_dir() else []
+    return [path, *(str(Path(path) / name) for name in inside)]
 
 
 def weights_json(config: Config) -> list[str]:
     """Return the weights file that the run needs, as a list of one, or of none."""
     model = model_of(config)
-    return [weights.json_of(model)] if model else []
+    return [weights.json_of(model, config.workload)] if model else []
 
 
 def checkpoint_files(config: Config) -> list[str]:
-    """Return the checkpoint if the run names one by its path: another one there counts."""
-    model = str(config.options.get("model", ""))
+    """Return the checkpoint if the run names one by its path: another one there counts. Of a folder
+    also each file in it."""
+    model = model_of(config) or ""
     if model.startswith("~"):  # which Snakemake does not look up
         model = str(Path(model).expanduser())
-    return [model] if weights.is_path(model) else []
+    return _with_inside(model) if model and weights.is_path(model, config.workload) else []

@@ -19,6 +19,7 @@ from featuremill.config import (
     Config,
     check_outputs,
     load,
+    model_of,
     refuse_patterns,
     validate,
     without_effect,
@@ -80,6 +81,8 @@ class Flow:
         self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
         self.checkpoint = before.checkpoint_files(config)
         """The checkpoint, if the config names one by its path; a list of one, or of none."""
+        self.option_inputs = before.option_inputs(config)
+        """Files and folders that options name."""
         self.is_target = reach.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
         self.num_slots = 0
@@ -87,6 +90,11 @@ class Flow:
         model = jobs.gpu_model(workflow)
         self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
         """What a cluster is asked for: memory and minutes of each kind of job."""
+
+    @property
+    def weights_of(self) -> list[str]:
+        """What `featuremill weights` is asked for: the model, and whose it is."""
+        return [model_of(self.there) or "", "--workload", self.config.workload]
 
     def config_json(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
         """Return the config as its verbs read it.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from featuremill.config import Config
+from featuremill.config import Config, model_key, model_of
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
+from featuremill.workload import find_workload, option_files
 from featuremill.workload.weights import is_path
 
 
@@ -21,8 +22,12 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
     def moved(path: str) -> str:
         return reach.below_prefix(workflow, path)
 
+    paths = {*option_files.kinds_of(find_workload(config.workload).Options)}
+    model = model_of(config)
+    if model and is_path(model, config.workload):
+        paths |= set(model_key(config)[1:])
     options = {
-        key: moved(value) if key == "model" and is_path(str(value)) else value
+        key: moved(value) if value and key in paths else value
         for key, value in config.options.items()
     }
     file = config.labels.file and moved(config.labels.file)
@@ -50,13 +55,14 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
             "its own."
         )
     rule = reach.taken_rule(workflow, "weights")
-    model = config.options.get("model")
+    model = model_of(config)
     for path in weights_files if rule else ():
         makers = shared.setdefault("weights", {})
         first, first_model = makers.setdefault(path, (rule, model))
         if first_model != model:
             raise RefusedError(
-                f"options: model: {first_model} and {model} would both become {path}; rename one."
+                f"options: {model_key(config)[-1]}: {first_model} and {model} would both become "
+                f"{path}; rename one."
             )
         if rule and first != rule:
             reach.prefer_rule(workflow, first, rule)

@@ -12,6 +12,7 @@ from featuremill import __version__
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
+from featuremill.workload.weights import model_told
 
 SAID = ("layers", "pool", "dtype", "long")
 """Options that are said by themselves, where a workload has them; `options` has all."""
@@ -26,7 +27,7 @@ def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
         for package in sorted(set().union(*(receipt.versions for receipt in receipts)))
     }
     return {
-        "model_name": str(options.get("model", plan.workload)),
+        "model_name": model_told(plan.settings) or plan.workload,
         **{name: _listed(value) for name, value in said.items()},
         "workload": plan.workload,
         "workload_version": plan.workload_version,

@@ -36,6 +36,7 @@ from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
 
 PLAN_VERSION = 1
@@ -64,12 +65,12 @@ def run(arguments: argparse.Namespace) -> None:
         config = from_json(arguments.config_json)
     model = model_of(config)
     if model and not arguments.weights:
-        path = weights_verb.json_of(model)
+        path = weights_verb.json_of(model, config.workload)
+        command = weights_verb.command_for(model, config.workload, path)
         raise UserError(
-            f"plan: {model} needs its weights: featuremill weights {model} --output {path}, "
-            f"then featuremill plan … --weights {path}."
+            f"plan: {model} needs its weights: {command}, then featuremill plan … --weights {path}."
         )
-    found = weights_verb.read(arguments.weights) if arguments.weights else None
+    found = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     folder = Results(arguments.run_folder)
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
@@ -161,7 +162,7 @@ def _settled(
     """Return the options with every "auto" settled, and the settings they come to."""
     options = workload.Options.model_validate(config.options)
     settings = settings_of(config.workload, workload, options, device, weights)
-    execution = options.model_dump(mode="json", include=options.EXECUTION)
+    execution = options.model_dump(mode="json", include=execution_of(type(options)))
     return workload.Options.model_validate(settings.options | execution), settings
 
 
@@ -197,7 +198,7 @@ def _planned(
         cost_unit=workload.COST_UNIT,
         recipe=recipe_of(sizing.settings),
         settings=sizing.settings,
-        execution=options.model_dump(mode="json", include=options.EXECUTION),
+        execution=options.model_dump(mode="json", include=execution_of(type(options))),
         device=config.device,
         gpus=config.gpus,
         weights=str(sizing.weights) if sizing.weights else None,

@@ -91,7 +91,7 @@ def _refuse_what_a_run_would(checked: config.Config, output: Path) -> None:
     Of packages that are missing it is only said: the jobs may have environments of their own.
     """
     if model := config.model_of(checked):
-        weights.refuse_missing(model)
+        weights.refuse_missing(model, checked.workload)
     config.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
         inputs.source.refuse_future(checked.inputs, Path(clock.name))

@@ -26,7 +26,7 @@ from featuremill.report.facts import Facts
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
 from featuremill.store.formats import FILES
-from featuremill.workload.weights import cache_folder
+from featuremill.workload.weights import cache_folder, model_told
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
@@ -147,7 +147,7 @@ def _title(facts: Facts) -> str:
 
 def _lead(facts: Facts) -> str:
     delivery, settings = facts.delivery, facts.delivery.settings
-    model = settings.options.get("model")
+    model = model_told(settings)
     what = settings.workload + (f" with {model}" if model else "")
     names = [Path(file.path).name for file in delivery.inputs]
     files = words.listed([*names[:3], f"{len(names) - 3:,} more"] if len(names) > 3 else names)

@@ -38,7 +38,7 @@ class Recipe:
             UserError: when weights or workload are not those of the results, or the device cannot
                 compute in their dtype.
         """
-        self._root = searched.folder.root
+        self._folder, self._root = searched.folder, searched.folder.root
         self._column = searched.table.column.name
         self._results = searched.results
         self._settings = searched.results.settings
@@ -93,7 +93,8 @@ class Recipe:
         if sha256 is None:
             return None
         planned = self._plan.weights if self._plan else None
-        file = Path(planned or f"weights/{self._settings.options.get('model')}.json")
+        model = weights_verb.model_told(self._settings)
+        file = Path(planned or weights_verb.json_of(model, self._settings.workload))
         # As the workflow has it: beside results/, from where snakemake was called.
         places = [given] if given else [file, self._root.absolute().parent.parent / file]
         path = next((place for place in places if place.is_file()), None)
@@ -103,7 +104,7 @@ class Recipe:
                 "new sequences need them; featuremill weights MODEL --output FILE converts them, "
                 "and --weights FILE names them. Records of the run are found by their ids without."
             )
-        found = weights_verb.read(path)
+        found = weights_verb.read(path, self._settings.workload)
         if found.sha256 != sha256:
             raise UserError(
                 f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "
@@ -115,8 +116,17 @@ class Recipe:
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
         """Return the options of the run, once they are seen to come to the same recipe here."""
         told = self._settings
+        if told.files and not self._plan:
+            raise UserError(
+                f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
+                "plan.json, which is not here, tells where they are; run it again. Records of the "
+                "run are found by their ids without."
+            )
+        execution = dict(self._plan.execution) if self._plan else {}
+        for name in told.files:
+            execution[name] = str(self._folder.placed(execution[name]))
         try:
-            options = self.workload.Options.model_validate(told.options)
+            options = self.workload.Options.model_validate(told.options | execution)
             here = settings_of(told.workload, self.workload, options, device, weights)
         except ValidationError:
             raise self._other_versions() from None
@@ -127,8 +137,7 @@ class Recipe:
             ) from None
         if here.as_json() != told.as_json():
             raise self._other_versions()
-        execution = self._plan.execution if self._plan else {}
-        return self.workload.Options.model_validate(told.options | execution)
+        return options
 
     def _other_versions(self) -> UserError:
         others = self._settings.other_versions(self.workload.VERSION, ENGINE_VERSION)

@@ -4,16 +4,16 @@ what the verbs' own logs say of weights, a plan or a report that failed."""
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 from featuremill.base.log import last_error
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store.files import sha256_of
-from featuremill.store.json_file import JsonFile
+from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
+from featuremill.store.weights_file import WeightsFile
+from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
@@ -21,14 +21,6 @@ MOST_HASHED = 100_000_000
 one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
 FAILED = {"weights": "making the weights", "plan": "the last plan", "report": "the last report"}
 """What failed, where a verb's log ends with an error."""
-
-
-class _WeightsFile(JsonFile):
-    """What a weights file says of where the weights are."""
-
-    path: str
-    bytes: int
-    sha256: str
 
 
 def check_sources(
@@ -48,6 +40,7 @@ def check_sources(
         *_check_inputs(results, plan, is_merged, verifies),
         *_check_weights(results, plan, has_work),
         *_check_versions(plan),
+        *_check_option_files(results, plan, is_merged),
     ]
 
 
@@ -55,7 +48,7 @@ def _check_inputs(results: Results, plan: Plan, is_merged: bool, verifies: bool)
     """Return which inputs are not what was planned."""
     problems = []
     for entry in plan.inputs:
-        path = _placed(results.root, entry.path)
+        path = results.placed(entry.path)
         is_late = is_newer(path, results.plan)
         mend = Mend("plan", seen_by="snakemake" if is_late else "start")
         if not path.exists():
@@ -90,14 +83,14 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem
     """Return what is wrong with the weights; that is in nobody's way when nothing is left to do."""
     if not plan.weights:
         return []
-    path = _placed(results.root, plan.weights)
-    model = str(plan.settings.options.get("model", "MODEL"))
-    verb = f"featuremill weights {shlex.quote(model)} --output {shlex.quote(plan.weights)}"
+    path = results.placed(plan.weights)
+    model = weights.model_told(plan.settings) or "MODEL"
+    verb = weights.command_for(model, plan.workload, plan.weights)
     if not path.exists():
         what, mend = "the weights are gone", Mend(verb=verb)
-    elif (entry := _WeightsFile.find(path)) is None:
+    elif (entry := WeightsFile.find(path)) is None:
         what, mend = "this cannot be read as weights", Mend(remove=(path,), verb=verb)
-    elif not has_size(_placed(results.root, entry.path), entry.bytes):
+    elif not entry.is_at(results.placed(entry.path)):
         what = f"its weights {entry.path} are gone or not whole"
         mend = Mend(remove=(path,), verb=verb)
     elif entry.sha256 != plan.settings.weights_sha256:
@@ -113,6 +106,24 @@ def _check_versions(plan: Plan) -> list[Problem]:
     others = other_versions_here(plan.settings)
     what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
     return [Problem("version_changed", what, Mend("plan"))] if others else []
+
+
+def _check_option_files(results: Results, plan: Plan, is_merged: bool) -> list[Problem]:
+    """Return which files that options name do not hold what they held when it was planned."""
+    problems = []
+    for name, sha256 in plan.settings.files.items():
+        path = results.placed(str(plan.execution.get(name)))
+        code, what = "option_changed", "has changed since it was planned"
+        mend = Mend("plan", seen_by="start")
+        if not path.exists():
+            code, what = "option_missing", "is gone, so nobody can tell whether it changed"
+            mend = Mend(by_hand="Put it back before anything is planned again.")
+        elif digest_at(path) == sha256:
+            continue
+        is_in_the_way = code != "option_missing" or not is_merged
+        shown = f"options.{name}: {plan.execution.get(name)} {what}."
+        problems.append(Problem(code, shown, mend, is_in_the_way))
+    return problems
 
 
 def _check_manifest(
@@ -178,12 +189,6 @@ def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
     if shard.state != "finished" or not shard.receipt:
         return False
     return digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
-
-
-def _placed(root: Path, path: str) -> Path:
-    """Return where `path` of a plan lies: verbs get paths from the folder that holds results/."""
-    beside = root.parent.parent / path
-    return beside if beside.exists() else Path(path)
 
 
 def check_logs_before_plan(root: Path, weights: str) -> list[Problem]:

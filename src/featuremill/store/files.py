@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,6 +33,26 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of the file `path`, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return the files below `folder`, sorted, as paths inside it; names that begin with a dot do
+    not count, be they of files or folders."""
+    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+    return sorted(name for name in found if not any(p[0] == "." for p in name.split("/")))
+
+
+def digest_at(path: Path) -> str:
+    """Return the sha256 of the file, or of the folder's files, at `path`."""
+    if not path.is_dir():
+        return sha256_of(path)
+    return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})
+
+
+def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
+    """Return one sha256 for files of a folder: that of what `sha256sum` prints in it, sorted."""
+    lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(sha256_by_name.items())]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def make_own_folder(folder: Path) -> None:
@@ -68,6 +89,30 @@ def replacing(path: Path) -> Iterator[Path]:
         sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, where nothing is, that becomes `path`, its files
+    synced, when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield temporary
+        for name in files_below(temporary):
+            sync(temporary / name)
+        temporary.rename(path)
+        sync(path.parent)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Remove the file, or the folder with all that is in it, at `path`, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def take_space(descriptor: int, start: int, size: int) -> None:

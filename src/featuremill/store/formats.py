@@ -6,14 +6,13 @@ The writer of a format is the module of the same name in `featuremill.merge.outp
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.store.files import sha256_of
+from featuremill.store.files import digest_of_folder, sha256_of
 
 Kind = Literal["pooled", "per_residue"]
 OutputName = Literal[
@@ -154,5 +153,7 @@ def digest_of_result(path: Path) -> str:
     """
     if not path.is_dir():
         return sha256_of(path)
-    lines = [f"{sha256_of(file)}  {file.relative_to(path)}\n" for file in files_of(path)]
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+    # Not of what Snakemake has beside them.
+    return digest_of_folder(
+        {str(file.relative_to(path)): sha256_of(file) for file in files_of(path)}
+    )

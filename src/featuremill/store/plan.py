@@ -19,6 +19,8 @@ class Settings(Record):
     options: dict[str, Any]
     """The workload's own, settled, but for those that say how to compute."""
     weights_sha256: str | None
+    files: dict[str, str] = {}
+    """The sha256 of what each option holds that names a file or a folder."""
     engine: int = 1
     """The core's version; the first engine's plans do not tell it."""
 
@@ -86,7 +88,7 @@ class Plan(JsonFile):
     recipe: str
     settings: Settings
     execution: dict[str, Any] = {}
-    """Options that say how to compute and not what."""
+    """Options that say how to compute and not what, paths of files among them."""
     device: Literal["auto", "cuda", "cpu"]
     """As the config has it."""
     gpus: int = 1

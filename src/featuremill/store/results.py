@@ -82,6 +82,11 @@ class Results(NamedTuple):
     def receipt(self, recipe: str, shard: str) -> Path:
         return self.root / "receipts" / recipe / f"{shard}.json"
 
+    def placed(self, path: str) -> Path:
+        """Return where `path` of a plan lies: it is as seen from the folder that holds results/."""
+        beside = self.root.absolute().parent.parent / path
+        return beside if beside.exists() else Path(path)
+
     def read_plan(self) -> Plan:
         """Return what plan.json says.
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import field_validator
+from pydantic import Field
 
 from featuremill.store.json_file import JsonFile, Record
-
-ARCHITECTURE = ("num_layers", "embed_dim")
-"""Whole numbers that `metadata` has of every model."""
 
 
 class CheckpointFile(Record):
@@ -23,26 +20,34 @@ class CheckpointFile(Record):
     bytes: int
 
 
+class FileOfWeights(Record):
+    """One of the files of weights that are a folder."""
+
+    path: str
+    """Inside the folder."""
+    bytes: int
+    sha256: str
+
+
 class WeightsFile(JsonFile):
     """What weights/<name>.json says; the file in the cache beside the weights says the same."""
 
     name: str
     path: str
     bytes: int
-    """Of the file `path`."""
+    """Of the file `path`, or of all files in the folder."""
     sha256: str
+    files: list[FileOfWeights] = Field(default_factory=list)
+    """Where `path` is a folder: what is in it."""
     source: CheckpointFile | None = None
     metadata: dict[str, str]
 
-    @field_validator("metadata")
-    @classmethod
-    def _has_numbers(cls, metadata: dict[str, str]) -> dict[str, str]:
-        if not all(metadata.get(key, "").isdecimal() for key in ARCHITECTURE):
-            raise ValueError(f"{' and '.join(ARCHITECTURE)} are numbers")
-        return metadata
+    def is_at(self, path: Path) -> bool:
+        """Tell whether the weights are at `path`, of the sizes that they had."""
+        files = {path / file.path: file.bytes for file in self.files} or {path: self.bytes}
+        return all(file.is_file() and file.stat().st_size == n for file, n in files.items())
 
     @property
     def is_there(self) -> bool:
-        """Whether the weights are where this says, of the size that they had."""
-        path = Path(self.path)
-        return path.is_file() and path.stat().st_size == self.bytes
+        """Whether the weights are where this says, of the sizes that they had."""
+        return self.is_at(Path(self.path))

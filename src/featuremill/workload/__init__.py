@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
+    Annotated,
     Any,
     ClassVar,
     Literal,
@@ -25,7 +26,7 @@ from typing import (
     runtime_checkable,
 )
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
@@ -87,6 +88,24 @@ class Converted(NamedTuple):
     sha256: str
     metadata: dict[str, str]
     """As in `Weights`."""
+
+
+class PathOption(NamedTuple):
+    """Marks the type of an option that names a file or a folder."""
+
+    is_folder: bool
+    is_weights: bool = False
+
+
+OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
+"""Type of an option that names a file, such as a vocabulary: what is in it is part of the recipe,
+and its path is not. `OptionFile | None` where it may be left out. Read it in `load`."""
+OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
+"""The same for a folder; files and folders in it whose names begin with a dot do not count."""
+
+
+OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
+"""Type of the option whose path `weights` returns, where they are taken as they are."""
 
 
 class WorkloadOptions(BaseModel):
@@ -180,6 +199,9 @@ class Workload(Protocol):
 
 class Checkpoints(Protocol):
     """The models that a workload's `weights` may name, and how their checkpoints are converted."""
+
+    NUMBERS: Sequence[str]
+    """Keys of `metadata` that are whole numbers in that of every model."""
 
     def is_path(self, model: str) -> bool:
         """Tell whether `model` is the path of a checkpoint and not a name."""

@@ -15,7 +15,8 @@ from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
 from featuremill.store.plan import Settings
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload, option_files
+from featuremill.workload.option_files import execution_of
 
 ENGINE_VERSION = 1
 """Bump it whenever the core (how records are read and batched, how rows become parts) gives other
@@ -34,9 +35,11 @@ def settings_of(
     settings = Settings(
         workload=name,
         version=workload.VERSION,
-        options=resolved.model_dump(mode="json", exclude=resolved.EXECUTION),
+        options=resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
         weights_sha256=weights.sha256 if weights else None,
     )
+    if files := option_files.digests(resolved):
+        settings = settings.model_copy(update={"files": files})
     # The first engine's recipes do not name it, and what was computed by them stays good.
     if ENGINE_VERSION == 1:
         return settings

@@ -1,7 +1,8 @@
-"""Weights: a checkpoint becomes, once, one memory-mapped file, and a JSON that names it.
+"""Weights: what a workload loads, hashed once, and a JSON that names it.
 
-Reads: a checkpoint (of the package, downloaded, or a path). Writes: `weights/<name>.json` and, in
-the cache folder, a safetensors file. Of two at once, one converts and the other adopts.
+Where the workload converts checkpoints (of the package, downloaded, or a path), one memory-mapped
+file is written, once, in the cache folder: of two at once, one converts and the other adopts.
+Otherwise a file or folder is taken as it is. Writes `weights/<name>.json`.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+
+from pydantic import ValidationError
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.store import files
+from featuremill.store.plan import Settings
 from featuremill.store.weights_file import CheckpointFile, WeightsFile
 from featuremill.workload import (
     DEFAULT,
@@ -26,6 +30,7 @@ from featuremill.workload import (
     HasCheckpoints,
     Weights,
     find_workload,
+    plain_weights,
 )
 
 LAYOUT = "esm2-1"
@@ -38,55 +43,79 @@ _log = logging.getLogger("featuremill.weights")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the verb takes."""
-    parser.add_argument("model", help="a model's name or the path of a checkpoint")
+    parser.add_argument("model", help="a model's name, or the path of its file or folder")
+    parser.add_argument(
+        "--workload", default=DEFAULT, metavar="NAME", help=f"whose weights they are ({DEFAULT})"
+    )
     parser.add_argument(
         "--output", type=Path, required=True, help="the weights/<name>.json to write"
     )
     parser.add_argument("--cache", type=Path, help="folder for converted weights and its locks")
 
 
-def _checkpoints() -> Checkpoints:
-    return cast(HasCheckpoints, find_workload(DEFAULT)).CHECKPOINTS
+def _checkpoints(workload: str) -> Checkpoints | None:
+    """Return the checkpoints that a workload converts; None where it takes weights as they are."""
+    found = find_workload(workload)
+    return found.CHECKPOINTS if isinstance(found, HasCheckpoints) else None
 
 
-def is_path(model: str) -> bool:
+def is_path(model: str, workload: str = DEFAULT) -> bool:
     """Tell whether `model` is the path of a checkpoint and not a name."""
-    return _checkpoints().is_path(model)
+    checkpoints = _checkpoints(workload)
+    return checkpoints.is_path(model) if checkpoints else True
 
 
-def name_of(model: str) -> str:
+def name_of(model: str, workload: str = DEFAULT) -> str:
     """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
 
     Raises:
         UserError: there is no such model.
     """
-    return _checkpoints().name_of(model)
+    return (_checkpoints(workload) or plain_weights).name_of(model)
 
 
-def refuse_missing(model: str) -> None:
-    """Raise UserError where `model` is the path of a checkpoint that is not there."""
-    _checkpoints().refuse_missing(model)
+def refuse_missing(model: str, workload: str = DEFAULT) -> None:
+    """Raise UserError where `model` is the path of weights that are not there."""
+    (_checkpoints(workload) or plain_weights).refuse_missing(model)
 
 
-def json_of(model: str) -> str:
+def json_of(model: str, workload: str = DEFAULT) -> str:
     """Return where the rules keep what they know of the weights of `model`, a name or a path."""
-    return f"weights/{name_of(model)}.json"
+    return f"weights/{name_of(model, workload)}.json"
+
+
+def model_told(settings: Settings) -> str:
+    """Return the name of the model that a recipe tells of; "" where it tells of none, as of weights
+    that are taken as they are, or where the workload is not installed."""
+    try:
+        workload = find_workload(settings.workload)
+        return workload.weights(workload.Options.model_validate(settings.options)) or ""
+    except (UserError, ValidationError):
+        return ""
+
+
+def command_for(model: str, workload: str, output: str) -> str:
+    """Return what is typed to make the JSON `output`."""
+    of_workload = [] if workload == DEFAULT else ["--workload", workload]
+    return shlex.join(["featuremill", "weights", model, *of_workload, "--output", output])
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Convert the model if that has not been done, and write the JSON."""
-    found = convert(arguments.model, arguments.cache)
+    found = convert(arguments.model, arguments.cache, arguments.workload)
     found.write(arguments.output)
     _log.info("%s → %s (%.1f MB)", found.name, found.path, found.bytes / 1e6)
 
 
-def read(path: Path) -> Weights:
+def read(path: Path, workload: str = DEFAULT) -> Weights:
     """Return the weights that the JSON `path` names, after a look whether they are still there."""
     heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
     found = WeightsFile.find(path)
-    if found is None:
+    checkpoints = _checkpoints(workload)
+    numbers = checkpoints.NUMBERS if checkpoints else ()
+    if found is None or not all(found.metadata.get(key, "").isdecimal() for key in numbers):
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
     if not found.is_there:
         raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
@@ -113,10 +142,14 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
-def convert(model: str, cache: Path | None = None) -> WeightsFile:
+def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
     """Return what there is to say of the weights of `model`, converting its checkpoint unless the
-    cache has it."""
-    source = _checkpoints().locate(model)
+    cache has it or the workload takes it as it is."""
+    checkpoints = _checkpoints(workload)
+    if checkpoints is None:
+        reads_pickles = getattr(find_workload(workload), "READS_PICKLES", False)
+        return plain_weights.look(model, reads_pickles, VERSION)
+    source = checkpoints.locate(model)
     # A published model goes by its name, so that its checkpoint may be deleted once converted.
     key = source.name
     if source.kind != "published":
@@ -129,7 +162,7 @@ def convert(model: str, cache: Path | None = None) -> WeightsFile:
         with _locked(lock):
             found = _cached(record)
             if found is None:
-                found = _convert(source, folder / f"{key}.safetensors")
+                found = _convert(checkpoints, source, folder / f"{key}.safetensors")
                 files.write_json(record, found.as_json())
     assert found.source
     here = found.source.model_copy(update={"location": source.location})
@@ -162,10 +195,10 @@ def _cached(record: Path) -> WeightsFile | None:
     return None
 
 
-def _convert(source: Checkpoint, path: Path) -> WeightsFile:
+def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> WeightsFile:
     """Write the weights of `source` to `path`; return what there is to say of them."""
     with files.replacing(path) as temporary:
-        made = _checkpoints().convert(source, temporary)
+        made = checkpoints.convert(source, temporary)
     about_source = CheckpointFile(
         kind=source.kind,
         location=source.location,

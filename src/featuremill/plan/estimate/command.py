@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.device or (device.name if here or not is_gpu else "")
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    weights, has_weights = _weights(workload, options)
+    weights, has_weights = _weights(config.workload, workload, options)
     settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
     found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
@@ -96,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _weights(workload: Workload, options: Any) -> tuple[Weights | None, bool]:
+def _weights(name: str, workload: Workload, options: Any) -> tuple[Weights | None, bool]:
     """Return the run's model, by its weights file or by its name, and whether it is here.
 
     Raises:
@@ -105,11 +104,11 @@ def _weights(workload: Workload, options: Any) -> tuple[Weights | None, bool]:
     asked = workload.weights(options)
     if not asked:
         return None, True
-    path = Path(weights_verb.json_of(asked))
+    path = Path(weights_verb.json_of(asked, name))
     if entry := WeightsFile.find(path):
         return weights_verb.weights_of(entry), True
     if not isinstance(workload, TellsMemory):
-        command = shlex.join(["featuremill", "weights", asked, "--output", str(path)])
+        command = weights_verb.command_for(asked, name, str(path))
         raise UserError(
             f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
             f"`{command}`, then again."

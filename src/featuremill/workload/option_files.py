@@ -1,0 +1,88 @@
+"""Options that name a file or a folder: the recipe holds the digest of what is in it, not its path.
+
+So an edit computes every record anew, and a file that was moved, renamed or touched nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import get_args
+
+from featuremill.base.errors import UserError
+from featuremill.store.files import digest_at, files_below
+from featuremill.workload import PathOption, WorkloadOptions
+
+
+def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:
+    """Return the options of type `OptionFile`, `OptionFolder` or `OptionWeights`, by name."""
+    found = {}
+    for name, field in options.model_fields.items():
+        inner = (getattr(part, "__metadata__", ()) for part in get_args(field.annotation))
+        for mark in (*field.metadata, *(mark for marks in inner for mark in marks)):
+            if isinstance(mark, PathOption):
+                found[name] = mark
+    return found
+
+
+def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
+    """Return the options that say how to compute and not what: paths are among them."""
+    return options.EXECUTION | kinds_of(options).keys()
+
+
+def paths_of(options: WorkloadOptions) -> dict[str, str]:
+    """Return the paths that `options` give, by the option's name, but for those of weights, which
+    have a digest of their own."""
+    kinds = kinds_of(type(options)).items()
+    given = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
+    return {name: str(path) for name, path in given.items() if path}
+
+
+def digests(options: WorkloadOptions) -> dict[str, str]:
+    """Return the sha256 of what each path of `options` holds, by the option's name.
+
+    Raises:
+        UserError: for a path that is not there, is of the other kind, or cannot be read.
+    """
+    return {name: digest(options, name) for name in paths_of(options)}
+
+
+def digest(options: WorkloadOptions, name: str) -> str:
+    """Return the sha256 of what the option `name` gives; a folder's as `digest_of_folder` has it.
+
+    Raises:
+        UserError: as `digests` does.
+    """
+    is_folder = kinds_of(type(options))[name].is_folder
+    path = Path(paths_of(options)[name])
+    meant, found = ("folder", "file") if is_folder else ("file", "folder")
+    try:
+        if not path.exists():
+            raise _refusal(name, path, f"there is no such {meant}")
+        if path.is_dir() != is_folder:
+            raise _refusal(name, path, f"this is a {found}, and a {meant} is meant")
+        if is_folder and not files_below(path):
+            raise _refusal(name, path, "there is no file in this folder")
+        return digest_at(path)
+    except OSError as error:
+        problem = f"it cannot be read ({error.strerror})"
+        raise _refusal(name, error.filename or path, problem) from None
+
+
+def refuse_others(options: WorkloadOptions, planned: Mapping[str, str], plan: Path) -> None:
+    """Refuse to compute with other contents than those that were planned.
+
+    Raises:
+        UserError: where a digest differs from the `planned` one.
+    """
+    paths = paths_of(options)
+    for name, sha256 in digests(options).items():
+        if sha256 != planned.get(name):
+            raise UserError(
+                f"options.{name}: {paths[name]}: it has changed since {plan} was made; run the "
+                "same command again: it plans anew."
+            )
+
+
+def _refusal(name: str, path: Path | str, problem: str) -> UserError:
+    return UserError(f"options.{name}: {path}: {problem}; name another one.")

@@ -1,0 +1,92 @@
+"""Weights that are taken as they are: a file or a folder of a workload that converts none.
+
+Nothing in a folder is ever imported, and pickles, which run code when they are loaded, are refused
+unless the workload says that it reads them safely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import zipfile
+from pathlib import Path
+
+from featuremill.base.errors import UserError
+from featuremill.store.files import digest_of_folder, files_below, sha256_of
+from featuremill.store.weights_file import CheckpointFile, FileOfWeights, WeightsFile
+
+PICKLES = (".pkl", ".pickle", ".joblib")
+PICKLE_START = re.compile(rb"\x80[\x02-\x08]")
+"""How a pickle of protocol 2 or newer begins, and PyTorch's files of before 1.6."""
+
+
+def name_of(path: str) -> str:
+    """Return the name under which `weights/<name>.json` stands for `path`; looks at no file."""
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).name).lstrip(".-") or "weights"
+    return f"{stem}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+
+
+def refuse_missing(path: str) -> None:
+    """Raise UserError where there is neither a file nor a folder with files at `path`."""
+    at = Path(path).expanduser()
+    if not at.exists():
+        raise UserError(f"{path}: there is no such file or folder; name the one with the weights.")
+    if at.is_dir() and not files_below(at):
+        raise UserError(f"{path}: there is no file in this folder; name the one with the weights.")
+
+
+def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
+    """Return what weights/<name>.json is to say of the file or folder at `path`, all of it hashed.
+
+    Raises:
+        UserError: where it is missing, cannot be read, or has a pickle that nobody reads safely.
+    """
+    refuse_missing(path)
+    at = Path(path).expanduser().absolute()
+    names = files_below(at) if at.is_dir() else [""]
+    files = []
+    try:
+        for name in names:
+            file = at / name
+            if not reads_pickles and _is_pickle(file):
+                raise UserError(
+                    f"{file}: this is a pickle, which can run any code when it is loaded; save the "
+                    "weights as safetensors, or use a workload that says that it reads pickles "
+                    "safely."
+                )
+            entry = FileOfWeights(path=name, bytes=file.stat().st_size, sha256=sha256_of(file))
+            files.append(entry)
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or at}: it cannot be read ({error.strerror}); mend that first."
+        ) from None
+    size = sum(file.bytes for file in files)
+    sha256 = files[0].sha256
+    if at.is_dir():
+        sha256 = digest_of_folder({file.path: file.sha256 for file in files})
+    told = WeightsFile(
+        version=version,
+        name=f"{at.name}-{sha256[:8]}",
+        path=str(at),
+        bytes=size,
+        sha256=sha256,
+        source=CheckpointFile(kind="local", location=str(at), sha256=sha256, bytes=size),
+        metadata={},
+    )
+    return told.model_copy(update={"files": files}) if at.is_dir() else told
+
+
+def _is_pickle(file: Path) -> bool:
+    """Tell whether `file` is a pickle, by its name or content, or a zip file with one inside, as
+    PyTorch writes them."""
+    if file.suffix in PICKLES:
+        return True
+    with file.open("rb") as opened:
+        start = opened.read(4)
+    if not start.startswith(b"PK"):
+        return PICKLE_START.match(start) is not None
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return any(name.endswith(PICKLES) for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
