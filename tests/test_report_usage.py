@@ -159,7 +159,6 @@ def test_of_many_shards_receipts_are_enough(
     assert panels(page) == OF_GPUS - {"usage-rate"}
     assert len(rows_of(page, "usage")) == 150
     assert "Of 75 of the 150 shards." in page.text
-    assert "75 of 150, evenly chosen" in page.text
 
 
 def test_points_are_no_more_for_many_gpus_and_many_attempts(

@@ -1,4 +1,4 @@
-"""Where the time went: in all by device, and shard by shard."""
+"""Where the time went, by device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from featuremill.report.chart import (
     NOTHING_COMPUTED,
     REST,
     Figure,
-    Panel,
-    evenly,
-    from_zero,
-    specification,
+    drawn,
     values,
 )
 from featuremill.report.facts import Facts
@@ -31,12 +28,10 @@ MEANINGS = (
     ("other", "starting Python and libraries, attempts that were lost, a device without work"),
     ("wait", "the shard waited for a free device"),
 )
-MAX_BARS = 120
-"""Shards that are drawn one by one; of more, evenly many."""
 
 
 def figure(facts: Facts) -> Figure:
-    """Return both charts."""
+    """Return the chart of each device's seconds."""
     devices = sorted({shard.device for shard in facts.shards})
     spent = {
         device: _spent(shard for shard in facts.shards if shard.device == device)
@@ -44,23 +39,7 @@ def figure(facts: Facts) -> Figure:
     }
     if not sum(sum(seconds.values()) for seconds in spent.values()):
         return Figure("stages", TITLE, NOTHING_COMPUTED)
-    panels = [Panel("stages", "All shards together", specification(_by_device(spent)))]
-    sentence = _sentence(facts.shards)
-    if len(facts.shards) > 1:
-        shown = evenly(facts.shards, MAX_BARS)
-        title = "Shard by shard, in the order in which they began"
-        if len(shown) < len(facts.shards):
-            title += f": {len(shown):,} of {len(facts.shards):,}, evenly chosen"
-        panels.append(Panel("stages-shards", title, specification(_by_shard(shown))))
-    return Figure("stages", TITLE, sentence, tuple(panels), MEANINGS)
-
-
-def _colour(has_legend: bool) -> Any:
-    return alt.Color(
-        "stage:N",
-        scale=alt.Scale(domain=list(STAGES), range=[*CATEGORIES[:4], REST]),
-        legend=alt.Legend(title=None) if has_legend else None,
-    )
+    return drawn("stages", TITLE, _sentence(facts.shards), _by_device(spent), terms=MEANINGS)
 
 
 def _by_device(spent: dict[str, dict[str, float]]) -> Any:
@@ -72,7 +51,11 @@ def _by_device(spent: dict[str, dict[str, float]]) -> Any:
         .encode(
             x=alt.X("seconds:Q", stack="normalize", title="share of all seconds", axis=share),
             y=y,
-            color=_colour(True),
+            color=alt.Color(
+                "stage:N",
+                scale=alt.Scale(domain=list(STAGES), range=[*CATEGORIES[:4], REST]),
+                legend=alt.Legend(title=None),
+            ),
             order="order:Q",
             tooltip=["device:N", "stage:N", "took:N", "share:N"],
         )
@@ -83,27 +66,6 @@ def _by_device(spent: dict[str, dict[str, float]]) -> Any:
         .encode(x=alt.value(0), y=y, text="device:N")
     )
     return alt.layer(bars, names).properties(width="container", height=58 * len(spent))
-
-
-def _by_shard(shards: Iterable[Shard]) -> Any:
-    rows = [
-        {"place": place, "shard": shard.name[:12], **row}
-        for place, shard in enumerate(shards)
-        for row in _shares(shard.lane, _spent([shard]))
-    ]
-    x = alt.X("place:O", title="shards", axis=alt.Axis(labels=False, ticks=False))
-    return (
-        alt.Chart(values(rows))
-        .mark_bar(style="shard")
-        .encode(
-            x=x,
-            y=alt.Y("seconds:Q", title="seconds", scale=from_zero(5), axis=alt.Axis(tickCount=5)),
-            color=_colour(False),
-            order="order:Q",
-            tooltip=["shard:N", "device:N", "stage:N", "took:N", "share:N"],
-        )
-        .properties(width="container", height=190)
-    )
 
 
 def _spent(shards: Iterable[Shard]) -> dict[str, float]:

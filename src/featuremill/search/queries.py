@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 import itertools
 import logging
-import re
-import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,13 +27,6 @@ NOWHERE = -1
 """The row of a query that is no record of the run."""
 MOST_NAMED = 5
 """Queries without a vector that are named one by one."""
-MOST_SHOWN = 30
-"""Letters of a sequence in a sentence."""
-LEAST_RESIDUES = 15
-"""Letters of a word that is taken for a sequence; shorter ones are ids that do not exist."""
-MOST_RESIDUES = 2_000
-"""Of a sequence in a command; longer ones would fill the screen."""
-RESIDUES = re.compile(r"([A-Z]+|[acdefghiklmnpqrstvwy]+)\*?")
 Item = TypeVar("Item")
 log = logging.getLogger("featuremill.search")
 
@@ -129,26 +120,11 @@ class Reader:
             return "query: it is empty; give a file of sequences, or ids of the run's records."
         if _is_meant_as_file(word):
             source.check(Path(word))  # says why it can't be read
-        if _is_like_a_sequence(ids[0]):
-            return self._of_letters(ids[0])
-        why = table.why_missing(
-            self._searched.table, self._searched.place.root / "failed.tsv", ids[0]
-        )
+        why = table.why_missing(self._searched.place.root / "failed.tsv", ids[0])
         others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
         return (
             f"{self._searched.folder.root}: {why}{others}; give ids of records that have a vector, "
             "or a file of sequences."
-        )
-
-    def _of_letters(self, word: str) -> str:
-        """Return what to say to somebody who may have given a sequence itself."""
-        root = self._searched.folder.root
-        shown = word if len(word) <= MOST_SHOWN else f"{word[:MOST_SHOWN]}…"
-        letters, file = word if len(word) <= MOST_RESIDUES else "SEQUENCE", f"{word[:8]}.fa"
-        return (
-            f"{root}: there is no record {shown!r}; if that is a sequence, give it in a FASTA file "
-            f"(in Python, as {{name: sequence}}): printf '>query\\n{letters}\\n' > {file} && "
-            f"featuremill search {shlex.quote(str(root))} --query {file}"
         )
 
     def _of_rows(self, rows: Mapping[str, int]) -> Iterator[Queries]:
@@ -223,11 +199,6 @@ def _is_meant_as_file(word: str) -> bool:
     with contextlib.suppress(OSError):
         return word.lower().endswith(suffixes) or Path(word).exists()
     return False
-
-
-def _is_like_a_sequence(word: str) -> bool:
-    """Tell whether somebody may have meant the letters themselves, of a protein or of DNA."""
-    return len(word) >= LEAST_RESIDUES and RESIDUES.fullmatch(word) is not None
 
 
 def _in_pieces(items: Iterable[Item], size: int) -> Iterator[list[Item]]:

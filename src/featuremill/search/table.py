@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base.accession import accessions
 from featuremill.base.errors import IntegrityError
-from featuremill.base.text import one_line
+from featuremill.base.text import clipped, one_line
 from featuremill.merge.loading import Pooled
 from featuremill.merge.outputs.vectors import matrix
 from featuremill.search.nearest import Matrix
@@ -29,10 +29,8 @@ ROWS_AT_ONCE = 4096
 """Rows that are decoded together."""
 NUMBERS = "fiu"
 """Kinds of NumPy types that can be compared: floats and integers."""
-MOST_NEAR = 3
-"""Ids that are named where there is none of the name asked for."""
-MIN_SHARED = 2
-"""Letters that a name must share with the one asked for."""
+MOST_NAMED = 3
+"""Ids that are named where several records have the accession asked for."""
 
 
 class Record(NamedTuple):
@@ -172,7 +170,7 @@ def rows_of(table: Table, ids: Iterable[str]) -> dict[str, int]:
 
 
 def ids_of_accessions(table: Table, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the ids of the records that have one of `names` as accession, `MOST_NEAR` at most."""
+    """Return the ids of the records that have one of `names` as accession, `MOST_NAMED` at most."""
     found: dict[str, list[str]] = {}
     asked = pa.array(set(names), pa.string())
     for group in table.groups if len(asked) else ():
@@ -181,7 +179,7 @@ def ids_of_accessions(table: Table, names: Iterable[str]) -> dict[str, list[str]
         places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
         pairs = zip(here.take(places).to_pylist(), ids.take(places).to_pylist(), strict=True)
         for name, id in pairs:
-            if len(of_name := found.setdefault(name, [])) < MOST_NEAR:
+            if len(of_name := found.setdefault(name, [])) < MOST_NAMED:
                 of_name.append(id)
     return found
 
@@ -200,16 +198,14 @@ def records_of(table: Table, rows: npt.NDArray[np.int64]) -> dict[int, Record]:
     return found
 
 
-def why_missing(table: Table, failed: Path, id: str) -> str:
-    """Return in a sentence why `id` has no vector, or which ids are like it."""
+def why_missing(failed: Path, id: str) -> str:
+    """Return in a sentence why `id` has no vector."""
     if told := _listed(failed, id):
         status, reason = told
         state = {"pending": "is not computed yet", "refused": "was refused"}.get(status, "failed")
         why = "" if status == "pending" else f" ({reason})"
         return f"the record {id!r} has no vector: it {state}{why}"
-    near = _like(table, id)
-    hint = f"; the nearest names are {', '.join(near)}" if near else ""
-    return f"there is no record {id!r}{hint}"
+    return f"there is no record '{clipped(id)}'"
 
 
 def _listed(failed: Path, id: str) -> tuple[str, str] | None:
@@ -222,18 +218,3 @@ def _listed(failed: Path, id: str) -> tuple[str, str] | None:
     except (OSError, ValueError, KeyError, csv.Error):
         pass  # it only explains
     return None
-
-
-def _like(table: Table, id: str) -> list[str]:
-    """Return ids that hold `id`, or else most of its beginning."""
-    for part in (id, id[: -(-3 * len(id) // 4)]):
-        found: list[str] = []
-        for group in table.groups if len(part) >= MIN_SHARED else ():
-            here = group.read(["id"])["id"]
-            alike = here.filter(pc.match_substring(here, part, ignore_case=True))
-            found += alike.slice(0, MOST_NEAR - len(found)).to_pylist()
-            if len(found) == MOST_NEAR:
-                break
-        if found:
-            return found
-    return []
