@@ -73,7 +73,7 @@ def compare(folder: Path, slots: int, given: argparse.Namespace) -> dict[str, An
         "whole": _beside(row["hours"], seconds),
         "shards": _beside(row["extract_hours"], _seconds_of_shards(folder / "results" / "large")),
         "speed": row["speed"],
-        "startup_seconds": round(row["startup_seconds"]["middle"], 2),
+        "startup_seconds": round(row["speed"]["startup_seconds"]["middle"], 2),
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
     }
 

@@ -6,18 +6,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from bench.record import ROOT
 from featuremill.base.words import clock, human_bytes
+from featuremill.config import validate
+from featuremill.plan.estimate.command import device_called
+from featuremill.plan.estimate.report import Case, Estimate, Row
+from featuremill.plan.estimate.work import Work, look
+from featuremill.plan.speeds.assumed import Range
+from featuremill.store.plan import Counts
+from featuremill.store.results import Results
+from featuremill.workload import find_workload
+from featuremill.workload.recipe import settings_of
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 MODEL = "esm2_t33_650M_UR50D"
@@ -44,32 +49,32 @@ def main() -> int:
     disks = []
     for num_records in RECORDS:
         answer = _estimate(num_records)
-        for row in answer["rows"]:
-            print(_line(row, answer["around_seconds"], num_records))
-        disk = answer["disk"]
-        disks.append(f"{num_records:,}: {human_bytes(disk['bytes'])}, {disk['files']:,} files")
+        for row in answer.rows:
+            print(_line(row, answer.around_seconds, num_records))
+        size = human_bytes(sum(answer.disk.values()))
+        disks.append(f"{num_records:,}: {size}, {answer.num_files:,} files")
     print("\n" + "\n".join(disks))
     return 0
 
 
-def _line(row: dict[str, Any], around: dict[str, float], num_records: int) -> str:
+def _line(row: Row, around: dict[str, float], num_records: int) -> str:
     cells = [
         f"{num_records:,}",
-        f"{row['slots']:,}",
-        f"{row['best_cost']:_}",
-        f"{row['shards_left']:,}",
-        _ranged({key: _hours(value) for key, value in row["hours"].items()}),
-        _ranged({key: _number(value) for key, value in row["device_hours"].items()}),
-        f"{100 * row['startup_share']:.0f} %",
-        f"{100 * row['idle_share']:.0f} %",
+        f"{row.slots:,}",
+        f"{row.best_cost:_}",
+        f"{row.shards_left:,}",
+        _ranged(row.hours, _hours),
+        _ranged(row.device_hours, _number),
+        f"{100 * row.startup_share:.0f} %",
+        f"{100 * row.idle_share:.0f} %",
         clock(around["plan"]),
         clock(around["merge"]),
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def _ranged(words: dict[str, str]) -> str:
-    return f"{words['middle']} ({words['least']} to {words['most']})"
+def _ranged(quantity: Range, words: Callable[[float], str]) -> str:
+    return f"{words(quantity.middle)} ({words(quantity.low)} to {words(quantity.high)})"
 
 
 def _number(hours: float) -> str:
@@ -80,27 +85,36 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
-def _estimate(num_records: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as scratch:
-        config = {
+def _estimate(num_records: int) -> Estimate:
+    """Return what the verb would say if the demo had so many records of the same kind."""
+    config = validate(
+        {
             "run": "far",
             "inputs": str(ROOT / "config" / "demo.fasta"),
             "workload": "esm2",
             "options": {"model": MODEL},
             "outputs": "parquet_dataset",
         }
-        (Path(scratch) / "far.yaml").write_text(yaml.safe_dump(config))
-        asked = ["--gpus", ",".join(map(str, GPUS)), "--records", str(num_records), "--json"]
-        command = [sys.executable, "-m", "featuremill", "estimate", "far.yaml", "--device", DEVICE]
-        done = subprocess.run(
-            [*command, *asked],
-            cwd=scratch,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
+    )
+    workload, device = find_workload(config.workload), device_called(DEVICE, is_gpu=True)
+    options = workload.Options.model_validate(config.options)
+    weights = workload.weights_ahead(options)
+    settings = settings_of(config.workload, workload, options, device, weights)
+    with tempfile.TemporaryDirectory() as scratch:  # without earlier runs
+        folder = Results(Path(scratch) / "results" / config.run)
+        work = _grown(look(folder, config, settings), num_records)
+        return Case(config, folder, settings, weights, False, device, DEVICE, work).estimate(GPUS)
+
+
+def _grown(work: Work, num_records: int) -> Work:
+    plan = work.plan
+    factor = num_records / plan.counts.input
+    counts = {key: round(value * factor) for key, value in plan.counts.as_json().items()}
+    lengths = plan.lengths.model_copy(update={"total": round(plan.lengths.total * factor)})
+    (shard,) = plan.shards
+    whole = replace(shard, cost=round(shard.cost * factor), bytes=lengths.total)
+    grown = {"counts": Counts(**counts), "lengths": lengths, "shards": [whole]}
+    return work._replace(plan=plan.model_copy(update=grown), left=[whole])
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
+from featuremill.plan.speeds import Asked
 from featuremill.plan.speeds.assumed import Shape
-from featuremill.plan.speeds.earlier import Asked
 from featuremill.store.plan import Settings
 from featuremill.workloads.esm2 import memory
 

@@ -3,8 +3,14 @@
 import json
 import math
 
-from featuremill.plan.estimate import overheads
 from featuremill.store.files import seal_of, sealed, write_json
+
+SNAKEMAKE_SECONDS_A_JOB = 0.06
+"""Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
+--shards 1000` (docs/scale.md)."""
+SNAKEMAKE_SECONDS_A_JOB_LEFT = 7e-6
+"""On top, for each job that could run as well, since it looks at all of them: `python -m bench.dag
+--shards 1000 3000`, whose jobs do nothing, took 9.8 and 16.8 ms of processor a job."""
 
 
 def plan_json(shards=(), **given):
@@ -92,9 +98,7 @@ def wasted(total, cost, slots, rate, startup):
         rounds = max(1.0, num_shards / slots)
         spread = rounds * (startup + shard) + shard / 2 * (1 - 1 / slots)
         jobs_end = max(jobs_end, spread)
-    a_job = (
-        overheads.SNAKEMAKE_SECONDS_A_JOB + overheads.SNAKEMAKE_SECONDS_A_JOB_LEFT * num_shards / 2
-    )
+    a_job = SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * num_shards / 2
     started = min(slots, num_shards) * a_job
     end = max(started + jobs_end, num_shards * a_job + startup + shard)
     return end * slots - total / rate

@@ -468,9 +468,8 @@ def test_the_config_knows_every_output():
         ("", 10**8, []),
     ],
 )
-def test_an_output_that_is_too_small_for_the_run_is_named(monkeypatch, outputs, num_records, named):
-    monkeypatch.setenv("FEATUREMILL_OUTPUTS", outputs)
-    found = large_outputs(num_records)
+def test_an_output_that_is_too_small_for_the_run_is_named(outputs, num_records, named):
+    found = large_outputs(num_records, outputs.split())
     assert [text.split()[1] for text in found] == named
     assert all("parquet_dataset" in text and f"{num_records:,} records" in text for text in found)
 

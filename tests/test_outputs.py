@@ -430,8 +430,8 @@ def test_an_impossible_format_is_refused_with_those_beside_it(verbs):
 
 
 def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
-    verbs.environment = {**verbs.environment, "FEATUREMILL_OUTPUTS": "fair_esm_pt"}
     config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
+    config["outputs"] = ["fair_esm_pt"]
     (verbs.folder / "in.fa").write_text(">a\nMKV\n")
     words = ("plan", verbs.run_folder.root, "--config-json", json.dumps(config))
     assert "outputs: fair_esm_pt holds columns such as mean_layer_6" in verbs(*words, status=2)
@@ -475,12 +475,13 @@ class Disk:
 
     def __init__(self, tmp_path, environment, options, outputs="parquet npy", **config):
         self.mount = Mount(tmp_path / "disk", options)
-        self.environment = {**environment, "FEATUREMILL_OUTPUTS": outputs}
+        self.environment = environment
         letters = "ACDEFGHIKLMNPQRS"
         sequences = ("".join(letters[int(digit, 16)] for digit in f"{n:06x}") for n in range(6_000))
         (tmp_path / "in.fa").write_text("".join(f">p{s}\n{s}\n" for s in sequences))
         config = {"workload": "composition", "shards": {"cost": 100_000}, **config}
         config |= {"run": "test", "inputs": [str(tmp_path / "in.fa")], "device": "cpu"}
+        config["outputs"] = outputs.split()
         self.words = ("plan", "run", "--config-json", json.dumps(config))
         self.seen = Results(self.mount.seen(tmp_path / "disk") / "run")
 
@@ -505,25 +506,25 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
         disk.mount.close()
 
 
-def test_parts_that_are_computed_or_begun_are_paid_for(run, table, monkeypatch):
+def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
     plan = run.read_plan()
     values = table.drop_columns(list(ABOUT)).schema
     [shard] = plan.shards
     part = run.part(plan.recipe, shard.shard)
-    assert needs_of_run(run, plan, values)[0].num_bytes == 0
+    assert needs_of_run(run, plan, values, [])[0].num_bytes == 0
     size = part.stat().st_size
     part.unlink()
-    whole = needs_of_run(run, plan, values)[0].num_bytes
+    whole = needs_of_run(run, plan, values, [])[0].num_bytes
     assert 0.85 * whole < size < 1.2 * whole  # compression takes a tenth of them
     run.journal(plan.recipe, shard.shard).write_bytes(bytes(10_000))
-    assert needs_of_run(run, plan, values)[0].num_bytes == whole - 10_000
+    assert needs_of_run(run, plan, values, [])[0].num_bytes == whole - 10_000
     # So are results that the new ones take the place of.
-    monkeypatch.setenv("FEATUREMILL_OUTPUTS", "npy fair_esm_pt")
-    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    outputs = ["npy", "fair_esm_pt"]
+    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs)
     assert (npy.num_bytes, tensors.num_files) == (0, 0)
     (run.root / "embeddings.npy").unlink()
     next(run.root.glob("fair-esm-pt/*.pt")).unlink()
-    _, npy, tensors, _ = needs_of_run(run, plan, values)
+    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs)
     assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 320 * 4, 1)
 
 

@@ -20,14 +20,14 @@ from featuremill.plan import speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.sizing import num_jobs
-from featuremill.plan.speeds.assumed import Rates
+from featuremill.plan.speeds.assumed import Range
 from featuremill.store.results import Results
 
 CARD = "NVIDIA H100 80GB HBM3"
 
 
 def speed(rate, startup=8.0):
-    rates, seconds = Rates(rate, rate, rate), Rates(startup, startup, startup)
+    rates, seconds = Range(rate, rate, rate), Range(startup, startup, startup)
     return speeds.Speed(CARD, rates, seconds, True, "given", "as given")
 
 

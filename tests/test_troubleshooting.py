@@ -537,7 +537,6 @@ def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
     from featuremill.flow.screen import RefusedError
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FEATUREMILL_OUTPUTS", "")
     path = tmp_path / "my.yaml"
     path.write_text("inputs: a.fa\ndevice: gpu\n")
     workflow = SimpleNamespace(configfiles=[path], modifier=NOT_IMPORTED)

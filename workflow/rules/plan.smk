@@ -25,9 +25,7 @@ checkpoint plan:
         folder=subpath(output.plan, parent=True),
         config=mill.config_json,
         reruns=mill.reruns("plan"),
-        outputs=mill.output_names,
         weights=[f"--weights={path}" for path in mill.weights_there],
     shell:
-        "FEATUREMILL_OUTPUTS={params.outputs:q}"
-        " exec featuremill plan {params.folder:q} --config-json {params.config:q}"
+        "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
         " {params.weights:q} --threads {threads} --log-file {log:q}"

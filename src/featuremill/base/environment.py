@@ -192,9 +192,6 @@ LEASED = Setting(
     "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
     is_internal=True,
 )
-OUTPUTS = Setting(
-    *("OUTPUTS", TEXT, ""), "The config's outputs, which plan tells the room of.", is_internal=True
-)
 PACKAGE = Setting(
     *("PACKAGE", TEXT, ""),
     "The folder of this package, for envs/base.post-deploy.sh.",
@@ -214,7 +211,7 @@ TYPED = Setting(
 SETTINGS: tuple[Setting[Any], ...] = (
     *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
     *(STALL_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM),
-    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, OUTPUTS, PACKAGE, SLURM_JOBS, TYPED),
+    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, PACKAGE, SLURM_JOBS, TYPED),
 )
 """All of ours."""
 

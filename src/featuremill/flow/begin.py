@@ -103,10 +103,6 @@ class Flow:
         """
         return json.dumps(self.there.model_dump(mode="json"))
 
-    def output_names(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
-        """Return the config's outputs, which plan reckons with; they are never compared either."""
-        return " ".join(self.config.outputs)
-
     def reruns(self, verb: str) -> str:
         """Return what of the config, when it changes, runs the `verb` again."""
         counts = self.there.model_dump(mode="json", exclude=WITHOUT_EFFECT[verb])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 from collections.abc import Sequence
 
 from featuremill.base.words import counted, human_bytes
 from featuremill.lease.devices import Device
-from featuremill.plan.needs import asked_outputs, needs_of_run
+from featuremill.plan.needs import needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
@@ -22,18 +23,20 @@ GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
-def announce(folder: Results, plan: Plan, why_cut: str, sizing: Sizing) -> None:
+def announce(
+    folder: Results, plan: Plan, why_cut: str, sizing: Sizing, outputs: Sequence[str]
+) -> None:
     """Log the run's size, model, device and expected bytes, and what looks odd.
 
     Raises:
         UserError: when an output cannot hold these values, or the disk not what will be written.
     """
-    needs = needs_of_run(folder, plan, sizing.values)
+    needs = needs_of_run(folder, plan, sizing.values, outputs)
     for line in describe(folder, plan, why_cut, needs, sizing.device):
         log.info("%s", line)
-    for line in warnings(folder, plan, sizing):
+    for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
-    refuse_columns(asked_outputs(), sizing.values.names)
+    refuse_columns(outputs, sizing.values.names)
     disk_space.check(needs, folder.root)
 
 
@@ -72,13 +75,13 @@ def _where(plan: Plan, device: Device) -> str:
     return f"{plan.gpus} × {device.name} a job" if is_spread else device.name
 
 
-def warnings(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
+def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
     lines = [f"{counted(count, 'record')}: {note}" for note, count in plan.notes.items()]
     for reason, count in plan.refusals.items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
     shards = [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
-    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan.counts.planned)]
+    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan.counts.planned, outputs)]
 
 
 def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> list[str]:
@@ -107,14 +110,10 @@ def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> 
     ]
 
 
-def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> list[str]:
-    """Return a sentence for each output that is no good for so many records.
-
-    `outputs` are those of the run, if not those of the workflow that this is a job of.
-    """
-    formats = {name: FORMATS[name] for name in (asked_outputs() if outputs is None else outputs)}
+def large_outputs(num_records: int, outputs: Sequence[str]) -> list[str]:
+    """Return a sentence for each output that is no good for so many records."""
     return [
-        f"outputs: {output} for {num_records:,} records: {format.why_not_more}"
-        for output, format in formats.items()
-        if format.most_records is not None and num_records > format.most_records
+        f"outputs: {name} for {num_records:,} records: {FORMATS[name].why_not_more}"
+        for name in outputs
+        if num_records > (FORMATS[name].most_records or math.inf)
     ]

@@ -131,7 +131,7 @@ def plan(
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
         result.write(folder.plan)
-    announce(folder, result, why_cut, sizing)
+    announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
 
 

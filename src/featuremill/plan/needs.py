@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base import environment
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS, files_of
+from featuremill.store.formats import files_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -17,23 +16,13 @@ COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
 
 
-def asked_outputs() -> list[str]:
-    """Return the config's outputs, as the workflow tells them to its jobs."""
-    names = environment.OUTPUTS.value().split()
-    return [name for name in names if name in FORMATS]
-
-
 def needs_of_run(
-    folder: Results,
-    plan: Plan,
-    values: pa.Schema,
-    outputs: Sequence[str] | None = None,
+    folder: Results, plan: Plan, values: pa.Schema, outputs: Sequence[str]
 ) -> list[Need]:
-    """Return what the run still has to write; parts that are finished or begun are paid for.
+    """Return what the run still has to write, up to its results in `outputs`.
 
-    `outputs` are the results it ends in, if not those of the workflow that this is a job of.
+    Parts that are finished or begun are paid for.
     """
-    outputs = asked_outputs() if outputs is None else outputs
     num_rows, total = plan.counts.planned, plan.lengths.total
     needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
     if outputs:

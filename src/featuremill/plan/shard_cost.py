@@ -79,7 +79,7 @@ def choose(work: Work, speed: Speed, slots: int) -> Choice:
     that. Whole rounds of all slots, since the last round keeps all of them waiting. What files may
     hold goes before all of that.
     """
-    rate, startup = speed.rates.middle, speed.startup_seconds.middle
+    rate, startup = speed.cost_per_second.middle, speed.startup_seconds.middle
     seconds = work.cost / rate
     least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
     usual = math.ceil(seconds / USUAL_SECONDS)
@@ -131,7 +131,7 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
         f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
         f"{unit}, {_duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
         f"for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
-        f"time; {speed.device}: {speed.rates.middle:,.0f} {unit} a second ({source})"
+        f"time; {speed.device}: {speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))
 

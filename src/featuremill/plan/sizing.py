@@ -15,8 +15,7 @@ from featuremill.lease import Request, count_slots
 from featuremill.lease.devices import Device
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Choice, choose, words, work_of
-from featuremill.plan.speeds import Speed
-from featuremill.plan.speeds.earlier import Asked
+from featuremill.plan.speeds import Asked, Speed
 from featuremill.store.plan import Settings
 
 UNKNOWN_COST = 2_000_000

@@ -7,7 +7,6 @@ is taken from is always said: an earlier run, a number that was given, or an ass
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from pathlib import Path
@@ -19,8 +18,9 @@ from featuremill.base.this_process import num_cores
 from featuremill.config import Config
 from featuremill.lease import devices
 from featuremill.plan.command import planning_device
-from featuremill.plan.estimate import report, view, work
-from featuremill.plan.speeds import table
+from featuremill.plan.estimate.report import Case
+from featuremill.plan.estimate.work import look
+from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import Device, TellsMemory, Weights, Workload, find_workload
@@ -53,45 +53,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what a job takes besides computing; a cluster's queue adds seconds to each",
     )
-    add(
-        "--records",
-        type=float,
-        metavar="N",
-        help="as if the input had so many records of the same kind: a sample is enough",
-    )
-    add("--threads", type=int, help="processes that read the input (all cores)")
-    add("--scratch", type=Path, help="folder for what reading the input needs (the system's)")
     add("--json", action="store_true", help="the same for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill estimate`."""
     config = configs.read(arguments.config)
-    _check_numbers(arguments)
+    for name, smallest in {"tokens_per_second": 1e-9, "startup_seconds": 0.0}.items():
+        value = getattr(arguments, name)
+        if value is not None and not (math.isfinite(value) and value >= smallest):
+            raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
     _check_devices(arguments, config)
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
     is_gpu = bool(arguments.gpus or arguments.device or here or config.device == "cuda")
     slots = _gpus(arguments, config) if is_gpu else _cpu_slots(arguments)
-    device = _device(arguments.device, is_gpu)
+    device = device_called(arguments.device, is_gpu=is_gpu)
     name = arguments.device or (device.name if here or not is_gpu else "")
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
     weights, has_weights = _weights(config.workload, workload, options)
     settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
-    found = work.look(folder, config, settings, arguments.threads, arguments.scratch)
-    if arguments.records:
-        found = work.scaled(found, arguments.records, config.shards.cost)
-    case = report.Case(config, folder, settings, weights, has_weights, device, name, found)
-    speeds = {
-        number: case.speed(number, arguments.tokens_per_second, arguments.startup_seconds)
-        for number in slots
-    }
-    answer = report.answer(case, speeds)
-    if arguments.json:
-        sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
-    else:
-        sys.stdout.write("\n".join(view.lines(answer)) + "\n")
+    work = look(folder, config, settings)
+    case = Case(config, folder, settings, weights, has_weights, device, name, work)
+    found = case.estimate(slots, arguments.tokens_per_second, arguments.startup_seconds)
+    said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
+    sys.stdout.write(f"{said}\n")
     return 0
 
 
@@ -116,13 +103,13 @@ def _weights(name: str, workload: Workload, options: Any) -> tuple[Weights | Non
     return workload.weights_ahead(options), False
 
 
-def _device(name: str | None, is_gpu: bool) -> Device:
-    """Return the device to estimate for; of a GPU that is called `name`, what the table knows."""
+def device_called(name: str | None, *, is_gpu: bool) -> Device:
+    """Return the device to estimate for; of a GPU called `name`, what data sheets say."""
     if not is_gpu:
         return devices.cpu()
     if not name:
         return planning_device("cuda")
-    cards = table.cards_called(name)
+    cards = cards_called(name)
     if not cards:
         return Device("cuda", "", name, has_bf16=True)
     card = cards[0]
@@ -171,16 +158,3 @@ def _numbers(option: str, text: str) -> list[int]:
             "such as 1,4,64."
         )
     return list(dict.fromkeys(map(int, words)))
-
-
-def _check_numbers(arguments: argparse.Namespace) -> None:
-    least = {"tokens_per_second": 1e-9, "startup_seconds": 0.0, "records": 1.0, "threads": 1}
-    for name, smallest in least.items():
-        value = getattr(arguments, name)
-        if value is not None and not (math.isfinite(value) and value >= smallest):
-            option = f"--{name.replace('_', '-')}"
-            raise UserError(f"{option} {value:g}: give a positive number.")
-    if arguments.scratch is not None and not arguments.scratch.is_dir():
-        raise UserError(
-            f"--scratch {arguments.scratch}: there is no such folder; make it, or name another."
-        )

@@ -6,22 +6,9 @@ cluster's file system may be several times slower at plan and merge.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
-
-SNAKEMAKE_START_SECONDS = 3.5
+SNAKEMAKE_SECONDS = 3.5
 """Until Snakemake starts its first job, and from the last one to its end: the demo, with nothing
 else on the machine."""
-SNAKEMAKE_SECONDS_A_JOB = 0.06
-"""Of its main process, during which it starts no other job: `python -m bench.scale --records 50000
---shards 1000` (docs/scale.md)."""
-SNAKEMAKE_SECONDS_A_JOB_LEFT = 7e-6
-"""On top, for each job that could run as well, since it looks at all of them: `python -m bench.dag
---shards 1000 3000`, whose jobs do nothing, took 9.8 and 16.8 ms of processor a job."""
-SNAKEMAKE_DAG_SECONDS_A_SHARD = 0.0015
-"""After plan, before the first extract job: `python -m bench.dag`."""
-SNAKEMAKE_MB = (165, 0.0165)
-"""What its main process takes, and a shard on top: the same."""
 PLAN_SECONDS = (0.5, 19.4e-6)
 """Of a plan, and of each record (348 residues): `python -m bench.scale --records 5000000`."""
 PLAN_BYTES_A_RECORD = 41
@@ -52,18 +39,3 @@ def host_mb(shard_mb: float, weights_mb: float, *, on_cpu: bool) -> float:
     """Return the MB of host memory that computing a shard takes; reckoned, not measured."""
     of_weights = WEIGHTS_ON_CPU if on_cpu else WEIGHTS_ON_GPU
     return PROCESS_MB + 2 * shard_mb + (0 if on_cpu else CUDA_HOST_MB) + of_weights * weights_mb
-
-
-def makespan(costs: Sequence[float], slots: int, rate: float, startup: float) -> float:
-    """Return the seconds until shards of `costs` are done on `slots` of `rate` each.
-
-    A free slot takes the next shard in the plan's order: Snakemake's greedy scheduler ranks jobs by
-    the size of their inputs, and all extract jobs have the same input.
-    """
-    free = [0.0] * min(slots, max(1, len(costs)))
-    main_is_free = 0.0
-    for left, cost in zip(reversed(range(len(costs))), costs, strict=True):
-        start = max(free[0], main_is_free)
-        main_is_free = start + SNAKEMAKE_SECONDS_A_JOB + SNAKEMAKE_SECONDS_A_JOB_LEFT * left
-        heapq.heapreplace(free, start + startup + cost / rate)
-    return max(free)

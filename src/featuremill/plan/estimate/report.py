@@ -1,33 +1,198 @@
-"""What an estimate says, as one JSON object: `--json`, and what people are shown."""
+"""From records, shards and speeds to hours, memory and disk by plain formulas: one model, which
+`--json` dumps and whose lines people are shown."""
 
 from __future__ import annotations
 
+import io
+import math
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+from rich.table import Table
 
+from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted, duration, human_bytes
 from featuremill.config import Config
 from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import overheads
-from featuremill.plan.estimate.work import Work, in_shards
+from featuremill.plan.estimate.work import Work
 from featuremill.plan.needs import needs_of_run
-from featuremill.plan.shard_cost import Choice, choose, work_of
-from featuremill.plan.speeds import Speed
-from featuremill.plan.speeds.assumed import Rates, shape_told
-from featuremill.plan.speeds.earlier import Asked
-from featuremill.store.disk_space import Need, expected_bytes, needs_of_outputs
-from featuremill.store.journal import SYNC_SECONDS
-from featuremill.store.plan import Plan, Settings
+from featuremill.plan.shard_cost import choose, work_of
+from featuremill.plan.speeds import Asked, Speed
+from featuremill.plan.speeds.assumed import Range, shape_told
+from featuremill.store.disk_space import expected_bytes
+from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Device, TellsMemory, Weights, Workload, find_workload
+from featuremill.workload import Device, TellsMemory, Weights, find_workload
 
-VERSION = 1
+WIDTH = 96
+TABLE_WIDTH = 200
+"""Of a table's lines at most: they are never folded."""
+MOST_WASTED = 0.1
+"""Share of the slot hours that start-up and idling take, from which on it is worth a word."""
+
+
+class Row(BaseModel):
+    """What so many slots come to."""
+
+    model_config = ConfigDict(frozen=True)
+    slots: int
+    """GPUs, or jobs side by side on a CPU."""
+    jobs: int
+    threads: int
+    """Of each job on a CPU; 0 on GPUs."""
+    speed: Speed
+    hours: Range
+    """Of all of the run, from plan to report."""
+    extract_hours: Range
+    """From the first shard's start to the last one's end."""
+    device_hours: Range
+    """The same of all slots."""
+    startup_share: float
+    idle_share: float
+    shards_left: int
+    best_cost: int | None
+    """Of a shard, as `shards.cost: auto` would cut what is left; None where nothing is."""
+    advice: str
+    """Why it would, where it does or where much of the slots' time is wasted."""
+
+
+class Estimate(BaseModel):
+    """All of it."""
+
+    model_config = ConfigDict(frozen=True)
+    version: int = 2
+    run: str
+    workload: str
+    model: str | None
+    dtype: str | None
+    cost_unit: str
+    source: str
+    """Where records and shards are from."""
+    is_planned: bool
+    counts: Counts
+    lengths: Lengths
+    cost_left: int
+    shards: int
+    shards_left: int
+    is_cut: bool
+    """Whether shards are of one size whatever the devices; else each row has its own."""
+    slot: str
+    """What a slot is: a GPU, or a slot of this CPU."""
+    rows: list[Row]
+    around_seconds: dict[str, float]
+    """What comes before and after the shards, one after the other."""
+    has_weights: bool
+    device_mb: int | None
+    """Memory of a job on its GPUs, or in all on a CPU: measured on the fullest one, or reckoned for
+    all together; None where nobody knows."""
+    is_device_measured: bool
+    host_mb: int
+    """Reckoned."""
+    disk: dict[str, int]
+    """Bytes that will be written, by what they are."""
+    num_files: int
+    free_bytes: int
+    warnings: list[str]
+    """What does not fit."""
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
+        model = f" ({_safe(self.model)}, {self.dtype})" if self.model else ""
+        shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
+        yield from wrapped(
+            f"{counted(self.counts.input, 'record')}, {self.counts.unique:,} distinct; "
+            f"{shards}{self.cost_left:,} {self.cost_unit}; {self.workload}{model}",
+            width=WIDTH,
+        )
+        yield from wrapped(_safe(self.source), "  ", "  ", width=WIDTH)
+        if not self.shards_left:
+            yield "Nothing is left to compute; the times are those of the merge and the report."
+        # What is taken for granted: once where it is the same for every number of slots.
+        for block in dict.fromkeys(tuple(self._speed(row)) for row in self.rows):
+            yield from block
+        yield from ["", *self._table(), ""]
+        for note in [*self._notes(), *self.warnings, *(row.advice for row in self.rows)]:
+            yield from wrapped(note, width=WIDTH)
+
+    def _speed(self, row: Row) -> Iterator[str]:
+        speed, rate, startup = row.speed, row.speed.cost_per_second, row.speed.startup_seconds
+        threads = f", {counted(row.threads, 'thread')} a job" if row.threads else ""
+        told = _spread(rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high)
+        known = "measured or given"
+        if not speed.is_startup_measured:
+            known = f"{startup.low:g} to {startup.high:g}, an assumption"
+        for text, indent in (
+            (f"{speed.device}{threads}: {told} {self.cost_unit} a second a job", ""),
+            (speed.source, "  "),
+            (f"and {startup.middle:.1f} s to start and end a job ({known})", "  "),
+        ):
+            yield from wrapped(_safe(text), indent, indent, width=WIDTH)
+
+    def _table(self) -> list[str]:
+        table = Table(box=None, pad_edge=False)
+        last = "auto's shards.cost" if self.is_cut else "shards.cost"
+        headings = ("time", f"{self.slot} hours", "start-up", "idle", "shards", last)
+        for heading in (f"{self.slot}s", *headings):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for row in self.rows:
+            # Where something is assumed, the least and the most as well.
+            is_ranged = row.speed.is_assumed or not row.speed.is_startup_measured
+            table.add_row(
+                f"{row.slots:,}",
+                _spread(row.hours, lambda hours: duration(3600 * hours), is_ranged),
+                _spread(row.device_hours, _hours, is_ranged),
+                f"{100 * row.startup_share:.0f} %",
+                f"{100 * row.idle_share:.0f} %",
+                f"{row.shards_left:,}",
+                f"{row.best_cost:_}" if row.best_cost else "",
+            )
+        console = Console(file=io.StringIO(), width=TABLE_WIDTH, color_system=None)
+        with console.capture() as captured:
+            console.print(table)
+        return [line.rstrip() for line in captured.get().splitlines()]
+
+    def _notes(self) -> Iterator[str]:
+        """Yield what it takes besides the shards' time, a paragraph each."""
+        yield (
+            f"start-up and idle: shares of the {self.slot} hours in which jobs start and end, and "
+            f"in which a {self.slot} has no job."
+        )
+        weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
+        told = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
+        yield f"In the time, besides the shards: {told} (at rates measured on 2 cores){weights}."
+        of_device = "nobody knows yet"
+        if self.device_mb:
+            known = "measured" if self.is_device_measured else "the doctor's estimate"
+            of_device = f"about {self.device_mb:,} MB ({known})"
+        if self.slot == "GPU":
+            of_device = f"of GPU {of_device}, of the host about {self.host_mb:,} MB (reckoned)"
+        yield f"Memory of a job: {of_device}."
+        needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in self.disk.items() if size)
+        yield (
+            f"Disk: {human_bytes(sum(self.disk.values()))} ({needs}) in {self.num_files:,} files; "
+            f"{human_bytes(self.free_bytes)} are free."
+        )
+
+
+def _spread(quantity: Range, words: Callable[[float], str], is_ranged: bool) -> str:
+    spread = f" ({words(quantity.low)} to {words(quantity.high)})" if is_ranged else ""
+    return f"{words(quantity.middle)}{spread}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
+
+
+def _safe(text: str) -> str:
+    """Return a stranger's text so that it can neither act on a terminal nor begin a line."""
+    return plain(one_line(text))
 
 
 @dataclass(frozen=True)
@@ -45,216 +210,177 @@ class Case:
     """Of the GPU, as far as anybody said; "" for any. Of a CPU, its own."""
     work: Work
 
-    @property
-    def is_gpu(self) -> bool:
-        """Whether it would be computed on GPUs."""
-        return self.device.kind == "cuda"
+    def estimate(
+        self, slots: Sequence[int], given: float | None = None, startup: float | None = None
+    ) -> Estimate:
+        """Return all of it for each of these numbers of `slots`.
 
-    @property
-    def gpus_a_job(self) -> int:
-        """How many devices hold one model."""
-        return self.config.gpus if self.is_gpu else 1
-
-    def threads(self, slots: int) -> int:
-        """Return the cores of each of so many jobs on the CPU."""
-        return 0 if self.is_gpu else max(1, num_cores() // slots)
-
-    def asked(self, slots: int) -> Asked:
-        """Return what to ask the speed of."""
-        threads = self.threads(slots)
-        return Asked(self.settings, self.device_name, self.is_gpu, self.gpus_a_job, threads)
-
-    def speed(self, slots: int, given: float | None, startup: float | None) -> Speed:
-        """Return the speed of one job on so many slots; `given` and `startup` go before the rest.
+        A `given` speed of a job, in cost a second, and its `startup` in seconds go before what is
+        known of them.
 
         Raises:
-            UserError: where nothing is known of it.
+            UserError: where nothing is known of the speed.
         """
+        plan, options, is_gpu = self.work.plan, self.settings.options, self.device.kind == "cuda"
+        workload = find_workload(self.config.workload)
+        resolved = workload.Options.model_validate(options)
+        values = workload.schema(resolved, self.weights)
+        around = _around_seconds(self.work, values)
+        cuts = [self._row(number, values, around, given, startup) for number in slots]
+        work = cuts[0][1]  # what follows hardly depends on the number of slots
+        device_mb, weights_mb = 0, 0.0
+        if self.weights and isinstance(workload, TellsMemory):
+            budget = workload.batch_cost(resolved, self.device)
+            device_mb = workload.memory_mb(resolved, self.device, self.weights, budget)
+            weights_mb = workload.weights_mb(self.weights)
+        parts, _ = speeds.earlier_parts(self._asked(slots[0]), self.folder.root.parent)
+        measured_mb = max((part.peak_memory_mb for part in parts), default=0)
+        shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
+        disk, num_files = self._disk(work, values)
+        parent = self.folder.root.absolute()
+        while not parent.exists():
+            parent = parent.parent
+        free_bytes = shutil.disk_usage(parent).free
+        warnings = large_outputs(plan.counts.planned, self.config.outputs)
+        gpus = self.config.gpus if is_gpu else 1
+        devices, has_mb = 1 if measured_mb else gpus, self.device.memory_mb
+        if has_mb and (needed := measured_mb or device_mb) > devices * has_mb:
+            warnings.append(
+                f"This model does not fit {devices} such GPU{'s' * (devices > 1)} of {has_mb:,} "
+                f"MB: set gpus: {math.ceil(needed / has_mb)} or more, or take larger ones."
+            )
+        if (num_bytes := sum(disk.values())) > free_bytes:
+            warnings.append(
+                f"What will be written, {human_bytes(num_bytes)}, is more than the "
+                f"{human_bytes(free_bytes)} that are free on the disk; plan will refuse it."
+            )
+        return Estimate(
+            run=self.config.run,
+            workload=self.config.workload,
+            model=options.get("model"),
+            dtype=options.get("dtype"),
+            cost_unit=plan.cost_unit,
+            source=work.source,
+            is_planned=work.is_planned,
+            counts=plan.counts,
+            lengths=plan.lengths,
+            cost_left=self.work.cost,
+            shards=len(work.plan.shards),
+            shards_left=len(work.left),
+            is_cut=work.is_cut,
+            slot="GPU" if is_gpu else "slot",
+            rows=[row for row, _ in cuts],
+            around_seconds=around,
+            has_weights=self.has_weights,
+            device_mb=measured_mb or device_mb or None,
+            is_device_measured=bool(measured_mb),
+            host_mb=round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu)),
+            disk=disk,
+            num_files=num_files,
+            free_bytes=free_bytes,
+            warnings=warnings,
+        )
+
+    def _asked(self, slots: int) -> Asked:
+        """Return what to ask the speed of."""
+        if self.device.kind == "cuda":
+            return Asked(self.settings, self.device_name, True, self.config.gpus)
+        threads = max(1, num_cores() // slots)
+        return Asked(self.settings, self.device_name, is_gpu=False, threads=threads)
+
+    def _row(
+        self,
+        slots: int,
+        values: pa.Schema,
+        around: dict[str, float],
+        given: float | None,
+        startup: float | None,
+    ) -> tuple[Row, Work]:
+        """Return what so many slots come to, and the work as it is cut for them."""
+        work, plan, asked = self.work, self.work.plan, self._asked(slots)
         shape = shape_told(self.weights.metadata) if self.weights else None
-        mean, asked = self.work.mean_cost, self.asked(slots)
-        found = speeds.find(asked, self.folder.root.parent, shape, mean, given=given)
-        if startup is None:
-            return found
-        seconds = Rates(startup, startup, startup)
-        return found._replace(startup_seconds=seconds, is_startup_measured=True)
+        speed = speeds.find(asked, self.folder.root.parent, shape, work.mean_cost, given=given)
+        if startup is not None:
+            speed = replace(
+                speed, startup_seconds=Range(startup, startup, startup), is_startup_measured=True
+            )
+        jobs, best, advice = slots // asked.num_devices, None, ""
+        if work.cost:
+            num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
+            size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
+            whole = work_of(work.cost, num_records, size, values, plan.cost_unit)
+            best = choose(whole, speed, jobs)
+            if not work.is_cut:
+                work = work.in_shards(best.num_shards)
+        rate, starting = speed.cost_per_second, speed.startup_seconds
+        seconds = Range(
+            seconds_of_shards(work, jobs, rate.high, starting.low),
+            seconds_of_shards(work, jobs, rate.middle, starting.middle),
+            seconds_of_shards(work, jobs, rate.low, starting.high),
+        )
+        slot_seconds = max(seconds.middle * jobs, 1e-9)
+        starting_share = starting.middle * len(work.left) / slot_seconds
+        busy_share = starting_share + self.work.cost / rate.middle / slot_seconds
+        idle_share = max(0.0, 1 - busy_share) if work.left else 0.0
+        is_wasteful = max(starting_share, idle_share) > MOST_WASTED
+        is_other = best is not None and best.num_shards != len(work.left)
+        if best and (not work.is_cut or (is_wasteful and is_other)):
+            advice = (
+                f"With {slots:,}, `shards: {{cost: auto}}` cuts "
+                f"{counted(best.num_shards, 'shard')} of {best.cost:_} {plan.cost_unit}: "
+                f"{best.why}."
+            )
+        row = Row(
+            slots=slots,
+            jobs=jobs,
+            threads=asked.threads,
+            speed=speed,
+            hours=seconds.map(lambda each: (each + sum(around.values())) / 3600),
+            extract_hours=seconds.map(lambda each: each / 3600),
+            device_hours=seconds.map(lambda each: each * slots / 3600),
+            startup_share=starting_share,
+            idle_share=idle_share,
+            shards_left=len(work.left),
+            best_cost=best.cost if best else None,
+            advice=advice,
+        )
+        return row, work
 
-    @cached_property
-    def workload(self) -> Workload:
-        """The plug-in."""
-        return find_workload(self.config.workload)
-
-    @cached_property
-    def options(self) -> Any:
-        """Its options, resolved."""
-        return self.workload.Options.model_validate(self.settings.options)
-
-    @cached_property
-    def values(self) -> pa.Schema:
-        """What it gives a record."""
-        return self.workload.schema(self.options, self.weights)
-
-    @cached_property
-    def is_finished(self) -> bool:
-        """Whether the run's results are there, in all the outputs that the config asks for now."""
-        root, plan = self.folder.root, self.work.plan
-        sizes = plan.counts.planned, plan.lengths.total
-        needs = needs_of_outputs(self.config.outputs, self.values, *sizes, root)
-        return self.work.is_merged and all((root / need.what).exists() for need in needs)
-
-
-def answer(case: Case, speed_of: Mapping[int, Speed]) -> dict[str, Any]:
-    """Return all of it, by the speed of a job on each number of slots; times are in hours or
-    seconds, as the names say, sizes in bytes or MB."""
-    rows = [_row(case, slots, speed) for slots, speed in speed_of.items()]
-    # What follows hardly depends on the number of slots.
-    slots, speed = next(iter(speed_of.items()))
-    work = _cut(case, _best(case, slots, speed))
-    plan, options = work.plan, case.settings.options
-    return {
-        "version": VERSION,
-        "run": case.config.run,
-        "workload": case.config.workload,
-        "model": options.get("model"),
-        "dtype": options.get("dtype"),
-        "cost_unit": plan.cost_unit,
-        "source": work.source,
-        "is_planned": work.is_planned,
-        "is_finished": case.is_finished,
-        "counts": plan.counts.as_json(),
-        "lengths": plan.lengths.as_json(),
-        "cost_left": round(work.cost),
-        "shards": len(plan.shards),
-        "shards_left": len(work.left),
-        "shard_cost": case.config.shards.cost,
-        "is_cut": work.is_cut,
-        "device": "gpu" if case.is_gpu else "cpu",
-        "rows": rows,
-        "around_seconds": _around_seconds(case, work),
-        "has_weights": case.has_weights,
-        "memory": _memory(case, plan, slots),
-        "disk": _disk(case, work),
-        "large_outputs": large_outputs(plan.counts.planned, case.config.outputs),
-        "crash_seconds": speed.startup_seconds.middle + SYNC_SECONDS,
-    }
+    def _disk(self, work: Work, values: pa.Schema) -> tuple[dict[str, int], int]:
+        """Return the bytes that will be written, by what they are, and in how many files."""
+        counts, residues = work.plan.counts, work.plan.lengths.total
+        needs = needs_of_run(self.folder, work.plan, values, self.config.outputs)
+        disk = {need.what: need.num_bytes for need in needs}
+        if not work.is_planned:
+            disk["store/shards"] = residues + overheads.PLAN_BYTES_A_RECORD * counts.unique
+            disk["manifest.parquet"] = overheads.MANIFEST_BYTES_A_RECORD * counts.input
+            disk["temporary files while planning"] = overheads.SPOOL_BYTES_A_RECORD * counts.input
+        num_files = sum(need.num_files for need in needs)
+        return disk, num_files + overheads.FILES_A_SHARD * len(work.left)
 
 
-def _row(case: Case, slots: int, speed: Speed) -> dict[str, Any]:
-    """Return what so many slots come to."""
-    best = _best(case, slots, speed)
-    work, jobs = _cut(case, best), slots // case.gpus_a_job
-    around = _around_seconds(case, work)["total"]
-    rates, startup = speed.rates, speed.startup_seconds
-    seconds = {
-        "least": overheads.makespan(work.left, jobs, rates.high, startup.low),
-        "middle": overheads.makespan(work.left, jobs, rates.middle, startup.middle),
-        "most": overheads.makespan(work.left, jobs, rates.low, startup.high),
-    }
-    slot_seconds = max(seconds["middle"] * jobs, 1e-9)
-    starting = startup.middle * len(work.left)
-    idle = max(0.0, seconds["middle"] * jobs - work.cost / rates.middle - starting)
-    return {
-        "slots": slots,
-        "jobs": jobs,
-        "threads": case.threads(slots),
-        "device": speed.device,
-        "speed": {
-            "cost_per_second": rates._asdict(),
-            "kind": speed.kind,
-            "is_assumed": speed.is_assumed,
-            "source": speed.source,
-        },
-        "startup_seconds": {**startup._asdict(), "is_measured": speed.is_startup_measured},
-        "hours": {key: (each + around) / 3600 for key, each in seconds.items()},
-        "extract_hours": {key: each / 3600 for key, each in seconds.items()},
-        "device_hours": {key: each * slots / 3600 for key, each in seconds.items()},
-        "startup_share": starting / slot_seconds,
-        "idle_share": idle / slot_seconds,
-        "shards_left": len(work.left),
-        "shards_a_job": len(work.left) / jobs,
-        "best_cost": best.cost if best else None,
-        "best_why": best.why if best else "",
-    }
-
-
-def _best(case: Case, slots: int, speed: Speed) -> Choice | None:
-    """Return how `shards.cost: auto` would cut what is left; None where nothing is."""
-    work, plan = case.work, case.work.plan
-    if not work.cost:
-        return None
-    num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
-    size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
-    left = work_of(round(work.cost), num_records, size, case.values, plan.cost_unit)
-    return choose(left, speed, slots // case.gpus_a_job)
-
-
-def _cut(case: Case, best: Choice | None) -> Work:
-    """Return the work in the shards that it has, or else in the best ones."""
-    if best is None or case.work.is_cut:
-        return case.work
-    return in_shards(case.work, best.num_shards)
-
-
-def _around_seconds(case: Case, work: Work) -> dict[str, float]:
+def _around_seconds(work: Work, values: pa.Schema) -> dict[str, float]:
     """Return what comes before and after the shards, one after the other."""
-    if case.is_finished:  # Snakemake finds nothing to do
-        return dict.fromkeys(("plan", "merge", "report", "snakemake", "total"), 0.0)
-    plan, num_records = work.plan, work.plan.counts.input
-    values_bytes = expected_bytes(case.values, plan.counts.planned, plan.lengths.total)
+    counts, residues = work.plan.counts, work.plan.lengths.total
     start, a_record = overheads.PLAN_SECONDS
     merge, merge_a_record, merge_a_byte = overheads.MERGE_SECONDS
-    dag = overheads.SNAKEMAKE_DAG_SECONDS_A_SHARD * len(plan.shards)
-    seconds = {
-        "plan": 0.0 if work.is_planned else start + a_record * num_records,
-        "merge": merge + merge_a_record * num_records + merge_a_byte * values_bytes,
+    merge += merge_a_record * counts.input
+    return {
+        "plan": 0.0 if work.is_planned else start + a_record * counts.input,
+        "merge": merge + merge_a_byte * expected_bytes(values, counts.planned, residues),
         "report": overheads.REPORT_SECONDS,
-        "snakemake": overheads.SNAKEMAKE_START_SECONDS + dag,
-    }
-    return {**seconds, "total": sum(seconds.values())}
-
-
-def _memory(case: Case, plan: Plan, slots: int) -> dict[str, Any]:
-    """Return what a job takes of its device and its host, and what Snakemake does."""
-    device_mb, weights_mb, workload = None, 0.0, case.workload
-    if case.weights and isinstance(workload, TellsMemory):
-        budget = workload.batch_cost(case.options, case.device)
-        device_mb = workload.memory_mb(case.options, case.device, case.weights, budget)
-        weights_mb = workload.weights_mb(case.weights)
-    seen = speeds.earlier.look(case.folder.root.parent, case.asked(slots))
-    parts = seen.parts if seen else ()
-    host_measured = max((part.telemetry.process_memory_mb or 0 for part in parts), default=0)
-    shard_mb = max((shard.bytes for shard in plan.shards), default=0) / 2**20
-    base, a_shard = overheads.SNAKEMAKE_MB
-    return {
-        "device_mb": device_mb,
-        "device_measured_mb": max((part.peak_memory_mb for part in parts), default=None),
-        "device_has_mb": case.device.memory_mb or None,
-        "devices_a_job": case.gpus_a_job,
-        "host_measured_mb": int(host_measured) or None,
-        "host_mb": round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not case.is_gpu)),
-        "snakemake_mb": round(base + a_shard * len(plan.shards)),
+        "Snakemake": overheads.SNAKEMAKE_SECONDS,
     }
 
 
-def _disk(case: Case, work: Work) -> dict[str, Any]:
-    """Return what will be written, by what it is, and what is free."""
-    folder, plan = case.folder, work.plan
-    needs, num_files = list[Need](), 0
-    if not case.is_finished:
-        needs = needs_of_run(folder, plan, case.values, case.config.outputs)
-        num_files = overheads.FILES_A_SHARD * len(work.left)
-    if not work.is_planned:
-        of_shards = plan.lengths.total + overheads.PLAN_BYTES_A_RECORD * plan.counts.unique
-        of_manifest = overheads.MANIFEST_BYTES_A_RECORD * plan.counts.input
-        of_spool = overheads.SPOOL_BYTES_A_RECORD * plan.counts.input
-        needs.append(Need("store/shards", folder.store, of_shards))
-        needs.append(Need("manifest.parquet", folder.root, of_manifest))
-        needs.append(Need("temporary files while planning", folder.store, of_spool))
-    parent = folder.root.absolute()
-    while not parent.exists():
-        parent = parent.parent
-    return {
-        "needs": {need.what: need.num_bytes for need in needs},
-        "bytes": sum(need.num_bytes for need in needs),
-        "free_bytes": shutil.disk_usage(parent).free,
-        "files": num_files + sum(need.num_files for need in needs),
-    }
+def seconds_of_shards(work: Work, jobs: int, rate: float, startup: float) -> float:
+    """Return the seconds until the shards that are left are done on so many `jobs` side by side.
+
+    Rounds of shards as large as they are on average, each of which starts up and is computed at
+    `rate`, in cost a second; the largest shard alone at least.
+    """
+    if not work.left:
+        return 0.0
+    mean, longest = work.cost / len(work.left), max(shard.cost for shard in work.left)
+    rounds = math.ceil(len(work.left) / jobs)
+    return max(rounds * (startup + mean / rate), startup + longest / rate)

@@ -6,7 +6,7 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
@@ -15,14 +15,10 @@ from featuremill.config import Config
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import read_records
 from featuremill.plan.shards import Cutter
-from featuremill.store.plan import Counts, Plan, PlannedShard, Settings
+from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 from featuremill.workload import find_workload
 
-MOST_SHARDS = 1_000_000
-"""That are estimated: 200 times what Snakemake is quick with."""
-OF_VALUES_ONLY = {"model", "dtype", "layers", "pool", "per_residue", "output_dtype"}
-"""Options that change what is computed of the records, and not what they cost."""
 UNCUT = sys.maxsize
 """Cost of a shard by which everything is one."""
 NO_RECIPE = "none"
@@ -35,34 +31,34 @@ class Work(NamedTuple):
 
     plan: Plan
     """The run's, or one that is made up: counts, lengths and shards as they would be."""
-    is_planned: bool
-    left: list[float]
-    """Costs of the shards that have no part yet, in the plan's order."""
+    left: list[PlannedShard]
+    """Shards that have no part yet."""
     source: str
     """Where this is from, in words."""
-    is_merged: bool = False
-    """Whether the results of all of them are written down."""
+    is_planned: bool
     is_cut: bool = True
-    """Without it all is one shard so far: `shards.cost: auto` goes by the devices (`in_shards`)."""
+    """Without it all is one shard so far: `shards.cost: auto` goes by the devices."""
 
     @property
-    def cost(self) -> float:
+    def cost(self) -> int:
         """The cost of what is left."""
-        return sum(self.left)
+        return sum(shard.cost for shard in self.left)
 
     @property
     def mean_cost(self) -> float:
         """The cost of a record."""
         return sum(shard.cost for shard in self.plan.shards) / max(1, self.plan.counts.unique)
 
+    def in_shards(self, number: int) -> Work:
+        """Return all of it, in so many equal shards."""
+        counts, total = self.plan.counts, self.plan.lengths.total
+        records = max(1, round(counts.unique / number))
+        cost, size = round(self.cost / number), round(total / number)
+        shards = [PlannedShard("", records, records, cost, size)] * number
+        return self._replace(plan=self.plan.model_copy(update={"shards": shards}), left=shards)
 
-def look(
-    folder: Results,
-    config: Config,
-    settings: Settings,
-    threads: int | None,
-    scratch: Path | None,
-) -> Work:
+
+def look(folder: Results, config: Config, settings: Settings) -> Work:
     """Return what is to be computed of `config`, whose resolved settings are `settings`.
 
     Raises:
@@ -70,73 +66,59 @@ def look(
     """
     plan = folder.find_plan()
     if plan is not None:
-        why_not = _outdated(plan, config, settings)
-        if not why_not:
-            return _planned(folder, plan, settings)
-        log.info("%s: %s; reading the input", folder.plan, why_not)
+        if _is_of(plan, config, settings):
+            return _planned(folder, plan)
+        log.info("%s: inputs or options have changed since; reading the input", folder.plan)
     for path in config.inputs:
         if not Path(path).is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
-    with tempfile.TemporaryDirectory(prefix="featuremill-estimate-", dir=scratch) as name:
-        return _read(Path(name), config, settings, threads or num_cores())
+    with tempfile.TemporaryDirectory(prefix="featuremill-estimate-") as name:
+        return _read(Path(name), config, settings)
 
 
-def _outdated(plan: Plan, config: Config, settings: Settings) -> str:
-    """Return why the plan's shards are not those that the config would get now; "" if they are."""
-    if [entry.path for entry in plan.inputs] != list(config.inputs):
-        return "it is of other inputs"
-    for entry in plan.inputs:
-        path = Path(entry.path)
-        if path.exists() and path.stat().st_size != entry.bytes:
-            return f"{entry.path} has changed since"
-    if plan.settings.workload != settings.workload:
-        return "it is of another workload"
-    was, is_now = plan.settings.options, settings.options
-    names = (was.keys() | is_now.keys()) - OF_VALUES_ONLY
-    if any(was.get(name) != is_now.get(name) for name in names):
-        return "the options have changed since"
-    return ""
-
-
-def _planned(folder: Results, plan: Plan, settings: Settings) -> Work:
+def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
+    """Tell whether the config would get the shards of this plan now."""
     was = plan.settings
     if not settings.weights_sha256:  # nobody knows it yet
         was = was.model_copy(update={"weights_sha256": settings.weights_sha256})
-    if was.as_json() != settings.as_json():
-        before, now = was.options, settings.options
-        other = [k for k in sorted(OF_VALUES_ONLY) if before.get(k) != now.get(k)]
-        told = ", ".join(f"{k} {before.get(k)}" for k in other) or "other weights"
-        source = f"{folder.plan}, all shards: it was made for {told}"
-        all_costs = [float(shard.cost) for shard in plan.shards]
-        return Work(plan.model_copy(update={"recipe": NO_RECIPE}), True, all_costs, source)
+    return (
+        was.as_json() == settings.as_json()
+        and [entry.path for entry in plan.inputs] == list(config.inputs)
+        and not any(
+            (path := Path(entry.path)).exists() and path.stat().st_size != entry.bytes
+            for entry in plan.inputs
+        )
+    )
+
+
+def _planned(folder: Results, plan: Plan) -> Work:
     delivery = folder.find_delivery()
     # Parts may have been removed since the results are whole (`keep`, `featuremill clean`).
     is_merged = delivery is not None and delivery.is_of(plan)
-    costs = [
-        float(shard.cost)
+    left = [
+        shard
         for shard in plan.shards
         if not (is_merged or folder.part(plan.recipe, shard.shard).exists())
     ]
     of_shards = counted(len(plan.shards), "shard")
-    source = f"{folder.plan}: {len(costs):,} of its {of_shards} are to be computed"
-    if not costs:
+    source = f"{folder.plan}: {len(left):,} of its {of_shards} are to be computed"
+    if not left:
         source = f"{folder.plan}: computed are all its {of_shards}"
-    return Work(plan, True, costs, source, is_merged)
+    return Work(plan, left, source, is_planned=True)
 
 
-def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Work:
+def _read(scratch: Path, config: Config, settings: Settings) -> Work:
     """Return what plan would make of the input where there were no shards before."""
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    with Processes(threads) as processes:
+    cost_of_shard = UNCUT if config.shards.cost == "auto" else config.shards.cost
+    with Processes(num_cores()) as processes:
         spooled = read_records(config, workload, options, scratch, processes)
         _ = spooled.repeats  # which refuses what plan would
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
-        total = cutter.place().cost
-    bytes_a_cost = spooled.tally.total_length / max(1, total)
-    is_cut = config.shards.cost != "auto"
+        bytes_a_cost = spooled.tally.total_length / max(1, cutter.place().cost)
     shards = []
-    for pieces in cutter.cuts(UNCUT if config.shards.cost == "auto" else config.shards.cost):
+    for pieces in cutter.cuts(cost_of_shard):
         records = sum(piece.end - piece.start for piece in pieces)
         cost = sum(piece.cost for piece in pieces)
         shards.append(PlannedShard("", records, records, cost, round(cost * bytes_a_cost)))
@@ -157,42 +139,5 @@ def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Wo
         shards=shards,
     )
     source = f"{', '.join(config.inputs)}, read now: there is no plan yet"
-    costs = [float(shard.cost) for shard in shards]
-    return Work(plan, False, costs, source, is_cut=is_cut)
-
-
-def scaled(work: Work, num_records: float, shard_cost: int | Literal["auto"]) -> Work:
-    """Return what the work would be if the input had so many records of the same kind; with "auto"
-    it is not cut.
-
-    Raises:
-        UserError: for more shards than anybody could run.
-    """
-    plan = work.plan
-    factor = num_records / plan.counts.input
-    whole = sum(shard.cost for shard in plan.shards) * factor
-    is_cut = shard_cost != "auto"
-    shard_cost = UNCUT if shard_cost == "auto" else shard_cost
-    if whole / shard_cost > MOST_SHARDS:
-        raise UserError(
-            f"--records {num_records:g}: with shards.cost {shard_cost:_} these are "
-            f"{whole / shard_cost:,.0f} shards, and no more than {MOST_SHARDS:,} are estimated; "
-            "raise shards.cost in the config, or give fewer records."
-        )
-    counts = {key: round(value * factor) for key, value in plan.counts.as_json().items()}
-    lengths = plan.lengths.model_copy(update={"total": round(plan.lengths.total * factor)})
-    more = {"recipe": NO_RECIPE, "counts": Counts(**counts), "lengths": lengths}
-    source = (
-        f"as if there were {num_records:,.0f} records like the {plan.counts.input:,} of the input"
-    )
-    as_one = Work(plan.model_copy(update=more), False, [whole], source, is_cut=is_cut)
-    return in_shards(as_one, max(1, round(whole / shard_cost)))
-
-
-def in_shards(work: Work, num_shards: int) -> Work:
-    """Return all of the work, cut evenly."""
-    records = max(1, round(work.plan.counts.unique / num_shards))
-    cost, size = work.cost / num_shards, round(work.plan.lengths.total / num_shards)
-    shard = PlannedShard("", records, records, round(cost), size)
-    plan = work.plan.model_copy(update={"shards": [shard] * num_shards})
-    return work._replace(plan=plan, left=[cost] * num_shards)
+    is_cut = config.shards.cost != "auto"
+    return Work(plan, shards, source, is_planned=False, is_cut=is_cut)

@@ -1,33 +1,36 @@
 """How fast a device is at a model: measured where anything was measured, else a stated assumption.
 
 In this order: a number that somebody gives; receipts of earlier runs of the same model on the same
-device (`earlier.py`); a card's peak figures times an assumed share (`table.py`, `assumed.py`). The
+device, which are a measurement; a card's peak figures times an assumed share (`assumed.py`). The
 answer always says which of them it is.
 """
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.lease import devices
-from featuremill.plan.speeds import assumed, earlier
-from featuremill.plan.speeds.assumed import Rates, Shape
-from featuremill.plan.speeds.earlier import Asked
-from featuremill.plan.speeds.table import Card, card_of, cards_called
-from featuremill.store.plan import Plan
+from featuremill.plan.speeds import assumed
+from featuremill.plan.speeds.assumed import CARDS, Range, Shape, cards_called, is_called
+from featuremill.store.plan import Plan, Settings
+from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
+from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
 Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1000`: 0.11 + 0.14 s
 (docs/scale.md)."""
-CPU_STARTUP = Rates(1.5, 2.3, 5.0)
+CPU_STARTUP = Range(1.5, 2.3, 5.0)
 """Seconds, where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
 EPYC)."""
-GPU_STARTUP = Rates(5.0, 8.0, 60.0)
+GPU_STARTUP = Range(5.0, 8.0, 60.0)
 """An assumption: Python 0.5, torch 1.5 to 3, the CUDA context 0.4, weights 1 to 3, kernels 1; more
 where they come over a network, or Triton compiles for the first time. No GPU has told yet."""
 SLOWEST = "Tesla T4"
@@ -36,13 +39,27 @@ USUAL_TOKENS = 350.0
 """Of a protein, where nobody knows the input yet."""
 
 
-class Speed(NamedTuple):
+class Asked(NamedTuple):
+    """What is to be computed on what."""
+
+    settings: Settings
+    device: str
+    """As NVML or a person calls a GPU; "" for any. On a CPU, its name."""
+    is_gpu: bool
+    num_devices: int = 1
+    """That hold one model."""
+    threads: int = 0
+    """Of a job on a CPU; 0 for any number."""
+
+
+@dataclass(frozen=True)
+class Speed:
     """How fast one job computes on its device or devices, and what it takes besides."""
 
     device: str
-    rates: Rates
-    """In the workload's unit of cost a second: for planning take `middle`, for limits `low`."""
-    startup_seconds: Rates
+    cost_per_second: Range
+    """In the workload's unit: for planning take `middle`, for limits `low`."""
+    startup_seconds: Range
     """Of a job, in which nothing is computed: `low` is the shortest, `high` the longest."""
     is_startup_measured: bool
     kind: Literal["given", "earlier run", "assumption"]
@@ -54,16 +71,10 @@ class Speed(NamedTuple):
         """Whether nothing of it was measured: then say the range."""
         return self.kind == "assumption"
 
-
-def seconds_of_shard(cost: float, speed: Speed, is_limit: bool = False) -> float:
-    """Return the seconds a job takes for a shard of so much `cost`, start-up included.
-
-    With `is_limit` those of a slow day: the lowest rate and the longest start-up, without any
-    safety factor on top.
-    """
-    if is_limit:
-        return speed.startup_seconds.high + cost / speed.rates.low
-    return speed.startup_seconds.middle + cost / speed.rates.middle
+    def most_seconds(self, cost: float) -> float:
+        """Return the seconds of a shard of so much `cost` on a slow day: at the lowest rate, with
+        the longest start-up."""
+        return self.startup_seconds.high + cost / self.cost_per_second.low
 
 
 def of_plan(run_folder: Path, plan: Plan, device: str = "") -> Speed:
@@ -119,37 +130,52 @@ def find(
     known = measured(asked, results)
     startup = GPU_STARTUP if asked.is_gpu else CPU_STARTUP
     if given:
-        if known:
-            startup = known.startup_seconds
-        rates = Rates(given, given, given)
+        at = Range(given, given, given)
+        startup, is_known = (known.startup_seconds, True) if known else (startup, False)
         source = "as given with --tokens-per-second"
-        return Speed(asked.device or "a GPU", rates, startup, known is not None, "given", source)
+        return Speed(asked.device or "a GPU", at, startup, is_known, "given", source)
     if known:
         return known
-    if asked.is_gpu and not (asked.device or stand_in):
+    name = asked.device or (stand_in if asked.is_gpu else "")
+    if not name:
         raise UserError(
             "no GPU is here and none has computed this model yet; say which it will be with "
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
     if shape is None:
         raise UserError(
-            f"workload {asked.settings.workload}: nothing is known of its speed on "
-            f"{asked.device or 'a GPU'}; compute a shard or two there first, or give "
-            "--tokens-per-second."
+            f"workload {asked.settings.workload}: nothing is known of its speed on {name}; "
+            "compute a shard or two there first, or give --tokens-per-second."
         )
     dtype = str(asked.settings.options["dtype"])
-    if asked.is_gpu:
-        card = card_of(asked.device or stand_in)
-        device, rates = card.name, assumed.on_card(shape, mean_cost, dtype, card)
-        source = _why_on_card(asked, card, rates)
-    else:
-        device, rates = asked.device, assumed.on_cpu(shape, mean_cost, dtype, asked.threads or 1)
+    if not asked.is_gpu:
+        at = assumed.on_cpu(shape, mean_cost, dtype, asked.threads or 1)
         source = (
             f"{assumed.CPU_GFLOPS_A_CORE[dtype]:g} GFLOP/s a core in {dtype} and "
             f"{1e6 * assumed.CPU_SECONDS_A_TOKEN:.0f} µs a token, as on other machines; a "
             "short run of a shard or two here has it measured"
         )
-    return Speed(device, rates, startup, False, "assumption", f"an assumption: {source}")
+        return Speed(name, at, startup, False, "assumption", f"an assumption: {source}")
+    cards = cards_called(name)
+    if not cards:
+        known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
+        raise UserError(
+            f"nothing is known of the speed of a GPU called {name!r}: no earlier run used one, and "
+            f"the table has only {known_cards}; give --tokens-per-second."
+        )
+    card = cards[0]
+    at = assumed.on_card(shape, mean_cost, dtype, card)
+    source = (
+        f"{100 * assumed.SHARES.middle:.0f} % ({100 * assumed.SHARES.low:.0f} to "
+        f"{100 * assumed.SHARES.high:.0f} %) of what the data sheet of {card.name} would allow"
+    )
+    if at.low >= assumed.HOST_TOKENS_PER_SECOND:
+        source = (
+            f"the host limits it, whatever the card, to the {at.low:,} tokens a second that one "
+            "thread of it prepares"
+        )
+    source = f"an assumption: {source}; no GPU has measured it yet"
+    return Speed(card.name, at, startup, False, "assumption", source)
 
 
 def measured(asked: Asked, results: Path) -> Speed | None:
@@ -157,42 +183,84 @@ def measured(asked: Asked, results: Path) -> Speed | None:
 
     On a CPU where jobs had another number of threads it is in proportion, which is an assumption.
     """
-    found = earlier.look(results, asked)
-    if found is None:
+    parts, runs = earlier_parts(asked, results)
+    if not parts:
         return None
-    parts, newest = found.parts, found.parts[-1]
-    seconds = [part.startup_seconds for part in parts]
-    usual = sum(seconds) / len(seconds) + AROUND_JOB_SECONDS
-    startup = Rates(usual, usual, max(seconds) + AROUND_JOB_SECONDS)
+    newest = parts[-1]
+    seconds = [part.startup_seconds + AROUND_JOB_SECONDS for part in parts]
+    usual = sum(seconds) / len(seconds)
+    startup = Range(usual, usual, max(seconds))
     each = [part.cost / part.seconds["compute"] for part in parts]
     rate = sum(part.cost for part in parts) / sum(part.seconds["compute"] for part in parts)
+    source = f"{counted(len(parts), 'part')} of {', '.join(map(str, runs))}"
     if asked.threads in (0, newest.threads):
-        rates = Rates(min(each), rate, max(each))
-        runs = ", ".join(str(results / run) for run in found.runs[:3])
-        more = f" and {len(found.runs) - 3} more" if len(found.runs) > 3 else ""
-        source = f"measured: {counted(len(parts), 'part')} of {runs}{more}"
-        return Speed(newest.device_name, rates, startup, True, "earlier run", source)
+        at = Range(min(each), rate, max(each))
+        return Speed(newest.device_name, at, startup, True, "earlier run", f"measured: {source}")
     threads = newest.threads or 1
     scaled = asked.threads / threads * rate
-    rates = Rates(scaled * 0.5, scaled, max(scaled, rate))
-    source = (
-        f"an assumption: in proportion to threads, from parts with {threads} of them "
-        f"({', '.join(found.runs[:3])})"
-    )
-    return Speed(newest.device_name, rates, startup, True, "assumption", source)
+    at = Range(scaled * 0.5, scaled, max(scaled, rate))
+    source = f"an assumption: in proportion to threads, of which {source} had {threads}"
+    return Speed(newest.device_name, at, startup, True, "assumption", source)
 
 
-def _why_on_card(asked: Asked, card: Card, rates: Rates) -> str:
-    """Return what the assumed rates rest on: the card, or the host that is slower than any card."""
-    host = f"{assumed.HOST_TOKENS_PER_SECOND:,} tokens a second that one thread of it prepares"
-    if rates.low >= assumed.HOST_TOKENS_PER_SECOND:
-        return f"the host limits it, whatever the card, to the {host}; no GPU has measured it yet"
-    num_called = len(cards_called(asked.device))
-    which = f", the slowest of {num_called} that are called so," if num_called > 1 else ""
-    low, middle, high = (f"{100 * share:.0f}" for share in assumed.SHARES)
-    limited = rates.high >= assumed.HOST_TOKENS_PER_SECOND
-    limit = f", with the host's limit of the {host}" if limited else ""
-    return (
-        f"{middle} % ({low} to {high} %) of what the data sheet of {card.name}{which} would "
-        f"allow{limit}; no GPU has measured it yet"
+def earlier_parts(asked: Asked, results: Path) -> tuple[Sequence[Receipt], list[Path]]:
+    """Return the newest receipts below `results` that answer what is `asked`, the oldest first,
+    and the folders of their runs.
+
+    They are of runs that computed the same thing: workload, its version, and the model and dtype
+    where it has any, else all options. Where none had as many threads, others answer.
+    """
+    runs = [path.parent for path in sorted(results.glob("*/plan.json"))]
+    answers_of = {run: _answers_of(Results(run), asked) for run in runs}
+    answers = [one for of_run in answers_of.values() for one in of_run]
+    exact = [one for one in answers if asked.threads in (0, one.threads)]
+    newest = newest_whole(exact) or newest_whole(answers)
+    return newest, [r for r in runs if any(a is b for a in answers_of[r] for b in newest)]
+
+
+def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
+    """Return the run's receipts that answer; none of a run that cannot be read."""
+    try:
+        plan = run.find_plan()
+        if plan is None or not is_alike(plan.settings, asked.settings):
+            return []
+        return [one for one in _newest(run, plan.recipe) if _answers(one, asked)]
+    except (OSError, UserError):  # somebody else's, on its way out, or of a newer version
+        return []
+
+
+def is_alike(one: Settings, other: Settings) -> bool:
+    """Tell whether two settings cost a device the same time, nearly: other layers and pools of the
+    same model do."""
+    if (one.workload, one.version) != (other.workload, other.version):
+        return False
+    if "model" not in one.options or "model" not in other.options:
+        return one.options == other.options
+    keys = ("model", "dtype", "per_residue")
+    return all(one.options.get(key) == other.options.get(key) for key in keys)
+
+
+def _newest(run: Results, recipe: str) -> list[Receipt]:
+    """Return the run's newest receipts, some of them."""
+    folder = run.receipt(recipe, "").parent
+    paths = folder.glob("*.json") if folder.is_dir() else ()
+    newest = heapq.nlargest(2 * MOST_PARTS, paths, lambda path: path.stat().st_mtime)
+    found = [receipt for path in newest if (receipt := run.find_receipt(recipe, path.stem))]
+    if found:
+        return found
+    # `clean` may have removed them, but what merge gathered stays.
+    delivery = run.find_delivery()
+    return delivery.receipts if delivery else []
+
+
+def _answers(receipt: Receipt, asked: Asked) -> bool:
+    seconds, names = receipt.seconds, [device.name for device in receipt.devices]
+    if not (receipt.cost > 0 and seconds.get("compute", 0) > 0 and seconds.get("total", 0) > 0):
+        return False
+    if receipt.is_on_gpu != asked.is_gpu or len(names) != asked.num_devices:
+        return False
+    if not asked.device:
+        return True
+    return all(
+        is_called(name, asked.device) if asked.is_gpu else name == asked.device for name in names
     )
