@@ -102,9 +102,7 @@ def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
         return {}
     speed = _speed(folder.root, plan, gpu_model)
     return {
-        entry.shard: speed.most_seconds(entry.cost)
-        for entry in plan.shards
-        if speed is not None
+        entry.shard: speed.most_seconds(entry.cost) for entry in plan.shards if speed is not None
     }
 
 

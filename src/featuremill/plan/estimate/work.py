@@ -30,7 +30,7 @@ class Work(NamedTuple):
     """The records, and the shards that they are or would be cut into."""
 
     plan: Plan
-    """The run's, or one that is made up: counts, lengths and shards as they would be."""
+    """The run's; or counts, lengths and shards as they would be, and the rest left out."""
     left: list[PlannedShard]
     """Shards that have no part yet."""
     source: str
@@ -73,7 +73,7 @@ def look(folder: Results, config: Config, settings: Settings) -> Work:
         if not Path(path).is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
     with tempfile.TemporaryDirectory(prefix="featuremill-estimate-") as name:
-        return _read(Path(name), config, settings)
+        return _read(Path(name), config)
 
 
 def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
@@ -107,7 +107,7 @@ def _planned(folder: Results, plan: Plan) -> Work:
     return Work(plan, left, source, is_planned=True)
 
 
-def _read(scratch: Path, config: Config, settings: Settings) -> Work:
+def _read(scratch: Path, config: Config) -> Work:
     """Return what plan would make of the input where there were no shards before."""
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
@@ -122,20 +122,11 @@ def _read(scratch: Path, config: Config, settings: Settings) -> Work:
         records = sum(piece.end - piece.start for piece in pieces)
         cost = sum(piece.cost for piece in pieces)
         shards.append(PlannedShard("", records, records, cost, round(cost * bytes_a_cost)))
-    plan = Plan(
-        run=config.run,
-        workload=config.workload,
-        workload_version=workload.VERSION,
-        cost_unit=workload.COST_UNIT,
+    plan = Plan.model_construct(  # what an estimate asks of one
         recipe=NO_RECIPE,
-        settings=settings,
-        device=config.device,
-        gpus=config.gpus,
-        weights=None,
-        inputs=[],
+        cost_unit=workload.COST_UNIT,
         counts=spooled.counts(cutter.unique),
         lengths=spooled.lengths,
-        manifest_sha256="",
         shards=shards,
     )
     source = f"{', '.join(config.inputs)}, read now: there is no plan yet"
