@@ -104,7 +104,7 @@ def _estimate(num_records: int) -> Estimate:
     with tempfile.TemporaryDirectory() as scratch:  # without earlier runs
         folder = Results(Path(scratch) / "results" / config.run)
         work = _grown(look(folder, config, settings), num_records)
-        return Case(config, folder, settings, weights, False, device, DEVICE, work).estimate(GPUS)
+        return Case(config, folder, settings, weights, device, DEVICE, work).estimate(GPUS)
 
 
 def _grown(work: Work, num_records: int) -> Work:

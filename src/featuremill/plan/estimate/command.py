@@ -66,41 +66,41 @@ def run(arguments: argparse.Namespace) -> int:
     _check_devices(arguments, config)
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
     is_gpu = bool(arguments.gpus or arguments.device or here or config.device == "cuda")
-    slots = _gpus(arguments, config) if is_gpu else _cpu_slots(arguments)
+    slots = _slots(arguments, config, is_gpu=is_gpu)
     device = device_called(arguments.device, is_gpu=is_gpu)
     name = arguments.device or (device.name if here or not is_gpu else "")
     workload = find_workload(config.workload)
     options = workload.Options.model_validate(config.options)
-    weights, has_weights = _weights(config.workload, workload, options)
+    weights = _weights(config.workload, workload, options)
     settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
     work = look(folder, config, settings)
-    case = Case(config, folder, settings, weights, has_weights, device, name, work)
+    case = Case(config, folder, settings, weights, device, name, work)
     found = case.estimate(slots, arguments.tokens_per_second, arguments.startup_seconds)
     said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
     sys.stdout.write(f"{said}\n")
     return 0
 
 
-def _weights(name: str, workload: Workload, options: Any) -> tuple[Weights | None, bool]:
-    """Return the run's model, by its weights file or by its name, and whether it is here.
+def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
+    """Return the run's model, by its weights file, or by its name where that is not here yet.
 
     Raises:
         UserError: for a model that nobody can say anything about before its weights are there.
     """
     asked = workload.weights(options)
     if not asked:
-        return None, True
+        return None
     path = Path(weights_verb.json_of(asked, name))
     if entry := WeightsFile.find(path):
-        return weights_verb.weights_of(entry), True
+        return weights_verb.weights_of(entry)
     if not isinstance(workload, TellsMemory):
         command = weights_verb.command_for(asked, name, str(path))
         raise UserError(
             f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
             f"`{command}`, then again."
         )
-    return workload.weights_ahead(options), False
+    return workload.weights_ahead(options)
 
 
 def device_called(name: str | None, *, is_gpu: bool) -> Device:
@@ -130,31 +130,26 @@ def _check_devices(arguments: argparse.Namespace, config: Config) -> None:
         raise UserError("--device names a GPU; give --gpus with it, not --cpu-slots.")
 
 
-def _cpu_slots(arguments: argparse.Namespace) -> list[int]:
-    slots = _numbers("--cpu-slots", arguments.cpu_slots or "1")
-    if max(slots) > num_cores():
-        raise UserError(
-            f"--cpu-slots {max(slots)}: this machine has {num_cores()} cores, and each job "
-            "takes one at least; give a smaller number."
-        )
-    return slots
-
-
-def _gpus(arguments: argparse.Namespace, config: Config) -> list[int]:
-    slots = _numbers("--gpus", arguments.gpus or str(config.gpus))
-    if min(slots) < config.gpus:
-        raise UserError(
-            f"--gpus {min(slots)}: one job of this config needs {config.gpus}; give at least as "
-            "many, or lower gpus: in the config."
-        )
-    return slots
-
-
-def _numbers(option: str, text: str) -> list[int]:
+def _slots(arguments: argparse.Namespace, config: Config, *, is_gpu: bool) -> list[int]:
+    """Return the numbers of GPUs, or of jobs on this CPU, that are asked about."""
+    option, text = "--cpu-slots", arguments.cpu_slots or "1"
+    if is_gpu:
+        option, text = "--gpus", arguments.gpus or str(config.gpus)
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() and 1 <= int(word) <= MOST_SLOTS for word in words):
         raise UserError(
             f"{option} {text!r}: give numbers from 1 to {MOST_SLOTS:,} with commas between them, "
             "such as 1,4,64."
         )
-    return list(dict.fromkeys(map(int, words)))
+    slots = list(dict.fromkeys(map(int, words)))
+    if is_gpu and min(slots) < config.gpus:
+        raise UserError(
+            f"--gpus {min(slots)}: one job of this config needs {config.gpus}; give at least as "
+            "many, or lower gpus: in the config."
+        )
+    if not is_gpu and max(slots) > num_cores():
+        raise UserError(
+            f"--cpu-slots {max(slots)}: this machine has {num_cores()} cores, and each job "
+            "takes one at least; give a smaller number."
+        )
+    return slots

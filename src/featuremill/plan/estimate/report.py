@@ -204,7 +204,6 @@ class Case:
     settings: Settings
     weights: Weights | None
     """None for a workload without; without a digest where they were not converted yet."""
-    has_weights: bool
     device: Device
     device_name: str
     """Of the GPU, as far as anybody said; "" for any. Of a CPU, its own."""
@@ -271,7 +270,7 @@ class Case:
             slot="GPU" if is_gpu else "slot",
             rows=[row for row, _ in cuts],
             around_seconds=around,
-            has_weights=self.has_weights,
+            has_weights=self.weights is None or bool(self.settings.weights_sha256),
             device_mb=measured_mb or device_mb or None,
             is_device_measured=bool(measured_mb),
             host_mb=round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu)),
