@@ -172,7 +172,7 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     assert found["counts"]["input"] == 999_900
     values = 1_000_000 * 1280 * 4
     assert found["disk"]["store/"] == pytest.approx(values, rel=0.05)
-    assert re.search(r"of GPU about 2,\d{3} MB \(the doctor's estimate\)", said_in_one)
+    assert re.search(r"about 2,\d{3} MB of the GPU \(the doctor's estimate\)", said_in_one)
 
 
 def test_what_was_measured_beats_the_table(estimates):
@@ -216,7 +216,7 @@ def test_what_was_measured_beats_the_table(estimates):
     estimates.esm2()
     said = estimates("--device", "h100", "--gpus", "4")
     assert "300,000 tokens a second a job" in said and "measured: 1 part of results/good" in said
-    assert "of GPU about 2,222 MB (measured)" in said
+    assert "2,222 MB of the GPU (measured)" in said
     shutil.rmtree(root / "good")
     shutil.rmtree(root / "resumed")
     assert speeds.find(asked, root, assumed.Shape(33, 1280)).is_assumed
@@ -395,6 +395,7 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
     said = " ".join(estimates("--device", "t4").split())
     assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
+    assert "MB of its 2 GPUs (the doctor's estimate)" in said
     (estimates.folder / "my model.pt").touch()
     estimates.configure(workload="cramped", options={"model": "my model.pt"})
     said = estimates("--cpu-slots", "1", status=2)

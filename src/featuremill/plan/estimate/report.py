@@ -93,6 +93,7 @@ class Estimate(BaseModel):
     """Memory of a job on its GPUs, or in all on a CPU: measured on the fullest one, or reckoned for
     all together; None where nobody knows."""
     is_device_measured: bool
+    gpus_a_job: int
     host_mb: int
     """Reckoned."""
     disk: dict[str, int]
@@ -165,15 +166,18 @@ class Estimate(BaseModel):
             f"in which a {self.slot} has no job."
         )
         weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
-        told = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
-        yield f"In the time, besides the shards: {told} (at rates measured on 2 cores){weights}."
-        of_device = "nobody knows yet"
+        around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
+        yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
+        told = ["nobody knows yet"] if self.slot == "slot" else []
         if self.device_mb:
+            where = "of the GPU" if self.slot == "GPU" else "in all"
+            if self.gpus_a_job > 1 and not self.is_device_measured:
+                where = f"of its {self.gpus_a_job} GPUs"
             known = "measured" if self.is_device_measured else "the doctor's estimate"
-            of_device = f"about {self.device_mb:,} MB ({known})"
+            told = [f"about {self.device_mb:,} MB {where} ({known})"]
         if self.slot == "GPU":
-            of_device = f"of GPU {of_device}, of the host about {self.host_mb:,} MB (reckoned)"
-        yield f"Memory of a job: {of_device}."
+            told.append(f"about {self.host_mb:,} MB of the host (reckoned)")
+        yield f"Memory of a job: {', '.join(told)}."
         needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in self.disk.items() if size)
         yield (
             f"Disk: {human_bytes(sum(self.disk.values()))} ({needs}) in {self.num_files:,} files; "
@@ -273,6 +277,7 @@ class Case:
             has_weights=self.weights is None or bool(self.settings.weights_sha256),
             device_mb=measured_mb or device_mb or None,
             is_device_measured=bool(measured_mb),
+            gpus_a_job=gpus,
             host_mb=round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu)),
             disk=disk,
             num_files=num_files,
