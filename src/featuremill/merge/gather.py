@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.finite import not_finite
 from featuremill.base.progress import Progress
-from featuremill.merge.outputs import IDENTITY
 from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
@@ -32,6 +31,15 @@ from featuremill.store.parts import Part
 from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.merge")
+IDENTITY = pa.schema(
+    {
+        "id": pa.string(),
+        "description": pa.string(),
+        "length": pa.int64(),
+        "sha256": pa.binary(32),
+    }
+)
+"""What stands before the values in every block."""
 BLOCK_BYTES = 64 * 2**20
 """Values of one block."""
 LARGE_BYTES = 16 * 2**30

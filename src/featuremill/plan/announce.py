@@ -12,7 +12,7 @@ from featuremill.plan.needs import asked_outputs, needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS, refuse_columns
+from featuremill.store.formats import format_of, refuse_outputs
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 
@@ -33,7 +33,7 @@ def announce(folder: Results, plan: Plan, why_cut: str, sizing: Sizing) -> None:
         log.info("%s", line)
     for line in warnings(folder, plan, sizing):
         log.warning("%s", line)
-    refuse_columns(asked_outputs(), sizing.values.names)
+    refuse_outputs(asked_outputs(), sizing.values)
     disk_space.check(needs, folder.root)
 
 
@@ -112,7 +112,7 @@ def large_outputs(num_records: int, outputs: Sequence[str] | None = None) -> lis
 
     `outputs` are those of the run, if not those of the workflow that this is a job of.
     """
-    formats = {name: FORMATS[name] for name in (asked_outputs() if outputs is None else outputs)}
+    formats = {name: format_of(name) for name in (asked_outputs() if outputs is None else outputs)}
     return [
         f"outputs: {output} for {num_records:,} records: {format.why_not_more}"
         for output, format in formats.items()

@@ -9,7 +9,7 @@ import pyarrow as pa
 from featuremill.base import environment
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS, files_of
+from featuremill.store.formats import files, files_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -20,7 +20,7 @@ COUNTING_RESIDUES = ("tokens", "residues")
 def asked_outputs() -> list[str]:
     """Return the config's outputs, as the workflow tells them to its jobs."""
     names = environment.OUTPUTS.value().split()
-    return [name for name in names if name in FORMATS]
+    return [name for name in names if name in files()]
 
 
 def needs_of_run(
