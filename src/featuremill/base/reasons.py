@@ -92,6 +92,21 @@ LETTERS = Kind(
     ("not an amino acid",),
     "Mend the named characters in the input; X stands for an unknown residue.",
 )
+BASES = Kind(
+    "bases",
+    ("not a nucleotide",),
+    "Mend the named characters in the input; N stands for an unknown base.",
+)
+PROTEIN = Kind(
+    "protein",
+    ("a protein, not nucleotides",),
+    "The record looks like a protein. Take it out of this input, or give its gene.",
+)
+CELLS = Kind(
+    "cells",
+    ("not of its column's type",),
+    "Mend the named cell in the table, or leave it empty where no value is known.",
+)
 ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in the input.")
 OTHER = Kind(
     "other",
@@ -101,7 +116,20 @@ OTHER = Kind(
 """Of every reason whose head no other kind has."""
 OF_THE_CORE = (PENDING, ERROR, CRASH, HANG)
 """What only the core finds out."""
-OF_RECORDS = (NOT_FINITE, OUT_OF_MEMORY, EMPTY, LENGTH, NUCLEOTIDES, STOP, LETTERS, ID, OTHER)
+OF_RECORDS = (
+    NOT_FINITE,
+    OUT_OF_MEMORY,
+    EMPTY,
+    LENGTH,
+    NUCLEOTIDES,
+    STOP,
+    LETTERS,
+    BASES,
+    PROTEIN,
+    CELLS,
+    ID,
+    OTHER,
+)
 """What a workload may say of a record as well."""
 KINDS = (*OF_THE_CORE, *OF_RECORDS)
 _BY_HEAD = {head: kind for kind in KINDS for head in kind.heads}

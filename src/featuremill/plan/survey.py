@@ -45,13 +45,13 @@ class Survey:
         """Count in the records of a chunk."""
         self.tally.count(chunk)
         self.lengths.update(chunk.good_lengths())
-        for id, payload, reason, place, line in zip(
-            chunk.ids, chunk.payloads, chunk.reasons, chunk.sources, chunk.lines, strict=True
+        for id, length, reason, place, line in zip(
+            chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
         ):
             if reason:
                 self.first_refused.setdefault(head_of(reason), f"{place}:{line}")
-            elif len(payload) > self.longest[0]:
-                self.longest = len(payload), id
+            elif length > self.longest[0]:
+                self.longest = length, id
 
     @property
     def is_nucleotides(self) -> bool:
@@ -70,8 +70,7 @@ class Survey:
     def describe(self, paths: Sequence[Path], options: BaseModel) -> Iterator[str]:
         """Yield the lines that say all this to people."""
         yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
-        if isinstance(options, inputs.TableOptions):
-            yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
+        yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
         kind, tally = "nucleotide" if self.is_nucleotides else "protein", self.tally
         records = counted(tally.records, f"{kind} record")
         yield f"{records}, {counted(tally.total_length, 'residue')}"

@@ -3,7 +3,8 @@
 A workload is a module (or any object) with the attributes of `Workload`. The built-in ones stand in
 `featuremill.workloads`; others register an entry point in a group of that name. The core owns
 planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
-knows what a record is and how to compute its values.
+knows what a record is and how to compute its values. What it may say of itself besides stands in
+`featuremill.workload.offers`; readers of common files are in `featuremill.inputs`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    cast,
-    runtime_checkable,
-)
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -31,6 +22,16 @@ from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
 from featuremill.lease.devices import Device as Device
+from featuremill.workload import mistakes
+from featuremill.workload.offers import Checkpoint as Checkpoint
+from featuremill.workload.offers import Checkpoints as Checkpoints
+from featuremill.workload.offers import Converted as Converted
+from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
+from featuremill.workload.offers import TakesFiles as TakesFiles
+from featuremill.workload.offers import TellsDevices as TellsDevices
+from featuremill.workload.offers import TellsLength as TellsLength
+from featuremill.workload.offers import TellsMemory as TellsMemory
+from featuremill.workload.offers import TellsWays as TellsWays
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,6 +56,8 @@ class Record(NamedTuple):
     text is of the kind "other"); empty for a good one."""
     note: str = ""
     """What was mended on the way in, such as "J read as X"; empty when nothing was."""
+    length: int | None = None
+    """How long it is, in the workload's LENGTH_UNIT (`TellsLength`); None: the payload's bytes."""
 
 
 class Weights(NamedTuple):
@@ -66,27 +69,6 @@ class Weights(NamedTuple):
     """Of the file, and so of the values: their conversion always gives the same bytes."""
     metadata: dict[str, str]
     """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint to be converted."""
-
-    kind: Literal["bundled", "published", "local"]
-    name: str
-    location: str
-    """The path or URL that it is known by."""
-    path: Path
-    """The file itself; of a published model, where it is or will be downloaded to."""
-
-
-class Converted(NamedTuple):
-    """What a checkpoint became."""
-
-    name: str
-    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
-    sha256: str
-    metadata: dict[str, str]
-    """As in `Weights`."""
 
 
 class WorkloadOptions(BaseModel):
@@ -178,77 +160,6 @@ class Workload(Protocol):
         """
 
 
-class Checkpoints(Protocol):
-    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
-
-    def is_path(self, model: str) -> bool:
-        """Tell whether `model` is the path of a checkpoint and not a name."""
-
-    def name_of(self, model: str) -> str:
-        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
-
-        Raises:
-            UserError: there is no such model.
-        """
-
-    def refuse_missing(self, model: str) -> None:
-        """Raise UserError where `model` is the path of a checkpoint that is not there."""
-
-    def locate(self, model: str) -> Checkpoint:
-        """Return where the checkpoint of `model` is or is to come from."""
-
-    def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
-        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
-        where it is not here."""
-
-
-@runtime_checkable
-class HasCheckpoints(Protocol):
-    """What a workload may offer besides: `isinstance(workload, HasCheckpoints)` asks for it."""
-
-    CHECKPOINTS: Checkpoints
-
-
-@runtime_checkable
-class TellsMemory(Protocol):
-    """What a workload may offer besides: `isinstance(workload, TellsMemory)` asks whether it does.
-
-    doctor, audit and estimate say nothing about the memory of one that does not. Imports no torch,
-    but where a checkpoint has to be looked into.
-    """
-
-    def weights_ahead(self, options: Any) -> Weights:
-        """Return what is known of the model before its weights are here: their name and metadata,
-        with an empty path and digest; raise UserError where nothing is."""
-
-    def weights_mb(self, weights: Weights) -> float:
-        """Return the size of the weights in MiB, by their metadata alone."""
-
-    def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
-        """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
-
-        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
-        a batch may cost.
-        """
-
-
-@runtime_checkable
-class TellsWays(Protocol):
-    """What a workload may offer besides, for doctor: by what it would compute on a device."""
-
-    WAYS: Sequence[str]
-    """What `ways` tells of: "dtype", then the operations."""
-
-    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
-        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
-        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
-        Called in a process of its own, which sees that device only.
-
-        Raises:
-            WorkloadError: no way to compute an operation is right.
-        """
-
-
 def refuse_without_packages(options: type[WorkloadOptions]) -> None:
     """Raise UserError where this Python lacks what is needed to compute; imports none of it."""
     for module, requirement in options.PACKAGES.items():
@@ -266,14 +177,8 @@ def find_workload(name: str) -> Workload:
     """Return the workload called `name`, built in or registered by another package."""
     if name in BUILT_IN:
         return cast(Workload, import_module(f"featuremill.workloads.{name}"))
-    registered = {point.name: point for point in entry_points(group="featuremill.workloads")}
-    if name not in registered:
-        known = ", ".join([*BUILT_IN, *sorted(registered)])
+    others = mistakes.registered()
+    if name not in others:
+        known = ", ".join([*BUILT_IN, *sorted(others)])
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    found = registered[name].load()
-    missing = [attribute for attribute in REQUIRED if not hasattr(found, attribute)]
-    if missing:
-        raise UserError(
-            f"workload {name}: it lacks {', '.join(missing)}; see featuremill.workload."
-        )
-    return cast(Workload, found)
+    return cast(Workload, mistakes.loaded(name, REQUIRED))
