@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.inputs import columns, kinds, source
 from featuremill.workload import Record, WorkloadOptions
@@ -43,8 +45,6 @@ FORMATS = (
     Format("EMBL", "flatfile", (".embl",)),
 )
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
-SAM = ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t")
-"""Beginnings of alignments, which no FASTQ record begins with."""
 COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
 
 
@@ -122,8 +122,8 @@ def columns_taken(path: Path, options: BaseModel) -> str:
     """Return in words which columns of the table `path` are read; "" for other formats."""
     if not _is_table(path) or not isinstance(options, TableOptions | RowOptions):
         return ""
-    kind, names = _kind(options), import_module(_module(format_of(path))).names_of(path)
-    return kind.described([names[place] for place in kind.places(path, names)])
+    names = import_module(_module(format_of(path))).names_of(path)
+    return _kind(options).taken(path, names).described
 
 
 def _kind(options: TableOptions | RowOptions) -> kinds.Kind:
@@ -173,8 +173,8 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     if isinstance(kind, kinds.Rows):
         _refuse_no_table(path, format)
     elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
-        is_fastq = kind.has_fastq and _first_line(path).startswith("@")
-        format = FASTQ if is_fastq and not _first_line(path).startswith(SAM) else FASTA
+        line = _first_line(path) if kind.has_fastq else ""
+        format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     return import_module(_module(format))
 
@@ -213,10 +213,24 @@ def _stream(inputs: Sequence[Path], kind: kinds.Kind) -> Iterator[Record]:
         yield from _read(path, kind)
 
 
+def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record]:
+    """Return `records`; refuse the file where the first one is a protein and should be none."""
+    first = next(records, None)
+    if first is None:
+        return records
+    if first.reason and reasons.kind_of(first.reason) is reasons.PROTEIN:
+        detail = first.reason.partition(": ")[2]
+        raise UserError(
+            f"{path}:{first.line}: record {first.id[:60]!r} is a protein ({detail}), but "
+            "nucleotides are read here; give DNA or RNA, or choose a workload for proteins."
+        )
+    return chain([first], records)
+
+
 def _read(path: Path, kind: kinds.Kind) -> Iterator[Record]:
     num_records = 0
     try:
-        for record in kind.refusing(path, _reader(path, kind).read(path, kind)):
+        for record in _refusing_proteins(path, _reader(path, kind).read(path, kind)):
             num_records += 1
             yield record
     except source.DamagedError as damage:

@@ -20,7 +20,7 @@ from featuremill.inputs.letters import LATIN_1
 from featuremill.workload import Record
 
 LOOKALIKES = {
-    ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t"): "is a SAM file of alignments",
+    source.SAM: "is a SAM file of alignments",
     ("@",): "looks like FASTQ, which holds nucleotide reads",
     ("LOCUS  ",): "looks like GenBank; name it .gb",
     ("ID   ",): "looks like EMBL; name it .embl",

@@ -67,5 +67,6 @@ class _Lines:
         return self._first
 
     def __iter__(self) -> Iterator[str]:
-        for self.number, line in self._lines:
+        for number, line in self._lines:
+            self.number = number
             yield line

@@ -1,8 +1,9 @@
 """GenBank and EMBL flat files, read by Biopython: entries, or the proteins that they code.
 
-Where proteins are wanted, each CDS with a /translation is one record, called by its /protein_id, else its /locus_tag; features
-without a translation (pseudogenes) are no proteins and are passed over. An entry that is itself a
-protein is one record; of nucleotides, each entry is. A record's line is its number in the file.
+Where proteins are wanted, each CDS with a /translation is one record, called by its /protein_id,
+else its /locus_tag; features without a translation (pseudogenes) are no proteins and are passed
+over. An entry that is itself a protein is one record; of nucleotides, each entry is. A record's
+line is its number in the file.
 """
 
 from __future__ import annotations

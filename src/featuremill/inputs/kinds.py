@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.inputs import cells, columns
 from featuremill.inputs.bases import nucleotide
@@ -14,8 +14,18 @@ from featuremill.inputs.letters import Make, wrong_id
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record
 
-if TYPE_CHECKING:
-    import pyarrow as pa
+
+class Taken(NamedTuple):
+    """What becomes of the rows of one table."""
+
+    places: Sequence[int]
+    """The columns that are wanted, from 0; the first of them holds the ids."""
+    num_texts: int
+    """So many of them are wanted as text, whatever they hold."""
+    of_row: Callable[[Sequence[Any], str, int], Record]
+    """Makes the record of the values at `places`, a source and a line."""
+    described: str
+    """In words, which columns are taken."""
 
 
 class Sequences(NamedTuple):
@@ -31,41 +41,19 @@ class Sequences(NamedTuple):
     """Of a flat file's entries themselves; else of the proteins that they code."""
     chosen: columns.Named = columns.Named()
 
-    def places(self, path: Path, names: Sequence[str]) -> Sequence[int]:
-        """Return which columns of a table with these names are wanted: the id's, the sequence's
-        and, where there is one, the description's."""
+    def taken(self, path: Path, names: Sequence[str]) -> Taken:
+        """Return what becomes of the rows of the table `path`, whose columns have these names."""
         found = columns.find(path, names, self.chosen, self.names)
-        return [place for place in found if place is not None]
+        words = f"id from column {names[found.id]!r}, sequence from {names[found.sequence]!r}"
+        if found.description is None:
+            return Taken(found[:2], 2, self._of_row, words)
+        words += f", description from {names[found.description]!r}"
+        return Taken((*found[:2], found.description), 3, self._of_row, words)
 
-    def described(self, names: Sequence[str]) -> str:
-        """Return in words which of its columns are taken, by the names at `places`."""
-        id, sequence, *description = map(repr, names)
-        words = f"id from column {id}, sequence from {sequence}"
-        return f"{words}, description from {description[0]}" if description else words
-
-    def of_row(self, names: Sequence[str], values: Sequence[str], source: str, line: int) -> Record:
-        """Return the record of a table's row, of which `values` stand at `places`."""
+    def _of_row(self, values: Sequence[str], source: str, line: int) -> Record:
         id, letters, *description = values
-        return self.make(
-            id.strip(), description[0].strip() if description else "", letters, source, line
-        )
-
-    def of_arrow(self, column: pa.Array, place: int) -> list[Any]:
-        """Return the values of the column at one of `places`, as `of_row` takes them."""
-        return cells.texts(column)
-
-    def refusing(self, path: Path, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield `records`; refuse the file where the first one shows that it is of another kind."""
-        for record in records:
-            if record.reason and reasons.kind_of(record.reason) is reasons.PROTEIN:
-                detail = record.reason.partition(": ")[2]
-                raise UserError(
-                    f"{path}:{record.line}: record {record.id[:60]!r} is a protein ({detail}), but "
-                    "nucleotides are read here; give DNA or RNA, or choose a workload for proteins."
-                )
-            yield record
-            break
-        yield from records
+        described = description[0].strip() if description else ""
+        return self.make(id.strip(), described, letters, source, line)
 
 
 PROTEINS = Sequences(
@@ -90,47 +78,43 @@ class Rows(NamedTuple):
     columns: Mapping[str, type] | Sequence[str] | None = None
     """Those of the payload, with the types that their cells have; None: all but the id's."""
 
-    def places(self, path: Path, names: Sequence[str]) -> Sequence[int]:
-        """Return which columns of a table with these names are wanted: the id's, and those of the
-        payload."""
-        if twice := next((name for name in names if list(names).count(name) > 1), None):
+    def taken(self, path: Path, names: Sequence[str]) -> Taken:
+        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"{path}: two columns are called {twice!r}; rename one of them.")
         id = columns.one(path, names, self.id_column, columns.IDS, "id")
         wanted = [name for name in names if name != names[id]]
         if self.columns is not None:
             wanted = list(self.columns)
-        if not wanted:
-            raise UserError(
-                f"{path}: there is no column but {names[id]!r}; give a table with values as well."
-            )
         if missing := next((name for name in wanted if name not in names), None):
             raise UserError(
                 f"{path}: there is no column {missing!r}, which this workload reads; it has "
                 f"{columns.listed(names)}, so add it or rename one."
             )
-        return [id, *(names.index(name) for name in wanted)]
+        if not wanted:
+            raise UserError(
+                f"{path}: there is no column but {names[id]!r}; give a table with values as well."
+            )
+        types = self.columns if isinstance(self.columns, Mapping) else {}
+        return Taken(
+            [id, *map(names.index, wanted)],
+            1,
+            partial(_of_row, wanted, types),
+            f"id from column {names[id]!r}, values from {columns.listed(wanted)}",
+        )
 
-    def described(self, names: Sequence[str]) -> str:
-        """Return in words which of its columns are taken, by the names at `places`."""
-        id, *others = names
-        return f"id from column {id!r}, values from {columns.listed(others)}"
 
-    def of_row(self, names: Sequence[str], values: Sequence[Any], source: str, line: int) -> Record:
-        """Return the record of a table's row, of which `values` stand at `places`."""
-        id = values[0].strip()
-        if not (reason := wrong_id(id)):
-            types = self.columns if isinstance(self.columns, Mapping) else {}
-            payload, reason = cells.payload(names[1:], values[1:], types)
-        return Record(id, "", b"" if reason else payload, source, line, reason)
-
-    def of_arrow(self, column: pa.Array, place: int) -> list[Any]:
-        """Return the values of the column at one of `places`, as `of_row` takes them."""
-        values: list[Any] = cells.texts(column) if place == 0 else column.to_pylist()
-        return values
-
-    def refusing(self, path: Path, records: Iterator[Record]) -> Iterator[Record]:
-        """Yield `records`; a table's rows have no alphabet to be of."""
-        return records
+def _of_row(
+    names: Sequence[str],
+    types: Mapping[str, type],
+    values: Sequence[Any],
+    source: str,
+    line: int,
+) -> Record:
+    id, payload = values[0].strip(), b""
+    if not (reason := wrong_id(id)):
+        payload, reason = cells.payload(names, values[1:], types)
+    return Record(id, "", payload, source, line, reason)
 
 
 Kind = Sequences | Rows

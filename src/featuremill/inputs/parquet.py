@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import source
-from featuremill.inputs.kinds import Kind
+from featuremill.inputs import cells, source
+from featuremill.inputs.kinds import Kind, Taken
 from featuremill.workload import Record
 
 BATCH_ROWS = 10_000
@@ -29,10 +29,11 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            wanted = [names[place] for place in kind.places(path, names)]
+            taken = kind.taken(path, names)
+            wanted = [names[place] for place in taken.places]
             row = 0
             for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
-                yield from _records(path, batch.select(wanted), kind, row)
+                yield from _records(path, batch.select(wanted), taken, row)
                 row += batch.num_rows
     except MemoryError as error:
         raise UserError(
@@ -52,8 +53,11 @@ def names_of(path: Path) -> list[str]:
     return names
 
 
-def _records(path: Path, batch: pa.RecordBatch, kind: Kind, row: int) -> Iterator[Record]:
-    names, place = batch.schema.names, str(path)
-    values = [kind.of_arrow(column, at) for at, column in enumerate(batch.columns)]
-    for number, cells in enumerate(zip(*values, strict=True), row + 1):
-        yield kind.of_row(names, cells, place, number)
+def _records(path: Path, batch: pa.RecordBatch, taken: Taken, row: int) -> Iterator[Record]:
+    columns = [
+        cells.texts(column) if place < taken.num_texts else column.to_pylist()
+        for place, column in enumerate(batch.columns)
+    ]
+    name = str(path)
+    for number, values in enumerate(zip(*columns, strict=True), row + 1):
+        yield taken.of_row(values, name, number)

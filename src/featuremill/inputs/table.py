@@ -7,13 +7,13 @@ being line 1 (the same thing, unless cells hold line breaks). Wholly blank rows 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
-from featuremill.inputs.kinds import Kind
+from featuremill.inputs.kinds import Kind, Taken
 from featuremill.workload import Record
 
 if TYPE_CHECKING:  # it takes a third of a second to import, and most inputs are no tables
@@ -29,8 +29,7 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
     import pandas as pd
 
     separator, names = header(path)
-    places = kind.places(path, names)
-    wanted = [names[place] for place in places]
+    taken = kind.taken(path, names)
     with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
         meter = source.meter_of(text)
         try:
@@ -47,7 +46,7 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
             )
             for chunk in chunks:
                 meter.num_open = 0
-                yield from _records(path, chunk, kind, wanted, places)
+                yield from _records(path, chunk, taken)
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
         except pd.errors.ParserError as error:
@@ -57,9 +56,7 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
             ) from None
 
 
-def _records(
-    path: Path, chunk: pd.DataFrame, kind: Kind, wanted: Sequence[str], places: Sequence[int]
-) -> Iterator[Record]:
+def _records(path: Path, chunk: pd.DataFrame, taken: Taken) -> Iterator[Record]:
     import pandas as pd
 
     if not isinstance(chunk.index, pd.RangeIndex):
@@ -68,11 +65,11 @@ def _records(
             f"{path}: the rows have more columns than the header; add the missing name to it."
         )
     blank = (chunk == "").all(axis=1).tolist()
-    first = chunk.index.start + 2
-    values = zip(*(chunk[place].tolist() for place in places), strict=True)
+    name, first = str(path), chunk.index.start + 2
+    values = zip(*(chunk[place].tolist() for place in taken.places), strict=True)
     for row, cells in enumerate(values):
         if not blank[row]:
-            yield kind.of_row(wanted, cells, str(path), first + row)
+            yield taken.of_row(cells, name, first + row)
 
 
 def names_of(path: Path) -> list[str]:

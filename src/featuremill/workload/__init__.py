@@ -160,6 +160,11 @@ class Workload(Protocol):
         """
 
 
+def length_unit(workload: Workload) -> str:
+    """Return what the length of a record counts, in the plural."""
+    return workload.LENGTH_UNIT if isinstance(workload, TellsLength) else "bytes"
+
+
 def refuse_without_packages(options: type[WorkloadOptions]) -> None:
     """Raise UserError where this Python lacks what is needed to compute; imports none of it."""
     for module, requirement in options.PACKAGES.items():

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class TellsLength(Protocol):
-    """What `Record.length` counts; plan, init and report have no other word for it."""
+    """What the length of a record counts; bytes, where a workload does not say."""
 
     LENGTH_UNIT: str
     """In the plural: residues, tokens, samples, characters."""
