@@ -120,7 +120,7 @@ def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[
 
 def columns_taken(path: Path, options: BaseModel) -> str:
     """Return in words which columns of the table `path` are read; "" for other formats."""
-    if not _is_table(path) or not isinstance(options, TableOptions | RowOptions):
+    if not isinstance(options, TableOptions | RowOptions) or not _is_table(path):
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
     return _kind(options).taken(path, names).described

@@ -96,6 +96,9 @@ class Rows(NamedTuple):
                 f"{path}: there is no column but {names[id]!r}; give a table with values as well."
             )
         types = self.columns if isinstance(self.columns, Mapping) else {}
+        if unknown := next((name for name, type in types.items() if type not in cells.TYPES), None):
+            known = ", ".join(type.__name__ for type in cells.TYPES)
+            raise TypeError(f"column {unknown!r} can have one of the types {known}")
         return Taken(
             [id, *map(names.index, wanted)],
             1,
