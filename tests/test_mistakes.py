@@ -4,15 +4,17 @@ And workloads on other inputs than proteins, from plan to merge.
 """
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from broken_inputs import FASTQ, GENE, UBIQUITIN
-from conftest import PLUGINS
+from conftest import PLUGINS, ROOT
 
 from featuremill.__main__ import main
 from featuremill.base.errors import WorkloadError
+from featuremill.plan.command import RESERVED
 from featuremill.workload import TakesFiles, TellsDevices, TellsLength, find_workload, length_unit
 from featuremill.workload.mistakes import mistake, who
 
@@ -51,8 +53,8 @@ MISTAKES = {
     "line is None": "record 2 has None as line where int is due",
     "note is None": "record 2 has None as note where str is due",
     "length is a float": "record 2 has float as length where int is due",
-    "records raises": "records raised KeyError: 'info\\n of it' at record 2",
-    "records is None": "records raised TypeError: 'NoneType' object is not iterable at record 1",
+    "records raises": "record 2 of records raised KeyError: 'info\\n of it'",
+    "records is None": "record 1 of records raised TypeError: 'NoneType' object is not iterable",
     "records gives tuples": "records gave tuple as number 2 where a Record is due",
     "cost is 0": "cost gave 0 for a record, where a whole number of at least 1 is due",
     "cost is negative": "cost gave -3 for a record, where a whole number of at least 1 is due",
@@ -62,7 +64,8 @@ MISTAKES = {
     "resolve gives None": "resolve gave NoneType where Options are due",
     "schema gives a list": "schema gave list where a pyarrow.Schema is due",
     "schema is empty": "schema has no column",
-    "a column is reserved": "the column name 'sha256' is the core's own",
+    "a column is reserved": "schema has a column 'sha256', which is the core's (accession, "
+    "description, id, length, reason, sha256, status are)",
     "a column stands twice": "the column 'composition' stands twice in schema",
 }
 
@@ -96,12 +99,13 @@ def test_the_log_has_the_stack_for_the_author(raises, tmp_path, capsys):
             "lacking",
             "it lacks Options, records, cost, weights, resolve, schema, batch_cost, load, p",
         ),
-        ("nameless", "COST_UNIT is None where a text is due; this is for its author to mend."),
+        ("nameless", "Options is no subclass of WorkloadOptions; this is for its author to mend."),
+        ("unversioned", "VERSION is None where a text is due; this is for its author to mend."),
     ],
 )
 def test_what_is_no_workload_is_told_by_its_package(workload, sentence, verb, tmp_path, capsys):
     status, said = say(tmp_path, capsys, workload, verb=verb)
-    assert status == (1 if workload == "nameless" else 2)
+    assert status == (1 if "for its author" in sentence else 2)
     assert f"workload {workload} {WHO}" in said and sentence in said
 
 
@@ -116,6 +120,12 @@ def test_a_built_in_workload_is_of_no_other_package():
     assert str(mistake("esm2", "it fell")) == (
         "workload esm2: it fell; this is for its author to mend."
     )
+
+
+def test_the_docs_have_the_names_that_are_reserved():
+    page = (ROOT / "docs" / "inputs.md").read_text("utf-8")
+    told = page.partition("cannot be called ")[2].partition(".")[0]
+    assert set(re.findall(r"`(\w+)`", told)) == RESERVED
 
 
 def test_what_a_workload_says_of_itself():

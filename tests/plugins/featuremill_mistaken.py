@@ -79,10 +79,17 @@ class Lacking:
 
 
 class Nameless:
-    """A workload whose version was forgotten."""
+    """A workload of which nothing is there but the names."""
 
     def __getattr__(self, name):
         return None
 
 
-lacking, nameless = Lacking(), Nameless()
+class Unversioned(Nameless):
+    """A workload whose version was forgotten."""
+
+    COST_UNIT = "residues"
+    Options = Options
+
+
+lacking, nameless, unversioned = Lacking(), Nameless(), Unversioned()

@@ -1,8 +1,8 @@
 """What a workload of somebody else's does wrong, told as its own: by its name and its package's.
 
 A person who runs it cannot mend it, and it is no bug of featuremill's: each sentence says what was
-called, what came of it and whom to tell. Sentences of a workload's own (UserError, WorkloadError)
-and what the operating system refuses pass through as they are.
+called, what came of it and who has to mend it. Sentences of a workload's own (UserError,
+WorkloadError) and what the operating system refuses pass through as they are.
 """
 
 from __future__ import annotations
@@ -49,11 +49,8 @@ def registered() -> dict[str, EntryPoint]:
 
 def who(name: str) -> str:
     """Return the workload called `name` with the package that it is of."""
-    point = registered().get(name)
-    package = point.dist if point else None
-    if package is None:
-        return f"workload {name}"
-    return f"workload {name} (package {package.name} {package.version})"
+    package = registered()[name].dist if name in registered() else None
+    return f"workload {name}" + (f" (package {package.name} {package.version})" if package else "")
 
 
 def mistake(name: str, what: str) -> WorkloadError:
@@ -75,8 +72,16 @@ def told(name: str, what: str) -> Iterator[None]:
     except OWN_SENTENCE:
         raise
     except Exception as error:
-        log.debug("where the workload raised it", exc_info=True)
-        raise mistake(name, f"{what} raised {described(error)}") from None
+        raise _raised(name, what, error) from None
+
+
+def _raised(name: str, what: str, error: Exception) -> Exception:
+    """Return what to raise for an `error` that came out of a workload; a built-in one's is a bug of
+    featuremill and stays what it is."""
+    if name not in registered():
+        return error
+    log.debug("where the workload raised it", exc_info=True)
+    return mistake(name, f"{what} raised {described(error)}")
 
 
 def loaded(name: str, required: Collection[str]) -> Any:
@@ -99,6 +104,8 @@ def loaded(name: str, required: Collection[str]) -> Any:
         ) from None
     if missing := [attribute for attribute in required if not hasattr(found, attribute)]:
         raise UserError(f"{who(name)}: it lacks {', '.join(missing)}; see featuremill.workload.")
+    if not hasattr(found.Options, "delivers"):
+        raise mistake(name, "Options is no subclass of WorkloadOptions")
     for attribute in ("COST_UNIT", "VERSION"):
         if not (value := getattr(found, attribute)) or not isinstance(value, str):
             raise mistake(name, f"{attribute} is {value!r} where a text is due")
@@ -136,8 +143,7 @@ def records_of(
     except OWN_SENTENCE:
         raise
     except Exception as error:
-        log.debug("where the workload raised it", exc_info=True)
-        raise mistake(name, f"records raised {described(error)} at record {number + 1:,}") from None
+        raise _raised(name, f"record {number + 1:,} of records", error) from None
 
 
 def _refuse_record(name: str, record: Any, number: int) -> None:
@@ -194,7 +200,8 @@ def schema_of(
     if not names:
         raise mistake(name, "schema has no column")
     if taken := next((column for column in names if column in reserved), None):
-        raise mistake(name, f"the column name {taken!r} is the core's own")
+        others = ", ".join(sorted(reserved))
+        raise mistake(name, f"schema has a column {taken!r}, which is the core's ({others} are)")
     if twice := next((column for column in names if names.count(column) > 1), None):
         raise mistake(name, f"the column {twice!r} stands twice in schema")
     return schema
