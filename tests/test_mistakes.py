@@ -5,7 +5,9 @@ And workloads on other inputs than proteins, from plan to merge.
 
 import json
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,8 +17,15 @@ from conftest import PLUGINS, ROOT
 from featuremill.__main__ import main
 from featuremill.base.errors import WorkloadError
 from featuremill.plan.command import RESERVED
-from featuremill.workload import TakesFiles, TellsDevices, TellsLength, find_workload, length_unit
-from featuremill.workload.mistakes import mistake, who
+from featuremill.workload import (
+    Record,
+    TakesFiles,
+    TellsDevices,
+    TellsLength,
+    find_workload,
+    length_unit,
+)
+from featuremill.workload.mistakes import costs_of, mistake, records_of, who
 
 WHO = "(package featuremill-poison 1.0)"
 
@@ -53,8 +62,8 @@ MISTAKES = {
     "line is None": "record 2 has None as line where int is due",
     "note is None": "record 2 has None as note where str is due",
     "length is a float": "record 2 has float as length where int is due",
-    "records raises": "record 2 of records raised KeyError: 'info\\n of it'",
-    "records is None": "record 1 of records raised TypeError: 'NoneType' object is not iterable",
+    "records raises": "records raised KeyError: 'info\\n of it' at record 2",
+    "records is None": "records raised TypeError: 'NoneType' object is not iterable at record 1",
     "records gives tuples": "records gave tuple as number 2 where a Record is due",
     "cost is 0": "cost gave 0 for a record, where a whole number of at least 1 is due",
     "cost is negative": "cost gave -3 for a record, where a whole number of at least 1 is due",
@@ -113,6 +122,24 @@ def test_a_workload_that_makes_no_mistake_passes(tmp_path, capsys):
     (tmp_path / "in.fa").write_text(f">a\n{UBIQUITIN}\n")
     config = {"inputs": [str(tmp_path / "in.fa")], "workload": "mistaken", "device": "cpu"}
     assert main(["plan", str(tmp_path / "run"), "--config-json", json.dumps(config)]) == 0
+
+
+def test_numbers_of_numpy_are_numbers():
+    number = np.int64(3)
+    record = Record("a", "", b"MKV", "in.fa", number, length=number)
+    workload = SimpleNamespace(
+        records=lambda inputs, options: [record], cost=lambda payload, options: number
+    )
+    assert list(records_of("mistaken", workload, [], None)) == [record]
+    assert costs_of("mistaken", workload, [b"MKV"], None) == [3]
+
+
+def test_a_bug_of_a_built_in_workload_stays_what_it_is():
+    def records(inputs, options):
+        raise KeyError("info")
+
+    with pytest.raises(KeyError):
+        list(records_of("composition", SimpleNamespace(records=records), [], None))
 
 
 def test_a_built_in_workload_is_of_no_other_package():

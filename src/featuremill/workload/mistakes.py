@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,10 +33,10 @@ DUE = {
     "description": (str,),
     "payload": (bytes,),
     "source": (str,),
-    "line": (int,),
+    "line": (int, Integral),
     "reason": (str,),
     "note": (str,),
-    "length": (int, type(None)),
+    "length": (int, Integral, type(None)),
 }
 """The fields of a record, with the types that each may have."""
 
@@ -75,13 +76,13 @@ def told(name: str, what: str) -> Iterator[None]:
         raise _raised(name, what, error) from None
 
 
-def _raised(name: str, what: str, error: Exception) -> Exception:
+def _raised(name: str, what: str, error: Exception, where: str = "") -> Exception:
     """Return what to raise for an `error` that came out of a workload; a built-in one's is a bug of
     featuremill and stays what it is."""
     if name not in registered():
         return error
     log.debug("where the workload raised it", exc_info=True)
-    return mistake(name, f"{what} raised {described(error)}")
+    return mistake(name, f"{what} raised {described(error)}{where}")
 
 
 def loaded(name: str, required: Collection[str]) -> Any:
@@ -143,7 +144,7 @@ def records_of(
     except OWN_SENTENCE:
         raise
     except Exception as error:
-        raise _raised(name, f"record {number + 1:,} of records", error) from None
+        raise _raised(name, "records", error, f" at record {number + 1:,}") from None
 
 
 def _refuse_record(name: str, record: Any, number: int) -> None:
