@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from featuremill.base.reasons import head_of
 from featuremill.workload import Record, find_workload
 from featuremill.workload.mistakes import costs_of
 
+Value = TypeVar("Value")
 NUM_BUCKETS = 256
 CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 64 * 2**20
@@ -71,7 +72,13 @@ class Chunk(NamedTuple):
 
     def good_lengths(self) -> list[int]:
         """Return the length of each record that is not refused."""
-        return [n for n, reason in zip(self.lengths, self.reasons, strict=True) if not reason]
+        return self.good(self.lengths)
+
+    def good(self, column: Sequence[Value]) -> list[Value]:
+        """Return what `column` has of the records that are not refused."""
+        if not any(self.reasons):
+            return list(column)
+        return [value for value, reason in zip(column, self.reasons, strict=True) if not reason]
 
 
 @dataclass
@@ -104,8 +111,7 @@ class Tally:
         good = chunk.good_lengths()
         self.total_length += sum(good)
         self.longest = max(self.longest, max(good, default=0))
-        accepted = [not reason for reason in chunk.reasons]
-        self.total_bytes += sum(map(len, itertools.compress(chunk.payloads, accepted)))
+        self.total_bytes += sum(map(len, chunk.good(chunk.payloads)))
 
     def add(self, other: Tally) -> None:
         """Count in what another process counted."""
@@ -137,10 +143,11 @@ def chunks_of(records: Iterable[Record]) -> Iterator[Chunk]:
 def _chunk(first: int, records: Sequence[Record]) -> Chunk:
     *columns, told = zip(*records, strict=True)
     payloads = columns[Record._fields.index("payload")]
-    lengths = tuple(
-        len(payload) if length is None else length
-        for payload, length in zip(payloads, told, strict=True)
-    )
+    lengths = tuple(map(len, payloads))
+    if any(length is not None for length in set(told)):
+        lengths = tuple(
+            own if length is None else length for own, length in zip(lengths, told, strict=True)
+        )
     return Chunk._make([first, *columns, lengths])
 
 
@@ -196,7 +203,8 @@ class Spool(ExitStack):
         ]
         accepted = [n for n, reason in enumerate(chunk.reasons) if not reason]
         costs = np.zeros(len(chunk.payloads), np.int64)
-        costs[accepted] = self._costs([chunk.payloads[n] for n in accepted])
+        payloads = chunk.good(chunk.payloads)
+        costs[accepted] = self._costs(payloads)
         columns = [
             chunk.ids,
             chunk.descriptions,
@@ -210,13 +218,14 @@ class Spool(ExitStack):
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
-        self._add_to_buckets(chunk, accepted, digests, costs)
+        self._add_to_buckets(chunk, accepted, payloads, digests, costs)
         self.tally.count(chunk)
 
     def _add_to_buckets(
         self,
         chunk: Chunk,
         accepted: list[int],
+        payloads: list[bytes],
         digests: list[bytes | None],
         costs: np.ndarray[tuple[int], np.dtype],
     ) -> None:
@@ -229,7 +238,7 @@ class Spool(ExitStack):
                 pa.array(wanted, pa.binary(32)),
                 pa.array(costs[accepted]),
                 pa.array(ordinals),
-                pa.array([chunk.payloads[n] for n in accepted], pa.large_binary()),
+                pa.array(payloads, pa.large_binary()),
             ],
             schema=BUCKET,
         )

@@ -116,11 +116,20 @@ def loaded(name: str, required: Collection[str]) -> Any:
 def records_of(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    """Stream the records of `inputs` as the workload called `name` reads them.
+    """Stream the records of `inputs` as the workload called `name` reads them; those of a built-in
+    one are not looked at on the way.
 
     Raises:
         WorkloadError: what comes is no record, or reading raised.
     """
+    if name in registered():
+        return _checked(name, workload, inputs, options)
+    return workload.records(inputs, options)
+
+
+def _checked(
+    name: str, workload: Workload, inputs: Sequence[Path], options: Any
+) -> Iterator[Record]:
     from featuremill.workload import Record
 
     number = 0
@@ -128,18 +137,21 @@ def records_of(
         for record in workload.records(inputs, options):
             number += 1
             # One look at each of millions: what is wrong is found out only where something is.
-            if not (
-                type(record) is Record
-                and type(record.payload) is bytes
-                and type(record.id) is str
-                and type(record.line) is int
-                and type(record.description) is str
-                and type(record.source) is str
-                and type(record.reason) is str
-                and type(record.note) is str
-                and (record.length is None or type(record.length) is int)
-            ):
-                _refuse_record(name, record, number)
+            if type(record) is Record:
+                id, description, payload, source, line, reason, note, length = record
+                if (
+                    type(payload) is bytes
+                    and type(id) is str
+                    and type(line) is int
+                    and type(description) is str
+                    and type(source) is str
+                    and type(reason) is str
+                    and type(note) is str
+                    and (length is None or type(length) is int)
+                ):
+                    yield record
+                    continue
+            _refuse_record(name, record, number)
             yield record
     except OWN_SENTENCE:
         raise
@@ -171,7 +183,7 @@ def costs_of(
     """
     with told(name, "cost"):
         costs = [workload.cost(payload, options) for payload in payloads]
-    if not all(type(cost) is int and cost >= 1 for cost in costs):
+    if set(map(type, costs)) - {int} or min(costs, default=1) < 1:
         for cost in costs:
             if not hasattr(cost, "__index__") or cost < 1:
                 raise mistake(
