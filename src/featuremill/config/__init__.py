@@ -25,7 +25,7 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store import formats
-from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, weights
+from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, said, weights
 
 KINDS = {"pooled": "per record", "per_residue": "per residue", "table": "in a table"}
 
@@ -174,7 +174,10 @@ def validate(
     options = _checked(
         keys, config.options, ("options",), lambda: _others(workload), source, places
     )
-    config = config.model_copy(update={"options": options.model_dump(mode="json")})
+    settled: dict[str, Any] = {"options": options.model_dump(mode="json")}
+    if not said(find_workload(workload), "NEEDS_GPU"):
+        settled["device"] = "cpu"
+    config = config.model_copy(update=settled)
     if model := model_of(config):
         with _at_the_model(config, source, places):
             weights.name_of(model, workload)

@@ -17,7 +17,7 @@ from featuremill.plan.repeats import Ordinals, repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
-from featuremill.workload import Workload
+from featuremill.workload import Workload, mistakes
 
 log = logging.getLogger("featuremill.plan")
 
@@ -78,7 +78,8 @@ def read_records(
 ) -> Spooled:
     """Spool every record of the config's inputs below `folder`; the processes are started if it
     takes more than a chunk."""
-    records = workload.records([Path(path) for path in config.inputs], options)
+    paths = [Path(path) for path in config.inputs]
+    records = mistakes.records_of(config.workload, workload, paths, options)
     chunks = with_progress(chunks_of(records))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:

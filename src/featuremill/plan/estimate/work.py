@@ -133,7 +133,7 @@ def _read(scratch: Path, config: Config, settings: Settings, threads: int) -> Wo
         _ = spooled.repeats  # which refuses what plan would
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
         total = cutter.place().cost
-    bytes_a_cost = spooled.tally.total_length / max(1, total)
+    bytes_a_cost = spooled.tally.total_bytes / max(1, total)
     is_cut = config.shards.cost != "auto"
     shards = []
     for pieces in cutter.cuts(UNCUT if config.shards.cost == "auto" else config.shards.cost):
