@@ -94,7 +94,11 @@ def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
     about = (source.values, source.num_rows, source.num_residues)
     (folder,) = {path.parent for path in paths.values()}
     shuffled = disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
-    disk_space.check([*disk_space.needs_of_outputs(paths, *about, folder), shuffled], run)
+    needs = [*disk_space.needs_of_outputs(paths, *about, folder), shuffled]
+    if beyond := source.beyond_bytes:  # once in each file that holds such values, at most
+        for place in (*(folder for _ in paths), source.scratch):
+            needs.append(disk_space.Need("values of varying size", place, beyond))
+    disk_space.check(needs, run)
 
 
 @contextmanager
