@@ -68,7 +68,7 @@ class Batches:
     def checked(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of a part."""
         compute.check(values, self.schema, len(LENGTHS))
-        return compute.rows_of_part(self.sha256, values, None)
+        return compute.rows_of_part(self.sha256, values, [None] * len(self.sha256))
 
     def journal(self) -> Journal:
         """Return a new journal."""

@@ -27,7 +27,7 @@ import featuremill
 from featuremill.merge.outputs import Target, open_writer
 from featuremill.search.nearest import METRICS, Metric
 from featuremill.store.files import write_json
-from featuremill.store.formats import FILES, bytes_of
+from featuremill.store.formats import bytes_of, files
 
 ROWS_A_BLOCK = 50_000
 PASSES = 3
@@ -55,7 +55,7 @@ def make(root: Path, num_records: int, width: int, outputs: list[str]) -> None:
     """Write results of `num_records` random vectors."""
     root.mkdir(parents=True, exist_ok=True)
     values = pa.schema({"values": pa.list_(pa.float32(), width)})
-    paths = {output: root / FILES[output] for output in outputs}
+    paths = {output: root / files()[output] for output in outputs}
     writers = [open_writer(name, Target(paths[name], values, num_records, {})) for name in outputs]
     rng = np.random.default_rng(0)
     for start in range(0, num_records, ROWS_A_BLOCK):

@@ -75,7 +75,7 @@ def test_a_batch_that_goes_well_imports_no_pandas():
         "import sys, numpy as np, pyarrow as pa; from featuremill.extract import compute; "
         "from featuremill.workloads.esm2.columns import vectors; "
         "values = pa.record_batch([vectors(np.ones((2, 3), np.float32))], ['mean']); "
-        "part = compute.rows_of_part([b'a' * 32, b'b' * 32], values, None); "
+        "part = compute.rows_of_part([b'a' * 32, b'b' * 32], values, [None, None]); "
         "assert part.to_pylist()[1] == "
         "{'sha256': b'b' * 32, 'status': 'ok', 'reason': None, 'mean': [1.0] * 3}; "
         "assert 'pandas' not in sys.modules"

@@ -25,8 +25,8 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import validate
 from featuremill.merge import accounts, gather, shuffle
 from featuremill.merge.command import merge, merge_partial
+from featuremill.merge.hdf5 import dataset_name
 from featuremill.merge.outputs import parquet, parquet_dataset
-from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.journal import Journal, digest_of_file, part_schema

@@ -25,7 +25,7 @@ class Reading(Workflow):
 
     def configure(self, **options):
         self.options = {"number": "number.txt", "more": "more", **options}
-        config = {"run": "test", "inputs": "in.fa", "workload": "reading", "device": "cpu"}
+        config = {"run": "test", "inputs": "in.fa", "workload": "numbered", "device": "cpu"}
         config |= {"options": self.options, "shards": {"cost": 6}, "outputs": ["parquet"]}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
@@ -127,7 +127,7 @@ def test_a_file_that_another_rule_makes_moves_with_the_prefix(tmp_path, environm
     root = os.path.relpath(ROOT, tmp_path)
     (tmp_path / "Snakefile").write_text(
         f"""
-asked = {{"run": "test", "inputs": ["in.fa"], "workload": "reading", "device": "cpu"}}
+asked = {{"run": "test", "inputs": ["in.fa"], "workload": "numbered", "device": "cpu"}}
 asked |= {{"options": {{"number": "number.txt"}}, "outputs": ["parquet"]}}
 
 rule number:
@@ -163,7 +163,7 @@ class Steps(Verbs):
         return said.status, said.err
 
     def plans(self):
-        config = {"run": "test", "inputs": ["in.fa"], "workload": "reading", "device": "cpu"}
+        config = {"run": "test", "inputs": ["in.fa"], "workload": "numbered", "device": "cpu"}
         config |= {"options": {"number": "number.txt"}, "shards": {"cost": 6}}
         status, said = self.take("plan", "--config-json", json.dumps(config))
         assert status == 0, said

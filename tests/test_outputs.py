@@ -33,12 +33,12 @@ from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
     ABOUT,
-    FILES,
-    FORMATS,
-    OutputName,
+    built_in,
     bytes_of,
     digest_of_result,
+    files,
     files_of,
+    format_of,
     sidecar_of,
 )
 from featuremill.store.plan import Plan, Settings
@@ -65,7 +65,7 @@ ACCESSIONS = {"sp|P35309|HSP1_PANTR": "P35309", "sp|P35309|OTHER_NAME": "P35309"
     "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
 }
 POOLED = ["mean_layer_3", "bos_layer_3", "mean_layer_6", "bos_layer_6"]
-ALL = list(FORMATS)
+ALL = list(built_in())
 OPTIONS = {
     "model": "mill_t6_8M",
     "layers": [3, 6],
@@ -113,14 +113,11 @@ def manifest_of(run):
     return json.loads((run.root / "manifest.json").read_text())
 
 
-def test_the_config_and_the_table_of_formats_name_the_same():
-    assert OutputName.__args__ == tuple(FORMATS)
-
-
 def test_the_page_says_of_each_format_what_the_table_does():
     most = {5_000_000: "5 million", 1_000_000: "1 million", 100_000: "100,000", None: ""}
     page = (ROOT / "docs" / "outputs.md").read_text().splitlines()
-    for name, format in FORMATS.items():
+    for name in ALL:
+        format = format_of(name)
         (row,) = [line for line in page if line.startswith(f"| `{name}` |")]
         assert f"`{format.file}" in row and f"| {format.made_for} |" in row, name
         assert row.endswith(f"{most[format.most_records]} |"), name
@@ -255,7 +252,7 @@ def attributes(path, name):
     """Return what the file itself says about how it was made."""
     if name in ("parquet", "parquet_dataset"):
         return json.loads(pq.read_schema(files_of(path)[0]).metadata[b"featuremill"])
-    if name == "fair_esm_pt" or FORMATS[name].has_sidecar:
+    if name == "fair_esm_pt" or format_of(name).has_sidecar:
         beside = path / "provenance.json" if path.is_dir() else path.parent / sidecar_of(path.name)
         return json.loads(beside.read_text())
     if name == "safetensors":
@@ -270,7 +267,7 @@ def attributes(path, name):
 @pytest.mark.parametrize("name", ALL)
 def test_every_file_says_how_it_was_made(done, name):
     plan = json.loads(done.run_folder.plan.read_text())
-    found = attributes(done.run_folder.root / FILES[name], name)
+    found = attributes(done.run_folder.root / files()[name], name)
     expected = {
         "model_name": "mill_t6_8M",
         "layers": "3, 6",
@@ -314,7 +311,7 @@ def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
         }
     )
     path = tmp_path / "result"
-    if FORMATS[name].is_folder:
+    if format_of(name).is_folder:
         path.mkdir()
     else:
         path.touch()
@@ -329,11 +326,11 @@ def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
 
 def test_small_blocks_make_the_same_files(run, monkeypatch):
     same = ["h5ad", "safetensors", "fair_esm_pt", "per_residue_h5", "npy"]
-    before = {name: manifest_of(run)["outputs"][FILES[name]] for name in same}
+    before = {name: manifest_of(run)["outputs"][files()[name]] for name in same}
     monkeypatch.setattr(gather, "BLOCK_BYTES", 20_000)
     after = merge(run, same, 0).as_json()["outputs"]
-    arrays = [FILES[name] for name in same if name != "h5ad"]  # its texts lie block by block
-    before = {FILES[name]: about for name, about in before.items()}
+    arrays = [files()[name] for name in same if name != "h5ad"]  # its texts lie block by block
+    before = {files()[name]: about for name, about in before.items()}
     assert {file: after[file] for file in arrays} == {file: before[file] for file in arrays}
     again = anndata.read_h5ad(run.root / "embeddings.h5ad")
     assert (
@@ -348,12 +345,12 @@ def test_export_gives_what_merge_would_have_written(run):
     merge(run, kept, 0)
     before = (run.root / "manifest.json").stat().st_mtime_ns
     others = [name for name in ALL if name not in kept]
-    files = export(run, others)
-    assert set(files) == {FILES[name] for name in others}
+    exported = export(run, others)
+    assert set(exported) == {files()[name] for name in others}
     for name in others:
-        path = run.root / FILES[name]
+        path = run.root / files()[name]
         told_of = {"bytes": bytes_of(path), "sha256": digest_of_result(path)}
-        assert files[path.name].as_json() == told_of == told[path.name], name
+        assert exported[path.name].as_json() == told_of == told[path.name], name
     assert (run.root / "manifest.json").stat().st_mtime_ns == before, "Snakemake sees nothing new"
     assert not (run.store / "merge").exists()
 

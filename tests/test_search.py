@@ -28,7 +28,7 @@ from featuremill.search import hits, nearest, opening, table
 from featuremill.search.queries import Queries
 from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, write_json
-from featuremill.store.formats import ABOUT, FILES
+from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
 
 ESCAPE = "\x1b[31mred"
@@ -561,7 +561,7 @@ def test_results_without_a_single_vector(run, capfd):
     manifest = read_json(run.root / "manifest.json")
     table = pq.read_table(run.root / "embeddings.parquet")
     for output in ("parquet", "npy"):
-        path = run.root / FILES[output]
+        path = run.root / files()[output]
         open_writer(output, Target(path, table.drop_columns(list(ABOUT)).schema, 0, {})).close()
         manifest["outputs"][path.name]["bytes"] = path.stat().st_size
     write_json(run.root / "manifest.json", manifest)

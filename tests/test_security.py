@@ -32,8 +32,8 @@ from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
+from featuremill.merge.hdf5 import dataset_name
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.merge.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal
 from featuremill.store.parts import open_part
 from featuremill.store.plan import Plan, PlannedShard

@@ -19,7 +19,7 @@ from featuremill.base.errors import UserError
 from featuremill.extract.at_hand import Refuse, values_in_batches
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.merge.outputs import vectors
+from featuremill.merge import vectors
 from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Pool

@@ -1,73 +1,76 @@
-"""A workload whose every value is what stands in the file and in the folder that its options name.
+"""Workloads on other inputs than proteins: of nucleotides, of rows, and of files as they are.
 
-DIES_AFTER has whoever runs a batch, its supervisor and its Snakemake killed when so many were
-begun; EDITS_WHILE_LOADING names a file that gets another content between two looks at it.
+Each delivers the size of the payload.
 """
-
-import os
-import signal
-from pathlib import Path
 
 import pyarrow as pa
 
-from featuremill.inputs import proteins
-from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
+from featuremill.inputs import NucleotideOptions, RowOptions, nucleotides, rows
+from featuremill.workload import Record, WorkloadOptions
 
-VERSION = "1"
-COST_UNIT = "records"
-SCHEMA = pa.schema({"number": pa.list_(pa.float32(), 2)})
-
-
-class Options(WorkloadOptions):
-    """Where the numbers stand."""
-
-    number: OptionFile
-    """A file with a number."""
-    more: OptionFolder | None = None
-    """A folder of files with numbers, which are added up."""
+SCHEMA = pa.schema({"size": pa.list_(pa.float32(), 1)})
+TYPES = {"age": float, "count": int, "text": str}
 
 
-def records(files, options):
-    return proteins(files)
+class Reading:
+    """A workload that reads in the given way."""
+
+    VERSION = "1"
+    COST_UNIT = "bytes"
+
+    def __init__(self, read, options, **offered):
+        self.records = read
+        self.Options = options
+        self.__dict__.update(offered)
+
+    def cost(self, payload, options):
+        return len(payload)
+
+    def weights(self, options):
+        return None
+
+    def resolve(self, options, device, weights):
+        return options
+
+    def schema(self, options, weights):
+        return SCHEMA
+
+    def batch_cost(self, options, device):
+        return 1000
+
+    def load(self, options, devices, weights):
+        return None
+
+    def prepare(self, model, payloads, batch_cost):
+        return [len(payload) for payload in payloads]
+
+    def run(self, model, batch):
+        return batch
+
+    def collect(self, model, result):
+        return pa.RecordBatch.from_pylist([{"size": [size]} for size in result], schema=SCHEMA)
 
 
-def cost(payload, options):
-    return 1
+class CellOptions(RowOptions):
+    """What a test sets."""
+
+    is_typed: bool = True
+    """Whether the columns have types; else all columns count, as they stand."""
+
+    def payload_columns(self):
+        return TYPES if self.is_typed else None
 
 
-def weights(options):
-    return None
+class FileOptions(WorkloadOptions):
+    """None."""
 
 
-def resolve(options, device, weights):
-    return options
+def whole_files(inputs, options):
+    for path in inputs:
+        data = path.read_bytes()
+        yield Record(path.stem, "", data, str(path), 1, length=data.count(b"\n"))
 
 
-def schema(options, weights):
-    return SCHEMA
-
-
-def batch_cost(options, device):
-    return 2
-
-
-def load(options, devices, weights):
-    if edited := os.environ.get("EDITS_WHILE_LOADING"):
-        Path(edited).write_text("77")
-    more = sorted(Path(options.more).rglob("*.txt")) if options.more else []
-    value = [float(Path(options.number).read_text()), sum(float(p.read_text()) for p in more)]
-    return iter(range(1, 10**9)), value
-
-
-def prepare(model, payloads, batch_cost):
-    return payloads
-
-
-def run(model, payloads):
-    if str(next(model[0])) == os.environ.get("DIES_AFTER"):
-        os.killpg(0, signal.SIGKILL)
-    return payloads
-
-
-def collect(model, payloads):
-    return pa.record_batch([pa.array([model[1]] * len(payloads), SCHEMA.field(0).type)], SCHEMA)
+bases = Reading(nucleotides, NucleotideOptions, LENGTH_UNIT="bases")
+cells = Reading(rows, CellOptions)
+files = Reading(whole_files, FileOptions, LENGTH_UNIT="lines", TAKES_FILES=True, NEEDS_GPU=False)

@@ -11,7 +11,7 @@ failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
 
 from featuremill import SNAKEFILE  # where a module is called featuremill, it stands for the package
 from featuremill.flow.begin import begin
-from featuremill.store.formats import FILES, FOLDERS
+from featuremill.store.formats import format_of
 
 mill = begin(workflow, config, failures)
 
@@ -23,5 +23,6 @@ def receipts(wildcards):
 
 def result(name):
     """Return where the output `name` goes, as Snakemake wants it told."""
-    path = f"{mill.results}/{FILES[name]}"
-    return directory(path) if name in FOLDERS else path
+    found = format_of(name)
+    path = f"{mill.results}/{found.file}"
+    return directory(path) if found.is_folder else path

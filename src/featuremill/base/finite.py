@@ -31,6 +31,19 @@ def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.boo
     return bad
 
 
+def is_missing(values: pa.RecordBatch) -> bool:
+    """Tell whether there is no value at some place, be it in a list; looks into no structs."""
+    return any(map(_has_null, values.columns))
+
+
+def _has_null(column: pa.Array) -> bool:
+    while not column.null_count:
+        if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
+            return False
+        column = column.flatten()
+    return True
+
+
 def _has_bad(column: pa.Array) -> bool:
     while True:
         if column.null_count:

@@ -8,6 +8,7 @@ decides nothing. Whoever refuses or fails a record makes the reason here, a work
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -41,6 +42,11 @@ NOT_FINITE = Kind(
     "A value left the range of its number format, or the workload gave none. In options, set "
     "dtype: fp32 (or bf16, where it was fp16) and, for values per residue, output_dtype: "
     "float32, which computes everything again; or raise max_failed and do without these.",
+)
+MISSING = Kind(
+    "missing",
+    ("a value is missing",),
+    "The workload gave neither all values nor a reason: that is for its author to mend.",
 )
 OUT_OF_MEMORY = Kind(
     "oom",
@@ -92,6 +98,21 @@ LETTERS = Kind(
     ("not an amino acid",),
     "Mend the named characters in the input; X stands for an unknown residue.",
 )
+BASES = Kind(
+    "bases",
+    ("not a nucleotide",),
+    "Mend the named characters in the input; N stands for an unknown base.",
+)
+PROTEIN = Kind(
+    "protein",
+    ("a protein, not nucleotides",),
+    "The record looks like a protein. Take it out of this input, or give its gene.",
+)
+CELLS = Kind(
+    "cells",
+    ("not of its column's type",),
+    "Mend the named cell in the table, or leave it empty where no value is known.",
+)
 ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in the input.")
 OTHER = Kind(
     "other",
@@ -99,12 +120,47 @@ OTHER = Kind(
     "Look at the record in its source; mend or remove it, then run the same command.",
 )
 """Of every reason whose head no other kind has."""
-OF_THE_CORE = (PENDING, ERROR, CRASH, HANG)
+OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG)
 """What only the core finds out."""
-OF_RECORDS = (NOT_FINITE, OUT_OF_MEMORY, EMPTY, LENGTH, NUCLEOTIDES, STOP, LETTERS, ID, OTHER)
+OF_RECORDS = (
+    NOT_FINITE,
+    OUT_OF_MEMORY,
+    EMPTY,
+    LENGTH,
+    NUCLEOTIDES,
+    STOP,
+    LETTERS,
+    BASES,
+    PROTEIN,
+    CELLS,
+    ID,
+    OTHER,
+)
 """What a workload may say of a record as well."""
 KINDS = (*OF_THE_CORE, *OF_RECORDS)
-_BY_HEAD = {head: kind for kind in KINDS for head in kind.heads}
+_of_workloads: dict[str, Kind] = {}
+_by_head = {head: kind for kind in KINDS for head in kind.heads}
+
+
+def learn(kinds: Sequence[Kind]) -> None:
+    """Know the `kinds` of a workload from now on, in this process.
+
+    Raises:
+        ValueError: when one has the name or a head of another kind, or no head; for its author.
+    """
+    for kind in kinds:
+        taken = [known for known in all_kinds() if known.name == kind.name and known != kind]
+        taken += [_by_head[head] for head in kind.heads if _by_head.get(head, kind) != kind]
+        if taken or not kind.heads or any(":" in head for head in kind.heads):
+            of = f"has the name or a head of {taken[0].name!r}" if taken else "needs plain heads"
+            raise ValueError(f"the kind of reasons {kind.name!r} {of}")
+        _of_workloads[kind.name] = kind
+        _by_head.update(dict.fromkeys(kind.heads, kind))
+
+
+def all_kinds() -> list[Kind]:
+    """Return every kind that is known here: the core's, then those of workloads."""
+    return [*KINDS, *_of_workloads.values()]
 
 
 def head_of(reason: str) -> str:
@@ -114,7 +170,7 @@ def head_of(reason: str) -> str:
 
 def kind_of(reason: str) -> Kind:
     """Return the kind of `reason`, by its head alone."""
-    return _BY_HEAD.get(head_of(reason), OTHER)
+    return _by_head.get(head_of(reason), OTHER)
 
 
 def named(name: str) -> Kind:
@@ -123,8 +179,15 @@ def named(name: str) -> Kind:
     Raises:
         ValueError: when there is no such kind for workloads; for the author of one.
     """
-    for kind in OF_RECORDS:
+    known = [*OF_RECORDS, *_of_workloads.values()]
+    for kind in known:
         if kind.name == name:
             return kind
-    names = ", ".join(kind.name for kind in OF_RECORDS)
+    names = ", ".join(kind.name for kind in known)
     raise ValueError(f"a record cannot be said to have failed for {name!r}; the kinds are {names}")
+
+
+def delivered(text: str) -> str:
+    """Return the reason that a workload's `text` becomes in a part: its own words, unless they are
+    what only the core says."""
+    return text if kind_of(text) not in OF_THE_CORE else OTHER.reason(text)

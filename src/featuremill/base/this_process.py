@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import resource
 import signal
 import sys
+from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 from featuremill import __version__
@@ -74,10 +77,14 @@ def peak_of_process_mb() -> int:
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that values can depend on, of what this process has loaded."""
+def versions(distributions: Sequence[str] = ()) -> dict[str, str]:
+    """Return the versions that values can depend on, of what this process has loaded and of these
+    `distributions`."""
     found = {"featuremill": __version__, "python": platform.python_version()}
     for name in NAMED_VERSIONS:
         if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
             found[name] = str(module.__version__)
+    for name in distributions:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
     return found

@@ -19,6 +19,11 @@ def counted(number: int, noun: str, nouns: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or noun + 's'}"
 
 
+def in_units(number: int, units: str) -> str:
+    """Return `number` of what `units` names in the plural: "1 residue", "2,000 residues"."""
+    return counted(number, units.removesuffix("s"), units)
+
+
 def records(number: int) -> str:
     """Return "1 record" or "12,345 records"."""
     return counted(number, "record")

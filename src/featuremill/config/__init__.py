@@ -10,16 +10,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from featuremill.base.errors import UserError
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
-from featuremill.store.formats import FORMATS, OutputName
-from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, weights
+from featuremill.store import formats
+from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, said, weights
 
-KINDS = {"pooled": "per record", "per_residue": "per residue"}
+KINDS = {"pooled": "per record", "per_residue": "per residue", "table": "in a table"}
 
 UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
@@ -35,6 +43,24 @@ class Section(BaseModel):
     """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _known_output(name: str) -> str:
+    try:
+        formats.module_of(name)
+    except UserError as error:
+        raise ValueError(str(error).rstrip(".")) from None
+    return name
+
+
+class _OutputNames:
+    """Says in a schema which outputs there are: built-in ones, and those of packages here."""
+
+    def __get_pydantic_json_schema__(self, *_: Any) -> dict[str, Any]:
+        return {"enum": formats.names()}
+
+
+Output = Annotated[str, AfterValidator(_known_output), _OutputNames()]
 
 
 class Shards(Section):
@@ -80,7 +106,7 @@ class Config(Section):
     gpus: int = Field(default=1, ge=1, strict=True)
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
     not fit one: jobs side by side are faster."""
-    outputs: tuple[OutputName, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
+    outputs: tuple[Output, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
     """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From
     some million records on, `parquet_dataset` is better than `parquet`. `featuremill export` writes
     any of them later."""
@@ -148,7 +174,10 @@ def validate(
     options = _checked(
         keys, config.options, ("options",), lambda: _others(workload), source, places
     )
-    config = config.model_copy(update={"options": options.model_dump(mode="json")})
+    settled: dict[str, Any] = {"options": options.model_dump(mode="json")}
+    if not said(find_workload(workload), "NEEDS_GPU"):
+        settled["device"] = "cpu"
+    config = config.model_copy(update=settled)
     if model := model_of(config):
         with _at_the_model(config, source, places):
             weights.name_of(model, workload)
@@ -272,7 +301,7 @@ def check_outputs(config: Config, source: str = "config") -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
     delivered = find_workload(config.workload).Options.model_validate(config.options).delivers()
     for output in config.outputs:
-        need = FORMATS[output].kind
+        need = formats.format_of(output).kind
         if need and need not in delivered:
             raise UserError(
                 f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
@@ -287,7 +316,7 @@ def without_effect(config: Config) -> list[str]:
     found = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
         for kind in sorted(delivered)
-        if not any(FORMATS[output].kind in (None, kind) for output in config.outputs)
+        if not any(formats.format_of(output).kind in (None, kind) for output in config.outputs)
     ]
     if config.labels.file and not {"parquet", "parquet_dataset"} & set(config.outputs):
         found.append(

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base import faults
-from featuremill.base.finite import not_finite
 from featuremill.extract import compute
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.workload import RecordFailed, Workload
@@ -59,10 +58,12 @@ def values_in_batches(
                 refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()
-        rows, bad = np.array(batch.rows), np.zeros(len(batch.rows), np.bool_)
+        values, why = compute.told_apart(values)
         if is_finite_only:
-            bad = not_finite(values)
-        for row in rows[bad].tolist():
-            refuse_all(row, compute.NOT_FINITE)
+            why = compute.reasons_of(values, why)
+        rows, bad = np.array(batch.rows), np.array([reason is not None for reason in why], np.bool_)
+        for row, reason in zip(batch.rows, why, strict=True):
+            if reason is not None:
+                refuse_all(row, reason)
         good = [places[distinct[row]] for row in rows[~bad].tolist()]
         yield good, values.filter(pa.array(~bad)) if bad.any() else values

@@ -154,7 +154,7 @@ class Extraction:
             except BaseException:
                 line.text = run_log.of_shard(_so_far(supervisor, recorder), {})
                 raise
-            receipt = self._finished(computed, supervisor, started, began)
+            receipt = self._finished(computed, supervisor, started, began, wanted.policy)
         line.text = run_log.of_shard(receipt.as_json(), self._reasons(receipt))
         log.info("shard %s: %s", self.shard[:8], _outcome(receipt))
         return receipt
@@ -180,7 +180,7 @@ class Extraction:
         return Counter(kind_of(reason).name for reason in reasons)
 
     def _finished(
-        self, computed: Receipt, supervisor: Supervisor, started: str, began: float
+        self, computed: Receipt, supervisor: Supervisor, started: str, began: float, policy: str
     ) -> Receipt:
         """Make a finished journal the part; return its whole receipt."""
         seconds = {
@@ -194,6 +194,7 @@ class Extraction:
             "started": started,
             "finished": _now(),
             "host": platform.node(),
+            "policy": policy,
         }
         receipt = computed.model_copy(update=told)
         # The receipt before the part: a part that has its name always has its digest beside it.

@@ -11,11 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base import faults, finite, reasons
+from featuremill.base.text import one_line
 from featuremill.extract.batches import Batch, Queue
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
+REASON = "reason"
+"""The column beside the values in which `collect` may say why a row has none."""
 
 
 def values_of(
@@ -55,6 +58,15 @@ def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(num_rows, field.type) for field in schema], schema=schema)
 
 
+def told_apart(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | None]]:
+    """Return the values that `collect` gave, and for each row why it has none, if it said so."""
+    if REASON not in values.schema.names:
+        return values, [None] * values.num_rows
+    told = values.column(REASON).to_pylist()
+    found = [reasons.delivered(one_line(str(text))) if text else None for text in told]
+    return values.drop_columns([REASON]), found
+
+
 def check(values: pa.RecordBatch, schema: pa.Schema, num_rows: int) -> None:
     """Refuse a workload's answer that has another schema or another number of rows."""
     assert values.schema.equals(schema), f"collect gave {values.schema}, schema says {schema}"
@@ -62,15 +74,16 @@ def check(values: pa.RecordBatch, schema: pa.Schema, num_rows: int) -> None:
 
 
 def rows_of_part(
-    sha256: Sequence[bytes], values: pa.RecordBatch, reason: str | None
+    sha256: Sequence[bytes], values: pa.RecordBatch, told: Sequence[str | None]
 ) -> pa.RecordBatch:
     """Return `values` with the core's columns before them.
 
-    All rows failed when there is a `reason`; without one, rows with a value that is not finite do.
+    Rows failed for which a reason is `told`, and those with a value that is missing or not finite.
     """
     num_rows = len(sha256)
-    bad = np.ones(num_rows, bool) if reason else finite.not_finite(values)
-    if bad.any() and not reason:
+    why = reasons_of(values, told)
+    bad = np.array([reason is not None for reason in why], bool)
+    if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
     columns = [
@@ -80,10 +93,19 @@ def rows_of_part(
         pa.nulls(num_rows, pa.string()),
     ]
     if bad.any():
-        reasons_of = [(reason or NOT_FINITE) if is_bad else None for is_bad in bad]
         columns[1] = pa.array(np.where(bad, "failed", "ok"), pa.string())
-        columns[2] = pa.array(reasons_of, pa.string())
+        columns[2] = pa.array(why, pa.string())
     return pa.record_batch([*columns, *values.columns], schema=part_schema(values.schema))
+
+
+def reasons_of(values: pa.RecordBatch, told: Sequence[str | None]) -> list[str | None]:
+    """Return why each row failed: as it was told, or by what is in it; None where it is well."""
+    found = list(told)
+    for row in np.flatnonzero(finite.not_finite(values)).tolist():
+        if found[row] is None:
+            is_missing = finite.is_missing(values.slice(row, 1))
+            found[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
+    return found
 
 
 def _repeated(text: bytes, count: int) -> pa.StringArray:

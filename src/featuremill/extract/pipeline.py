@@ -73,19 +73,20 @@ class Shard:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what to commit for `rows`; a value that is missing or not finite makes a failed
-        row."""
+        """Return what to commit for `rows`; one for which a reason is told failed, as did one with
+        a value that is missing or not finite."""
+        values, told = compute.told_apart(values)
         compute.check(values, self.values, len(rows))
-        return self._of_part(rows, values, None)
+        return self._of_part(rows, values, told)
 
     def commit_failed(self, row: int, reason: str) -> None:
         """Write a failed row."""
-        self.commit(self._of_part([row], compute.failed(self.values, 1), reason))
+        self.commit(self._of_part([row], compute.failed(self.values, 1), [reason]))
 
     def _of_part(
-        self, rows: Sequence[int], values: pa.RecordBatch, reason: str | None
+        self, rows: Sequence[int], values: pa.RecordBatch, told: Sequence[str | None]
     ) -> pa.RecordBatch:
-        return compute.rows_of_part([self._digest(row) for row in rows], values, reason)
+        return compute.rows_of_part([self._digest(row) for row in rows], values, told)
 
     def commit(self, batch: pa.RecordBatch) -> None:
         """Write rows of the part."""

@@ -42,6 +42,7 @@ from featuremill.workload import (
     find_workload,
     option_files,
     refuse_without_packages,
+    said,
 )
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import refuse_other_versions, versions
@@ -312,7 +313,7 @@ class Worker:
             **versions(self.workload),
             threads=self.job.threads,
             peak_memory_mb=peak_memory_mb(self.devices),
-            versions=this_process.versions(),
+            versions=this_process.versions(said(self.workload, "VERSIONS_OF")),
         )
 
 

@@ -26,9 +26,8 @@ from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
-from featuremill.store import command_line, run_lock
+from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
-from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, option_files, recipe, weights
@@ -151,7 +150,9 @@ def forget_what_is_gone(config: Config, results: str) -> None:
     if folder.plan.exists() and not folder.store.exists():
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
         folder.plan.unlink()
-    are_others = delivery and set(delivery.outputs) != {FILES[name] for name in config.outputs}
+    are_others = delivery and set(delivery.outputs) != {
+        formats.files()[name] for name in config.outputs
+    }
     if are_others and not (folder.store / "shards").exists():
         folder.plan.unlink(missing_ok=True)
     if not folder.plan.exists():
@@ -230,7 +231,7 @@ def tell_what_goes(config: Config, results: str) -> None:
     root = Path(results)
     delivery = Results(root).find_delivery()
     written = delivery.outputs if delivery else {}
-    wanted = {FILES[name] for name in config.outputs}
+    wanted = {formats.files()[name] for name in config.outputs}
     for name in written:
         if name not in wanted and (root / name).exists():
             log.warning(

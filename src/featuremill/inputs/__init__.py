@@ -1,20 +1,26 @@
-"""Input files become records: FASTA, tables and flat files, compressed or not.
+"""Input files become records: FASTA, FASTQ, tables and flat files, compressed or not.
 
-The suffix says what a file is; whether it is compressed is read from its first bytes. Every bad
-record comes out refused with a reason; a file that as a whole cannot be trusted (cut short, not
-text, not what its name says) is a `UserError`. Nothing here knows what a record is used for.
+One reader a format, told what to make of a record (`featuremill.inputs.kinds`): `proteins`,
+`nucleotides` or `rows`, which is all that a workload calls. The suffix says what a file is; whether
+it is compressed is read from its first bytes. Every bad record comes out refused with a reason; a
+file that as a whole cannot be trusted (cut short, not text, not what its name says, of another
+kind) is a `UserError`. Nothing here knows what a record is used for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from pydantic import BaseModel
+
+from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, source
+from featuremill.inputs import columns, kinds, source
 from featuremill.workload import Record, WorkloadOptions
 
 
@@ -26,10 +32,12 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...]
 
 
-FASTA = Format("FASTA", "fasta", (".fa", ".fasta", ".faa", ".fas", ".pep"))
+FASTA = Format("FASTA", "fasta", (".fa", ".fasta", ".faa", ".fas", ".pep", ".fna", ".ffn", ".frn"))
 """Also the format of every file whose suffix says nothing: its first line must begin with '>'."""
+FASTQ = Format("FASTQ", "fastq", (".fastq", ".fq"))
 FORMATS = (
     FASTA,
+    FASTQ,
     Format("CSV table", "table", (".csv",)),
     Format("TSV table", "table", (".tsv", ".tab")),
     Format("Parquet table", "parquet", (".parquet", ".pq")),
@@ -41,7 +49,7 @@ COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
 
 
 class TableOptions(WorkloadOptions):
-    """Options of a workload whose inputs may be tables: which of their columns count."""
+    """Options of a workload that reads proteins: which columns of tables count."""
 
     EXECUTION = frozenset({"id_column", "sequence_column"})
 
@@ -57,6 +65,35 @@ class TableOptions(WorkloadOptions):
     `protein_names`, `protein_name`, `product`) is taken along where there is one."""
 
 
+class NucleotideOptions(TableOptions):
+    """Options of a workload that reads nucleotides: which columns of tables count."""
+
+    sequence_column: str = ""
+    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, the only one of
+    `sequence`, `seq`, `nucleotide_sequence`, `dna_sequence`, `rna_sequence`, `nt_sequence`,
+    `dna_seq`, `rna_seq`, `nt_seq`; else of `nucleotides`, `dna`, `rna`, `cds`, `read`. A
+    `description` (else `protein_names`, `protein_name`, `product`) is taken along where there is
+    one."""
+
+
+class RowOptions(WorkloadOptions):
+    """Options of a workload that reads the rows of tables: which columns count."""
+
+    EXECUTION = frozenset({"id_column"})
+
+    id_column: str = ""
+    """Column of the inputs that holds the ids. If not given, it is found by its name, such as `id`,
+    `accession` or `name`."""
+
+    def payload_columns(self) -> Mapping[str, type] | Sequence[str] | None:
+        """Return the columns whose values are a record's payload; None for all but the ids'.
+
+        With types (str, int, float, bool, list, dict) a row of a CSV or TSV file has the payload
+        that the same values in Parquet have; without, its cells are texts.
+        """
+        return None
+
+
 def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Iterator[Record]:
     """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
 
@@ -64,27 +101,38 @@ def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Ite
     are looked at before the first one is read, so that a wrong last name doesn't cost the time of
     the others.
     """
-    for path in inputs:
-        source.check(path)
-        format_of(path)
-    for path in inputs:
-        yield from _read(path, _chosen(options))
+    return _stream(inputs, _kind(options or TableOptions()))
 
 
-def columns_taken(path: Path, options: TableOptions) -> str:
+def nucleotides(
+    inputs: Sequence[Path], options: NucleotideOptions | None = None
+) -> Iterator[Record]:
+    """Stream the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper
+    case, U as T; of FASTQ, the qualities are dropped."""
+    return _stream(inputs, _kind(options or NucleotideOptions()))
+
+
+def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:
+    """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
+    the values of `options.payload_columns()` (`featuremill.inputs.cells` says how)."""
+    return _stream(inputs, _kind(options or RowOptions()))
+
+
+def columns_taken(path: Path, options: BaseModel) -> str:
     """Return in words which columns of the table `path` are read; "" for other formats."""
-    if not _is_table(path):
+    if not isinstance(options, TableOptions | RowOptions) or not _is_table(path):
         return ""
-    names = _reader(path).names_of(path)
-    taken = columns.find(path, names, _chosen(options))
-    words = f"id from column {names[taken.id]!r}, sequence from {names[taken.sequence]!r}"
-    if taken.description is None:
-        return words
-    return f"{words}, description from {names[taken.description]!r}"
+    names = import_module(_module(format_of(path))).names_of(path)
+    return _kind(options).taken(path, names).described
 
 
-def _chosen(options: TableOptions | None) -> columns.Named:
-    return columns.Named(options.id_column, options.sequence_column) if options else columns.Named()
+def _kind(options: TableOptions | RowOptions) -> kinds.Kind:
+    """Return what the options of a workload say that it makes of a record."""
+    if isinstance(options, RowOptions):
+        return kinds.Rows(options.id_column, options.payload_columns())
+    is_dna = isinstance(options, NucleotideOptions)
+    chosen = columns.Named(options.id_column, options.sequence_column)
+    return (kinds.NUCLEOTIDES if is_dna else kinds.PROTEINS)._replace(chosen=chosen)
 
 
 def format_of(path: Path) -> Format:
@@ -116,20 +164,78 @@ def _is_table(path: Path) -> bool:
     return format_of(path).module in ("table", "parquet")
 
 
-def _reader(path: Path) -> ModuleType:
+def _module(format: Format) -> str:
+    return f"featuremill.inputs.{format.module}"
+
+
+def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
+    format = format_of(path)
+    if isinstance(kind, kinds.Rows):
+        _refuse_no_table(path, format)
+    elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
+        line = _first_line(path) if kind.has_fastq else ""
+        format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
-    return import_module(f"featuremill.inputs.{format_of(path).module}")
+    return import_module(_module(format))
 
 
-def _read(path: Path, chosen: columns.Named) -> Iterator[Record]:
-    arguments = (path, chosen) if _is_table(path) else (path,)
+def _first_line(path: Path) -> str:
+    """Return the first line that is not blank."""
+    with source.open_text(path, "surrogateescape") as text:
+        return next((line.lstrip() for line in text if line.strip()), "")
+
+
+def _refuse_no_table(path: Path, format: Format) -> None:
+    """Refuse what has no rows, by the line that shows it where the name does not."""
+    if format.module == "parquet":
+        return
+    line = _first_line(path)
+    is_fasta = line.startswith(">")
+    if format.module == "table" and not is_fasta:
+        return
+    problem = f"is {format.name}"
+    if is_fasta:
+        problem = f"is FASTA (it begins with {line.strip()[:40]!r})"
+    elif line.startswith("@") and format in (FASTA, FASTQ):
+        problem = f"is FASTQ (it begins with {line.strip()[:40]!r})"
+    elif format is FASTA:
+        problem = "has no suffix of a table"
+    raise UserError(
+        f"{path}: this {problem}, but rows of tables are read here; give a .csv, .tsv or .parquet."
+    )
+
+
+def _stream(inputs: Sequence[Path], kind: kinds.Kind) -> Iterator[Record]:
+    for path in inputs:
+        source.check(path)
+        format_of(path)
+    for path in inputs:
+        yield from _read(path, kind)
+
+
+def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record]:
+    """Return `records`; refuse the file where the first one is a protein and should be none."""
+    first = next(records, None)
+    if first is None:
+        return records
+    if first.reason and reasons.kind_of(first.reason) is reasons.PROTEIN:
+        detail = first.reason.partition(": ")[2]
+        raise UserError(
+            f"{path}:{first.line}: record {first.id[:60]!r} is a protein ({detail}), but "
+            "nucleotides are read here; give DNA or RNA, or choose a workload for proteins."
+        )
+    return chain([first], records)
+
+
+def _read(path: Path, kind: kinds.Kind) -> Iterator[Record]:
     num_records = 0
     try:
-        for record in _reader(path).read(*arguments):
+        for record in _refusing_proteins(path, _reader(path, kind).read(path, kind)):
             num_records += 1
             yield record
     except source.DamagedError as damage:
         where = f"at about record {num_records + 1:,}"
         raise UserError(f"{path}: this file {damage.problem} {where}; {damage.remedy}.") from None
     if not num_records:
-        raise UserError(f"{path}: there is no record in this file; give a file with sequences.")
+        what = "rows" if isinstance(kind, kinds.Rows) else "sequences"
+        raise UserError(f"{path}: there is no record in this file; give a file with {what}.")

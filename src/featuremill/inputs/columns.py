@@ -1,4 +1,4 @@
-"""Which columns of a table hold the id, the sequence and the description."""
+"""Which columns of a table hold what: found by their names, or chosen."""
 
 from __future__ import annotations
 
@@ -37,6 +37,21 @@ SEQUENCES = (
     ),
     ("aa", "protein", "residues", "peptide"),
 )
+NUCLEOTIDES = (
+    (
+        "sequence",
+        "seq",
+        "nucleotide_sequence",
+        "dna_sequence",
+        "rna_sequence",
+        "nt_sequence",
+        "dna_seq",
+        "rna_seq",
+        "nt_seq",
+    ),
+    ("nucleotides", "dna", "rna", "cds", "read"),
+)
+"""Names of a column of nucleotides; `SEQUENCES` are those of proteins."""
 DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 
 
@@ -55,11 +70,16 @@ class Columns(NamedTuple):
     description: int | None
 
 
-def find(path: Path, names: Sequence[str], chosen: Named) -> Columns:
+def find(
+    path: Path,
+    names: Sequence[str],
+    chosen: Named,
+    sequences: Sequence[Sequence[str]] = SEQUENCES,
+) -> Columns:
     """Return where the columns stand in `names`: those that are `chosen`, or whose names tell, in
     any case; UserError where that is not clear."""
-    id = _one(path, names, chosen.id, IDS, "id")
-    sequence = _one(path, names, chosen.sequence, SEQUENCES, "sequence")
+    id = one(path, names, chosen.id, IDS, "id")
+    sequence = one(path, names, chosen.sequence, sequences, "sequence")
     if id == sequence:
         raise UserError(
             f"{path}: {names[id]!r} cannot be both the id and the sequence column; set id_column "
@@ -74,10 +94,10 @@ def find_id(path: Path, names: Sequence[str]) -> int:
     places = _matches(names, IDS)
     if not places:
         raise UserError(
-            f"{path}: no column is the id column among {_list(names)}; call the right one 'id'."
+            f"{path}: no column is the id column among {listed(names)}; call the right one 'id'."
         )
     if len(places) > 1:
-        found = _list([names[place] for place in places])
+        found = listed([names[place] for place in places])
         raise UserError(
             f"{path}: {found} may each be the id column; call the right one 'id' and rename or "
             "drop the others."
@@ -88,11 +108,11 @@ def find_id(path: Path, names: Sequence[str]) -> int:
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
     """Return where the column that is called `wanted` stands in `names`, or raise UserError."""
     if wanted not in names:
-        raise UserError(f"{path}: there is no column {wanted!r}; it has {_list(names)}.")
+        raise UserError(f"{path}: there is no column {wanted!r}; it has {listed(names)}.")
     return names.index(wanted)
 
 
-def _one(
+def one(
     path: Path, names: Sequence[str], chosen: str, ranks: Sequence[Sequence[str]], wanted: str
 ) -> int:
     """Return where the column is that is `chosen`, else where the `wanted` one is found."""
@@ -101,16 +121,16 @@ def _one(
         if chosen not in names:
             raise UserError(
                 f"{path}: there is no column {chosen!r}; set {key} under options to one of "
-                f"{_list(names)}."
+                f"{listed(names)}."
             )
         return names.index(chosen)
     places = _matches(names, ranks)
     if len(places) != 1:
-        found = _list([names[place] for place in places])
+        found = listed([names[place] for place in places])
         problem = (
             f"{found} may each be the {wanted} column"
             if places
-            else f"no column is the {wanted} column among {_list(names)}"
+            else f"no column is the {wanted} column among {listed(names)}"
         )
         raise UserError(
             f"{path}: {problem}; set {key} under options to the right one (featuremill init takes "
@@ -127,6 +147,7 @@ def _matches(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[int]:
     return []
 
 
-def _list(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """Return names of columns for people: the first twenty, none of them long."""
     shown = [repr(name if len(name) <= 40 else f"{name[:37]}...") for name in names[:20]]
     return ", ".join([*shown, *(["..."] if len(names) > 20 else [])]) or "none"

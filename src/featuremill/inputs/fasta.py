@@ -15,14 +15,12 @@ from dnaio.readers import FastaReader
 
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
-from featuremill.inputs.residues import LATIN_1, protein
+from featuremill.inputs.kinds import Sequences
+from featuremill.inputs.letters import LATIN_1
 from featuremill.workload import Record
 
-READABLE = (
-    "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl)"
-)
 LOOKALIKES = {
-    ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t"): "is a SAM file of alignments",
+    source.SAM: "is a SAM file of alignments",
     ("@",): "looks like FASTQ, which holds nucleotide reads",
     ("LOCUS  ",): "looks like GenBank; name it .gb",
     ("ID   ",): "looks like EMBL; name it .embl",
@@ -33,18 +31,18 @@ LOOKALIKES = {
 }
 
 
-def read(path: Path) -> Iterator[Record]:
+def read(path: Path, kind: Sequences) -> Iterator[Record]:
     """Stream the records of a FASTA file."""
-    name = str(path)
+    name, make = str(path), kind.make
     with source.open_text(path, errors="surrogateescape") as text:
-        lines, meter = _Lines(path, text), source.meter_of(text)
+        lines, meter = _Lines(path, text, kind.readable), source.meter_of(text)
         for header, letters in _Reader(lines):
             meter.num_open = 0
             note = ""
             if not header.isascii():
                 header, note = as_unicode(header)
             id, description = (*header.split(None, 1), "", "")[:2]
-            yield protein(id, description, letters, name, lines.headers.popleft(), note)
+            yield make(id, description, letters, name, lines.headers.popleft(), note)
 
 
 def as_unicode(header: str) -> tuple[str, str]:
@@ -76,9 +74,10 @@ class _Lines:
 
     closed = False
 
-    def __init__(self, path: Path, text: Iterator[str]) -> None:
+    def __init__(self, path: Path, text: Iterator[str], readable: str) -> None:
         self.headers: deque[int] = deque()
         self._path = path
+        self._readable = readable
         self._lines = enumerate(text, 1)
 
     def __iter__(self) -> Iterator[str]:
@@ -109,7 +108,9 @@ class _Lines:
             return source.has_nul(self._path, number)
         for heads, kind in LOOKALIKES.items():
             if start.startswith(heads):
-                return UserError(f"{where}: this {kind}; {READABLE}.")
+                return UserError(f"{where}: this {kind}; {self._readable}.")
         shown = start.strip().encode("ascii", "backslashreplace").decode()
         shown = f"{shown[:37]}..." if len(shown) > 40 else shown
-        return UserError(f"{where}: a record starts with '>', but here is '{shown}'; {READABLE}.")
+        return UserError(
+            f"{where}: a record starts with '>', but here is '{shown}'; {self._readable}."
+        )

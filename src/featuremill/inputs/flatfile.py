@@ -1,8 +1,9 @@
-"""GenBank and EMBL flat files, read by Biopython: the proteins of a genome, or GenPept entries.
+"""GenBank and EMBL flat files, read by Biopython: entries, or the proteins that they code.
 
-Each CDS with a /translation is one record, called by its /protein_id, else its /locus_tag; features
-without a translation (pseudogenes) are no proteins and are passed over. An entry that is itself a
-protein is one record. A record's line is its number among the proteins of the file.
+Where proteins are wanted, each CDS with a /translation is one record, called by its /protein_id,
+else its /locus_tag; features without a translation (pseudogenes) are no proteins and are passed
+over. An entry that is itself a protein is one record; of nucleotides, each entry is. A record's
+line is its number in the file.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ from Bio.SeqRecord import SeqRecord
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.fasta import as_unicode
-from featuremill.inputs.residues import protein
+from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
 MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
 """What an entry may take: that of the human chromosome 1 has some 400 MB."""
 
 
-def read(path: Path) -> Iterator[Record]:
-    """Stream the proteins of a GenBank, GenPept or EMBL file."""
+def read(path: Path, kind: Sequences) -> Iterator[Record]:
+    """Stream the records of a GenBank, GenPept or EMBL file."""
+    taken = _whole if kind.of_entries else _proteins
     format = "embl" if ".embl" in path.name.lower() else "genbank"
     number = 0
     with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
         meter = source.meter_of(text)
         for entry in _entries(path, text, format):
             meter.num_open = 0
-            for raw_id, raw_description, letters in _proteins(entry):
+            for raw_id, raw_description, letters in taken(entry):
                 number += 1
                 id, note = as_unicode(raw_id)
                 description, other_note = as_unicode(raw_description)
-                yield protein(id, description, letters, str(path), number, note or other_note)
+                yield kind.make(id, description, letters, str(path), number, note or other_note)
     if not number:
         raise UserError(
             f"{path}: no CDS in this file has a /translation; give its proteins as FASTA."
@@ -73,10 +75,15 @@ def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRec
         raise UserError(f"{path}: there is no {format} entry in this file; check what it holds.")
 
 
+def _whole(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
+    """Yield id, description and letters of the entry itself."""
+    yield entry.id, entry.description, str(entry.seq) if entry.seq.defined else ""
+
+
 def _proteins(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
     """Yield id, description and letters of each protein in `entry`."""
     if str(entry.annotations.get("molecule_type")).lower() == "protein":
-        yield entry.id, entry.description, str(entry.seq) if entry.seq.defined else ""
+        yield from _whole(entry)
         return
     organism = entry.annotations.get("organism", "")
     for feature in entry.features:

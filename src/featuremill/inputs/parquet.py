@@ -1,4 +1,4 @@
-"""Parquet tables with an id and a sequence column, read in batches of rows.
+"""Parquet tables, read in batches of rows.
 
 A record's line is its row, from 1.
 """
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, source
-from featuremill.inputs.residues import protein
+from featuremill.inputs import cells, source
+from featuremill.inputs.kinds import Kind, Taken
 from featuremill.workload import Record
 
 BATCH_ROWS = 10_000
@@ -21,7 +21,7 @@ BUFFER_SIZE = 2**20
 """Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
 
 
-def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
+def read(path: Path, kind: Kind) -> Iterator[Record]:
     """Stream the rows of a Parquet table."""
     source.check(path)
     if source.compression_of(path):
@@ -29,11 +29,11 @@ def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
     try:
         with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
             names = table.schema_arrow.names
-            found = columns.find(path, names, chosen)
-            wanted = [names[place] for place in found if place is not None]
+            taken = kind.taken(path, names)
+            wanted = [names[place] for place in taken.places]
             row = 0
             for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
-                yield from _records(path, batch.select(wanted), row)
+                yield from _records(path, batch.select(wanted), taken, row)
                 row += batch.num_rows
     except MemoryError as error:
         raise UserError(
@@ -53,13 +53,11 @@ def names_of(path: Path) -> list[str]:
     return names
 
 
-def _records(path: Path, batch: pa.RecordBatch, row: int) -> Iterator[Record]:
-    # Arrow makes text of numbers: pandas would make 1.0 of an integer id beside a missing one.
-    texts = [column.cast(pa.large_string()).fill_null("") for column in batch.columns]
-    frame = pa.RecordBatch.from_arrays(
-        texts, names=["id", "letters", "description"][: len(texts)]
-    ).to_pandas()
-    described = frame["description"] if len(texts) > 2 else [""] * len(frame)
-    for id, letters, description in zip(frame["id"], frame["letters"], described, strict=True):
-        row += 1
-        yield protein(id.strip(), description.strip(), letters, str(path), row)
+def _records(path: Path, batch: pa.RecordBatch, taken: Taken, row: int) -> Iterator[Record]:
+    columns = [
+        cells.texts(column) if place < taken.num_texts else column.to_pylist()
+        for place, column in enumerate(batch.columns)
+    ]
+    name = str(path)
+    for number, values in enumerate(zip(*columns, strict=True), row + 1):
+        yield taken.of_row(values, name, number)

@@ -20,6 +20,8 @@ BUFFER_SIZE = 2**18
 MAX_RECORD_BYTES = 100_000_000
 """What one record may take, unpacked: the longest known protein has 36,000 residues, but a small
 compressed file can unpack to more than any memory holds."""
+SAM = ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t")
+"""Beginnings of a file of alignments; no FASTQ file begins with them."""
 UTF8_MARK = b"\xef\xbb\xbf"
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""

@@ -1,4 +1,4 @@
-"""CSV and TSV tables with an id and a sequence column, read by pandas in chunks.
+"""CSV and TSV tables, read by pandas in chunks.
 
 Cells stay as they are written: an id `NA` or `001` is that. A record's line is its row, the header
 being line 1 (the same thing, unless cells hold line breaks). Wholly blank rows are skipped.
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, source
-from featuremill.inputs.residues import protein
+from featuremill.inputs import source
+from featuremill.inputs.kinds import Kind, Taken
 from featuremill.workload import Record
 
 if TYPE_CHECKING:  # it takes a third of a second to import, and most inputs are no tables
@@ -24,12 +24,12 @@ MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
 """What that many rows may take."""
 
 
-def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
+def read(path: Path, kind: Kind) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
     import pandas as pd
 
     separator, names = header(path)
-    places = columns.find(path, names, chosen)
+    taken = kind.taken(path, names)
     with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
         meter = source.meter_of(text)
         try:
@@ -46,7 +46,7 @@ def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
             )
             for chunk in chunks:
                 meter.num_open = 0
-                yield from _records(path, chunk, places)
+                yield from _records(path, chunk, taken)
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
         except pd.errors.ParserError as error:
@@ -56,7 +56,7 @@ def read(path: Path, chosen: columns.Named) -> Iterator[Record]:
             ) from None
 
 
-def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterator[Record]:
+def _records(path: Path, chunk: pd.DataFrame, taken: Taken) -> Iterator[Record]:
     import pandas as pd
 
     if not isinstance(chunk.index, pd.RangeIndex):
@@ -65,14 +65,11 @@ def _records(path: Path, chunk: pd.DataFrame, places: columns.Columns) -> Iterat
             f"{path}: the rows have more columns than the header; add the missing name to it."
         )
     blank = (chunk == "").all(axis=1).tolist()
-    ids, letters = chunk[places.id].tolist(), chunk[places.sequence].tolist()
-    described = (
-        [""] * len(ids) if places.description is None else chunk[places.description].tolist()
-    )
-    for row, id in enumerate(ids):
+    name, first = str(path), chunk.index.start + 2
+    values = zip(*(chunk[place].tolist() for place in taken.places), strict=True)
+    for row, cells in enumerate(values):
         if not blank[row]:
-            line = chunk.index[row] + 2
-            yield protein(id.strip(), described[row].strip(), letters[row], str(path), line)
+            yield taken.of_row(cells, name, first + row)
 
 
 def names_of(path: Path) -> list[str]:

@@ -23,9 +23,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.store import command_line, run_lock
+from featuremill.store import command_line, formats, run_lock
 from featuremill.store.delivery import Delivery
-from featuremill.store.formats import FILES
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -259,7 +258,8 @@ def _litter(folder: Results) -> list[Path]:
 
 def _halves(folder: Results) -> list[Path]:
     """Return the folders of results that are being written, or were left behind."""
-    found = [path for name in FILES.values() for path in folder.root.glob(f".{name}.????????")]
+    names = formats.files().values()
+    found = [path for name in names for path in folder.root.glob(f".{name}.????????")]
     return [path for path in found if path.is_dir()]
 
 

@@ -33,7 +33,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import FAILED, FILES
+from featuremill.store.formats import FAILED, files, names
 from featuremill.store.parts import Part, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill merge`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
-        "--outputs", nargs="*", choices=list(FILES), help="default: the last merge's, else parquet"
+        "--outputs", nargs="*", choices=names(), help="default: the last merge's, else parquet"
     )
     parser.add_argument("--max-failed", type=int, default=0)
     parser.add_argument(
@@ -99,7 +99,7 @@ def _outputs(folder: Results) -> list[str]:
     """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
     last = folder.find_delivery()
     written = last.outputs if last else {}
-    if outputs := [name for name, file in FILES.items() if file in written]:
+    if outputs := [name for name, file in files().items() if file in written]:
         return outputs
     log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
     return ["parquet"]
@@ -185,7 +185,7 @@ def _write(
     receipts = [part.receipt for part in gatherer.parts if part]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
-    paths = {name: place.root / FILES[name] for name in outputs}
+    paths = {name: place.root / files()[name] for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
     return delivery_of(plan, receipts, counts, written, is_partial)
 

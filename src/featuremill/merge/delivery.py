@@ -19,7 +19,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
 from featuremill.store.delivery import Written
 from featuremill.store.files import replacing, sync, write_json
-from featuremill.store.formats import FILES, FOLDERS, FORMATS, sidecar_of
+from featuremill.store.formats import files, format_of, sidecar_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
@@ -32,7 +32,7 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
     """Remove what would contradict the new results: old ones, and halves of a killed merge."""
     folder.delivery.unlink(missing_ok=True)
     folder.exports.unlink(missing_ok=True)
-    for name, file in FILES.items():
+    for name, file in files().items():
         path = folder.root / file
         remove(path.with_name(sidecar_of(file)))
         if name not in outputs and path.exists():
@@ -63,7 +63,7 @@ def write(
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers = []
         for name, path in paths.items():
-            opened = _replacing_folder(path) if name in FOLDERS else replacing(path)
+            opened = _replacing_folder(path) if format_of(name).is_folder else replacing(path)
             temporary = stack.enter_context(opened)
             target = Target(temporary, source.values, num_ok, provenance)
             writers.append(open_writer(name, target))
@@ -80,7 +80,7 @@ def write(
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
     for name, path in paths.items():
-        if FORMATS[name].has_sidecar:
+        if format_of(name).has_sidecar:
             columns = Target(path, source.values, num_ok, provenance).pooled()
             write_json(path.with_name(sidecar_of(path.name)), {**provenance, "columns": columns})
     described = in_order(Written.of, paths.values(), source.num_threads)
@@ -94,7 +94,11 @@ def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
     about = (source.values, source.num_rows, source.num_residues)
     (folder,) = {path.parent for path in paths.values()}
     shuffled = disk_space.Need("temporary files", source.scratch, disk_space.stored_bytes(*about))
-    disk_space.check([*disk_space.needs_of_outputs(paths, *about, folder), shuffled], run)
+    needs = [*disk_space.needs_of_outputs(paths, *about, folder), shuffled]
+    if beyond := source.beyond_bytes:  # once in each file that holds such values, at most
+        for place in (*(folder for _ in paths), source.scratch):
+            needs.append(disk_space.Need("values of varying size", place, beyond))
+    disk_space.check(needs, run)
 
 
 @contextmanager

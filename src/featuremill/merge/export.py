@@ -25,7 +25,7 @@ from featuremill.merge.provenance import provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.files import write_json
-from featuremill.store.formats import FAILED, FILES, FORMATS, sidecar_of
+from featuremill.store.formats import FAILED, files, format_of, names, sidecar_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -39,10 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         action="extend",
         nargs="+",
-        choices=list(FILES),
+        choices=names(),
         required=True,
         metavar="FORMAT",
-        help=f"one or several of {', '.join(FILES)}",
+        help=f"one or several of {', '.join(names())}",
     )
     parser.add_argument("--output", type=Path, help="folder for the files; default: the run's own")
     parser.add_argument("--threads", type=int, default=num_cores())
@@ -98,9 +98,9 @@ def _targets(
         output.mkdir(parents=True, exist_ok=True)
         if output.samefile(folder.root):
             output = None
-    paths = {name: (output or folder.root) / FILES[name] for name in formats}
+    paths = {name: (output or folder.root) / files()[name] for name in formats}
     for name, path in list(paths.items()):
-        beside = [path.with_name(sidecar_of(path.name))] if FORMATS[name].has_sidecar else []
+        beside = [path.with_name(sidecar_of(path.name))] if format_of(name).has_sidecar else []
         taken = next((place for place in (path, *beside) if place.exists()), None)
         if output is not None and taken:
             raise UserError(f"{taken}: it exists already; remove it, or name another --output.")

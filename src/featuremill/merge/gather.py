@@ -7,6 +7,7 @@ many records there are; what grows with them stands in files in `folder`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
 from collections import Counter
@@ -22,8 +23,8 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.finite import not_finite
 from featuremill.base.progress import Progress
-from featuremill.merge.outputs import IDENTITY
 from featuremill.merge.parallel import in_order
+from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
 from featuremill.store.disk_space import expected_bytes
@@ -32,6 +33,15 @@ from featuremill.store.parts import Part
 from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.merge")
+IDENTITY = pa.schema(
+    {
+        "id": pa.string(),
+        "description": pa.string(),
+        "length": pa.int64(),
+        "sha256": pa.binary(32),
+    }
+)
+"""What stands before the values in every block."""
 BLOCK_BYTES = 64 * 2**20
 """Values of one block."""
 LARGE_BYTES = 16 * 2**30
@@ -40,6 +50,8 @@ pieces would get small that a disk has to find."""
 ROW_BYTES = 256
 """What a record's id, digest, place and reason take, about; its letters and its header come to
 that."""
+MOST_BEYOND = 1.5
+"""Parts that are larger than this, times what their types say, have their rows measured."""
 BLOCKS_AT_ONCE = 2
 """Blocks that are gathered ahead of the writers: more would take more memory, not less time."""
 NUM_SHUFFLED = 2
@@ -59,6 +71,26 @@ class Survey(NamedTuple):
     """Letters of the planned records."""
     edges: npt.NDArray[np.int64]
     """Block n has the ordinals from edges[n] up to edges[n + 1]."""
+
+
+class Measured(NamedTuple):
+    """How many bytes the values of each row of the parts take."""
+
+    starts: npt.NDArray[np.int64]
+    """Where the rows of each of the plan's shards begin in `sizes`."""
+    sizes: npt.NDArray[np.int64] | None
+    """Of all rows, shard by shard; None where there is none."""
+
+    def of(self, shard: npt.NDArray[np.int64], row: pa.Array) -> npt.NDArray[np.int64]:
+        """Return the bytes of rows of the manifest; `shard` is -1 where it has none."""
+        found = np.zeros(len(shard), np.int64)
+        planned = np.flatnonzero(shard >= 0)
+        if self.sizes is not None:
+            rows = row.fill_null(0).to_numpy()[planned]
+            # Of parts that are pending there are none; what is read in their place is no matter.
+            at = np.minimum(self.starts[shard[planned]] + rows, len(self.sizes) - 1)
+            found[planned] = self.sizes[at]
+        return found
 
 
 class Gatherer:
@@ -84,13 +116,39 @@ class Gatherer:
         for part in found:
             if not part.values.equals(self.values):
                 raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
+        self.beyond_bytes = 0
+        """What the values take beyond what their types say."""
         self._times = 2 if sum(part.path.stat().st_size for part in found) > LARGE_BYTES else 1
         self._manifest = manifest
         self._shards = pa.array(shards, pa.string())
+        self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None
         self.survey = self._look()
         self._starts = np.concatenate(([0], np.cumsum(self.survey.rows_of_shard)))
         self._places = folder / "places.bin"
         self._place_all()
+
+    def _are_larger(self, parts: Sequence[Part]) -> bool:
+        """Tell whether the values take more than their types and the records' lengths say, as
+        strings do, and lists that are not as long as their records."""
+        stored = sum(part.path.stat().st_size for part in parts)
+        num_rows = sum(part.receipt.rows for part in parts)
+        length = sum(part.receipt.payload_bytes for part in parts)
+        told = expected_bytes(self.values, num_rows, length) + ROW_BYTES * num_rows
+        return stored > MOST_BEYOND * told
+
+    def _measured(self, path: Path) -> Measured:
+        """Write down how many bytes the values of each row take, shard by shard."""
+        starts, start = [], 0
+        with path.open("wb") as file:
+            for part in self.parts:
+                starts.append(start)
+                if part is None:
+                    continue
+                batches = (batch.select(self.values.names) for batch in part.batches())
+                sizes = np.concatenate([np.empty(0, np.int64), *map(bytes_of_rows, batches)])
+                sizes[part.row_numbers()].tofile(file)
+                start += len(sizes)
+        return Measured(np.array(starts), np.memmap(path, np.int64, "r") if start else None)
 
     @property
     def num_rows(self) -> int:
@@ -147,7 +205,8 @@ class Gatherer:
         a_residue = 1 + expected_bytes(self.values, 0, 1)  # its letter counts too
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
-        for batch in ledger.batches(self._manifest, ["status", "shard", "length", "description"]):
+        columns = ["status", "shard", "length", "description", *(["row"] if self._sizes else [])]
+        for batch in ledger.batches(self._manifest, columns):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
@@ -156,7 +215,12 @@ class Gatherer:
             total_length += int(length[shard >= 0].sum())
             # Headers may be longer than vectors, as those of NCBI's merged entries.
             letters = pc.fill_null(pc.binary_length(batch.column("description")), 0).to_numpy()
-            size = np.cumsum(fixed + letters + a_residue * length) + held
+            values = fixed + a_residue * length
+            if self._sizes:
+                here = self._sizes.of(shard, batch.column("row"))
+                self.beyond_bytes += int(here.sum()) - int(values[shard >= 0].sum())
+                values = ROW_BYTES + length + here
+            size = np.cumsum(values + letters) + held
             block = np.concatenate(([held], size)) // block_bytes
             edges.append(first + 1 + np.flatnonzero(block[1:] > block[:-1]))
             first, held = first + batch.num_rows, int(size[-1]) % block_bytes
@@ -234,11 +298,24 @@ class Gatherer:
             is_ok = np.asarray(batch.column("reason").is_null())[inside]
             if not is_ok.any():
                 continue
-            wanted = batch.take(pa.array(inside[is_ok]))
-            values = wanted.select(self.values.names)
-            _check_values(values, part.path)
-            columns = [wanted.column("sha256"), *values.columns]
-            shuffle.add(here[is_ok], pa.record_batch(columns, schema=shuffle.columns))
+            inside, here = inside[is_ok], here[is_ok]
+            for few in self._in_pieces(batch, inside):
+                wanted = batch.take(pa.array(inside[few]))
+                values = wanted.select(self.values.names)
+                _check_values(values, part.path)
+                columns = [wanted.column("sha256"), *values.columns]
+                shuffle.add(here[few], pa.record_batch(columns, schema=shuffle.columns))
+
+    def _in_pieces(self, batch: pa.RecordBatch, inside: npt.NDArray[np.int64]) -> Iterator[slice]:
+        """Yield slices of `inside`, rows of `batch`, whose values take about a block each: equal
+        sequences are many rows of one, and a row may be large."""
+        if self._sizes is None:
+            yield slice(None)
+            return
+        sizes = bytes_of_rows(batch.select(self.values.names))[inside]
+        pieces = np.cumsum(sizes) // BLOCK_BYTES
+        edges = [0, *(1 + np.flatnonzero(np.diff(pieces))).tolist(), len(inside)]
+        yield from (slice(start, end) for start, end in itertools.pairwise(edges))
 
     def _join(self, number: int, rows: pa.Table, shuffle: Shuffle) -> pa.Table:
         """Return a block's identities and values, side by side."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from featuremill import __version__
+from featuremill.base.this_process import NAMED_VERSIONS
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -77,20 +78,23 @@ def delivery_of(
         outputs=outputs,
         parts={receipt.shard: receipt.part for receipt in receipts},
         gpu_seconds=round(sum(on_gpu), 3),
-        **_energy(receipts),
+        **_energy(receipts, plan.lengths.unit),
         warnings=warnings_of(receipts),
         receipts=receipts,
     )
 
 
-def _energy(receipts: list[Receipt]) -> dict[str, Any]:
-    """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart."""
+def _energy(receipts: list[Receipt], length_unit: str) -> dict[str, Any]:
+    """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart.
+
+    A receipt knows its payloads' bytes, which are lengths of proteins alone.
+    """
     on_gpu = [receipt for receipt in receipts if receipt.is_on_gpu]
     known = [receipt for receipt in on_gpu if receipt.own_energy_j is not None]
     energy_j = math.fsum(receipt.own_energy_j or 0.0 for receipt in known)
     num_bytes = sum(receipt.payload_bytes for receipt in known)
     found = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
-    if num_bytes:  # of proteins: residues
+    if num_bytes and length_unit == "residues":
         found["gpu_energy_j_per_million_residues"] = round(1e6 * energy_j / num_bytes, 1)
     return found
 
@@ -102,7 +106,9 @@ def warnings_of(receipts: list[Receipt]) -> list[str]:
     devices = sorted({receipt.device_name for receipt in receipts})
     if len(devices) > 1:
         found.append(f"parts were computed on different devices: {', '.join(devices)}.")
-    for package in ("torch", "featuremill"):
+    told = set().union(*(receipt.versions for receipt in receipts))
+    others = sorted(told - {"python", "featuremill", *NAMED_VERSIONS})
+    for package in ("torch", "featuremill", *others):
         versions = _versions(receipts, package)
         if len(versions) > 1:
             found.append(f"parts were computed with different {package}: {', '.join(versions)}.")

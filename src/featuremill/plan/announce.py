@@ -7,15 +7,18 @@ import math
 import shutil
 from collections.abc import Sequence
 
-from featuremill.base.words import counted, human_bytes
+import pyarrow as pa
+
+from featuremill.base.words import counted, human_bytes, in_units
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.sizing import Sizing, slots_told
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
-from featuremill.store.formats import FORMATS, refuse_columns
+from featuremill.store.formats import format_of, kind_of
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
+from featuremill.workload.weights import model_told
 
 LEAST_SHARDS_A_JOB = 2
 """With fewer, some devices have nothing to do for a good part of the run."""
@@ -29,29 +32,46 @@ def announce(
     """Log the run's size, model, device and expected bytes, and what looks odd.
 
     Raises:
-        UserError: when an output cannot hold these values, or the disk not what will be written.
+        UserError: when the disk cannot hold what will be written.
     """
     needs = needs_of_run(folder, plan, sizing.values, outputs)
-    for line in describe(folder, plan, why_cut, needs, sizing.device):
+    for line in describe(folder, plan, why_cut, needs, sizing.device, sizing.values):
         log.info("%s", line)
     for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
-    refuse_columns(outputs, sizing.values.names)
     disk_space.check(needs, folder.root)
 
 
 def describe(
-    folder: Results, plan: Plan, why_cut: str, needs: Sequence[Need], device: Device
+    folder: Results,
+    plan: Plan,
+    why_cut: str,
+    needs: Sequence[Need],
+    device: Device,
+    values: pa.Schema,
 ) -> list[str]:
     """Return the lines that say what will be done."""
-    options = plan.settings.options
-    model = f"{options['model']}, {options['dtype']}" if "model" in options else "no model"
+    told = (model_told(plan.settings), str(plan.settings.options.get("dtype", "")))
+    model = ", ".join(filter(None, told)) or "no model"
     return [
         *sizes_of(folder, plan, why_cut),
         f"{plan.workload} ({model}) on {_where(plan, device)}",
-        f"to be written, about: {disk_space.described(needs)}; "
+        f"to be written, about: {disk_space.described(needs)}{_unknown(values)}; "
         f"{human_bytes(shutil.disk_usage(folder.root).free)} are free",
     ]
+
+
+def _unknown(values: pa.Schema) -> str:
+    """Return which columns' sizes nobody knows before they are computed, in words."""
+    names = [field.name for field in values if kind_of(field.type) == "table"]
+    plain = [name for name in names if pa.types.is_primitive(values.field(name).type)]
+    open_ended = [name for name in names if name not in plain]
+    if not open_ended:
+        return ""
+    return (
+        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge looks at "
+        "the room again)"
+    )
 
 
 def sizes_of(folder: Results, plan: Plan, why_cut: str) -> list[str]:
@@ -62,7 +82,7 @@ def sizes_of(folder: Results, plan: Plan, why_cut: str) -> list[str]:
     num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
     done = f", {num_done:,} of them done already" if num_done else ""
     return [
-        f"{counted(counts.input, 'record')}, {counted(lengths.total, 'residue')}, "
+        f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts.unique, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
@@ -113,7 +133,7 @@ def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> 
 def large_outputs(num_records: int, outputs: Sequence[str]) -> list[str]:
     """Return a sentence for each output that is no good for so many records."""
     return [
-        f"outputs: {name} for {num_records:,} records: {FORMATS[name].why_not_more}"
+        f"outputs: {name} for {num_records:,} records: {format_of(name).why_not_more}"
         for name in outputs
-        if num_records > (FORMATS[name].most_records or math.inf)
+        if num_records > (format_of(name).most_records or math.inf)
     ]

@@ -14,10 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from featuremill.base import run_log
-from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Config, from_json, model_of, read
@@ -30,11 +28,11 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Sizing
 from featuremill.store.files import sha256_of
-from featuremill.store.formats import ABOUT
+from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload
+from featuremill.workload import Weights, Workload, find_workload, mistakes
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
@@ -106,12 +104,14 @@ def plan(
     workload = find_workload(config.workload)
     device = planning_device(config.device)
     options, settings = _settled(config, workload, device, weights)
+    values = mistakes.schema_of(config.workload, workload, options, weights, RESERVED)
+    refuse_outputs(config.outputs, values)
     sizing = Sizing(
         config.shards.cost,
         folder.root.parent,
         settings,
         weights_path,
-        _values(config.workload, workload, options, weights),
+        values,
         workload.COST_UNIT,
         device,
         config.gpus,
@@ -133,13 +133,6 @@ def plan(
         result.write(folder.plan)
     announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
-
-
-def _values(name: str, workload: Workload, options: Any, weights: Weights | None) -> pa.Schema:
-    values = workload.schema(options, weights)
-    if taken := RESERVED & set(values.names):
-        raise WorkloadError(f"workload {name}: the name {taken.pop()!r} is the core's own.")
-    return values
 
 
 def planning_device(choice: str) -> Device:
@@ -184,7 +177,7 @@ def _planned(
     old = spool_old_shards(folder, names, scratch / "old")
     cutter = Cutter(folder, spooled.folders, tally.records, old, processes)
     homeless = cutter.place()
-    mean_bytes = tally.total_length / (tally.records - tally.refused)
+    mean_bytes = tally.total_bytes / (tally.records - tally.refused)
     cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
     cutter.cut(cut.cost)
     write_manifest(

@@ -21,7 +21,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
-from featuremill.workload import find_workload, refuse_without_packages, weights
+from featuremill.workload import find_workload, refuse_without_packages, said, weights
 
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
@@ -71,8 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
     workload = find_workload(checked.workload)
     options = workload.Options.model_validate(checked.options)
     _refuse_what_a_run_would(checked, output)
-    found = surveyed(arguments.inputs, workload, options)
-    for line in found.describe(arguments.inputs, options):
+    found = surveyed(arguments.inputs, checked.workload, workload, options)
+    for line in found.describe(arguments.inputs, workload, options):
         log.info("%s", line)
     if not found.lengths:
         raise UserError(f"{names(arguments.inputs)}: every record is refused, see above.")
@@ -116,10 +116,11 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     Options that `settings` leaves out, and what is empty, stand in it as comments.
     """
     checked = config.Config.model_validate(settings)
+    unit = said(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
         f"# A run of featuremill on {names([Path(path) for path in checked.inputs])}:",
         f"# {counted(found.lengths.total(), 'good record')}, "
-        f"{counted(found.tally.total_length, 'residue')}.",
+        f"{counted(found.tally.total_length, unit.removesuffix('s'))}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
     for name, about in config.Config.model_fields.items():

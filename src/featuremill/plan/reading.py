@@ -17,7 +17,7 @@ from featuremill.plan.repeats import Ordinals, repeated_rows
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
-from featuremill.workload import Workload
+from featuremill.workload import Workload, mistakes, said
 
 log = logging.getLogger("featuremill.plan")
 
@@ -25,12 +25,15 @@ log = logging.getLogger("featuremill.plan")
 class Spooled:
     """What reading an input left behind."""
 
-    def __init__(self, inputs: tuple[str, ...], folders: list[Path], tally: Tally) -> None:
+    def __init__(
+        self, inputs: tuple[str, ...], folders: list[Path], tally: Tally, length_unit: str
+    ) -> None:
         self.folders = folders
         """One for each process that spooled; chunks were dealt to them in turn."""
         self.tally = tally
         self.rows = Rows(folders)
         self._inputs = inputs
+        self._length_unit = length_unit
 
     @cached_property
     def repeats(self) -> Ordinals:
@@ -56,8 +59,12 @@ class Spooled:
 
     @property
     def lengths(self) -> Lengths:
-        """What a plan says of the payloads' lengths."""
-        return Lengths(total=self.tally.total_length, longest=self.tally.longest)
+        """What a plan says of the records' lengths."""
+        found = Lengths(total=self.tally.total_length, longest=self.tally.longest)
+        # Plans of proteins are as they were before there was anything else.
+        if self._length_unit == found.unit:
+            return found
+        return found.model_copy(update={"unit": self._length_unit})
 
     def _nothing_left(self) -> str:
         inputs, tally = ", ".join(self._inputs), self.tally
@@ -78,7 +85,8 @@ def read_records(
 ) -> Spooled:
     """Spool every record of the config's inputs below `folder`; the processes are started if it
     takes more than a chunk."""
-    records = workload.records([Path(path) for path in config.inputs], options)
+    paths = [Path(path) for path in config.inputs]
+    records = mistakes.records_of(config.workload, workload, paths, options)
     chunks = with_progress(chunks_of(records))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
@@ -89,7 +97,7 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    return Spooled(config.inputs, folders, tally)
+    return Spooled(config.inputs, folders, tally, said(workload, "LENGTH_UNIT"))
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
-from featuremill.base.reasons import KINDS, kind_of
+from featuremill.base.reasons import KINDS, all_kinds, kind_of
 from featuremill.base.words import counted
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
@@ -34,8 +34,8 @@ from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 from featuremill.store.shard_file import digests, read_shard, read_verified
+from featuremill.workload import know_reasons
 
-NAMES = [kind.name for kind in KINDS]
 log = logging.getLogger("featuremill.retry")
 
 
@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="KIND",
         help="only records that failed for a reason of this kind "
-        f"({', '.join(NAMES)}); may be given several times",
+        f"({', '.join(kind.name for kind in KINDS)}, or a workload's own); may be given several "
+        "times",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would run again")
 
@@ -66,12 +67,17 @@ def run(arguments: argparse.Namespace) -> None:
         retry(folder, arguments.reason or [], arguments.dry_run)
 
 
+def names() -> list[str]:
+    """Return the kinds of reasons, by name, those of workloads last."""
+    return [kind.name for kind in all_kinds()]
+
+
 class Failed(NamedTuple):
     """Failed records that the plan asks for; arrays of one length, in the order of `places`."""
 
     places: Places
     kinds: npt.NDArray[np.int64]
-    """Of each, the index of its reason's kind in `NAMES`."""
+    """Of each, the index of its reason's kind in `names`."""
     costs: npt.NDArray[np.int64]
     num_rows: npt.NDArray[np.int64]
     """Of each, how many input records it stands for."""
@@ -83,8 +89,9 @@ class Failed(NamedTuple):
     def by_kind(self) -> Counter[str]:
         """Return the number of input records of each kind."""
         counts: Counter[str] = Counter()
+        known = names()
         for kind, num_rows in zip(self.kinds.tolist(), self.num_rows.tolist(), strict=True):
-            counts[NAMES[kind]] += num_rows
+            counts[known[kind]] += num_rows
         return counts
 
 
@@ -97,12 +104,13 @@ def retry(folder: Results, kinds: Sequence[str], is_dry_run: bool = False) -> No
         UserError: when there is no such kind, or no record failed for one.
         IntegrityError: when the plan, its manifest or a shard is not what it should be.
     """
-    if unknown := [kind for kind in kinds if kind not in NAMES]:
+    plan = folder.read_plan_of_manifest()
+    know_reasons(plan.workload)
+    if unknown := [kind for kind in kinds if kind not in names()]:
         raise UserError(
             f"--reason {unknown[0]}: there is no such kind of reason; the kinds are "
-            f"{', '.join(NAMES)}."
+            f"{', '.join(names())}."
         )
-    plan = folder.read_plan_of_manifest()
     folder.refuse_what_was_cleaned()
     failed = _failed(folder, plan)
     if not len(failed.places):
@@ -133,7 +141,7 @@ def _choose(failed: Failed, kinds: Sequence[str]) -> Failed:
             raise UserError(
                 f"--reason {kind}: no record failed for it; there are {_listed(failed)}."
             )
-    return failed.among(np.isin(failed.kinds, [NAMES.index(kind) for kind in kinds or NAMES]))
+    return failed.among(np.isin(failed.kinds, [names().index(kind) for kind in kinds or names()]))
 
 
 def _failed(folder: Results, plan: Plan) -> Failed:
@@ -170,7 +178,8 @@ def _failed(folder: Results, plan: Plan) -> Failed:
 def _failed_places(part: Path, number: int) -> tuple[Places, npt.NDArray[np.int64]]:
     """Return the places of the failed rows of the plan's shard `number`, and their kinds."""
     rows, reasons = failed_rows(part)
-    kinds = [NAMES.index(kind_of(reason).name) for reason in reasons]
+    known = names()
+    kinds = [known.index(kind_of(reason).name) for reason in reasons]
     return place_of(number, rows), np.array(kinds, np.int64)
 
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,9 @@ import xxhash
 
 from featuremill.base.reasons import head_of
 from featuremill.workload import Record, find_workload
+from featuremill.workload.mistakes import costs_of
 
+Value = TypeVar("Value")
 NUM_BUCKETS = 256
 CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 64 * 2**20
@@ -65,12 +67,18 @@ class Chunk(NamedTuple):
     lines: tuple[int, ...]
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
+    lengths: tuple[int, ...]
+    """In the workload's unit: what a record says itself, else the bytes of its payload."""
 
     def good_lengths(self) -> list[int]:
-        """Return the bytes of each payload that is not refused."""
+        """Return the length of each record that is not refused."""
+        return self.good(self.lengths)
+
+    def good(self, column: Sequence[Value]) -> list[Value]:
+        """Return what `column` has of the records that are not refused."""
         if not any(self.reasons):
-            return list(map(len, self.payloads))
-        return [len(p) for p, reason in zip(self.payloads, self.reasons, strict=True) if not reason]
+            return list(column)
+        return [value for value, reason in zip(column, self.reasons, strict=True) if not reason]
 
 
 @dataclass
@@ -79,8 +87,10 @@ class Tally:
 
     records: int = 0
     total_length: int = 0
-    """Of the good ones, in bytes."""
+    """Of the good ones, in the workload's unit."""
     longest: int = 0
+    total_bytes: int = 0
+    """Of the good ones' payloads."""
     refusals: Counter[str] = field(default_factory=Counter)
     """Records by the head of the reason they were refused for."""
     notes: Counter[str] = field(default_factory=Counter)
@@ -101,12 +111,14 @@ class Tally:
         good = chunk.good_lengths()
         self.total_length += sum(good)
         self.longest = max(self.longest, max(good, default=0))
+        self.total_bytes += sum(map(len, chunk.good(chunk.payloads)))
 
     def add(self, other: Tally) -> None:
         """Count in what another process counted."""
         self.records += other.records
         self.total_length += other.total_length
         self.longest = max(self.longest, other.longest)
+        self.total_bytes += other.total_bytes
         self.refusals += other.refusals
         self.notes += other.notes
         self.by_source += other.by_source
@@ -121,11 +133,22 @@ def chunks_of(records: Iterable[Record]) -> Iterator[Chunk]:
         chunk.append(record)
         size += len(record.payload) + len(record.id) + len(record.description)
         if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield Chunk(first, *zip(*chunk, strict=True))
+            yield _chunk(first, chunk)
             first += len(chunk)
             chunk, size = [], 0
     if chunk:
-        yield Chunk(first, *zip(*chunk, strict=True))
+        yield _chunk(first, chunk)
+
+
+def _chunk(first: int, records: Sequence[Record]) -> Chunk:
+    *columns, told = zip(*records, strict=True)
+    payloads = columns[Record._fields.index("payload")]
+    lengths = tuple(map(len, payloads))
+    if any(length is not None for length in set(told)):
+        lengths = tuple(
+            own if length is None else length for own, length in zip(lengths, told, strict=True)
+        )
+    return Chunk._make([first, *columns, lengths])
 
 
 def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) -> Tally:
@@ -135,7 +158,7 @@ def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) ->
     """
     found = find_workload(workload)
     settled = found.Options.model_validate_json(options)
-    with Spool(folder, lambda payload: found.cost(payload, settled)) as files:
+    with Spool(folder, lambda payloads: costs_of(workload, found, payloads, settled)) as files:
         for chunk in chunks:
             files.add(chunk)
     return files.tally
@@ -159,11 +182,11 @@ def bucket_path(folder: Path, number: int) -> Path:
 class Spool(ExitStack):
     """The files that one process spools into; a context manager."""
 
-    def __init__(self, folder: Path, cost: Callable[[bytes], int]) -> None:
+    def __init__(self, folder: Path, costs: Callable[[Sequence[bytes]], Sequence[int]]) -> None:
         super().__init__()
         self.tally = Tally()
         self._folder = folder
-        self._cost = cost
+        self._costs = costs
         folder.mkdir(parents=True)
         self._rows = self._open_stream(rows_path(folder), ROWS)
         self._buckets: dict[int, pa.RecordBatchStreamWriter] = {}
@@ -178,34 +201,34 @@ class Spool(ExitStack):
             None if reason else hashlib.sha256(payload).digest()
             for payload, reason in zip(chunk.payloads, chunk.reasons, strict=True)
         ]
-        costs = np.array(
-            [
-                0 if reason else self._cost(payload)
-                for payload, reason in zip(chunk.payloads, chunk.reasons, strict=True)
-            ],
-            np.int64,
-        )
-        lengths = np.fromiter(map(len, chunk.payloads), np.int64, len(chunk.payloads))
+        accepted = [n for n, reason in enumerate(chunk.reasons) if not reason]
+        costs = np.zeros(len(chunk.payloads), np.int64)
+        payloads = chunk.good(chunk.payloads)
+        costs[accepted] = self._costs(payloads)
         columns = [
             chunk.ids,
             chunk.descriptions,
             chunk.sources,
             chunk.lines,
             digests,
-            lengths,
+            chunk.lengths,
             costs,
             [reason or None for reason in chunk.reasons],
             [note or None for note in chunk.notes],
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
-        self._add_to_buckets(chunk, digests, costs)
+        self._add_to_buckets(chunk, accepted, payloads, digests, costs)
         self.tally.count(chunk)
 
     def _add_to_buckets(
-        self, chunk: Chunk, digests: list[bytes | None], costs: np.ndarray[tuple[int], np.dtype]
+        self,
+        chunk: Chunk,
+        accepted: list[int],
+        payloads: list[bytes],
+        digests: list[bytes | None],
+        costs: np.ndarray[tuple[int], np.dtype],
     ) -> None:
-        accepted = [n for n, reason in enumerate(chunk.reasons) if not reason]
         if not accepted:
             return
         ordinals = chunk.first + np.array(accepted, np.int64)
@@ -215,7 +238,7 @@ class Spool(ExitStack):
                 pa.array(wanted, pa.binary(32)),
                 pa.array(costs[accepted]),
                 pa.array(ordinals),
-                pa.array([chunk.payloads[n] for n in accepted], pa.large_binary()),
+                pa.array(payloads, pa.large_binary()),
             ],
             schema=BUCKET,
         )

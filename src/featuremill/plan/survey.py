@@ -26,7 +26,8 @@ from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.plan.reading import with_progress
 from featuremill.plan.repeats import conflict, same_hash
 from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of
-from featuremill.workload import Record, Workload
+from featuremill.workload import Record, Workload, said
+from featuremill.workload.mistakes import records_of
 
 
 class Survey:
@@ -45,13 +46,13 @@ class Survey:
         """Count in the records of a chunk."""
         self.tally.count(chunk)
         self.lengths.update(chunk.good_lengths())
-        for id, payload, reason, place, line in zip(
-            chunk.ids, chunk.payloads, chunk.reasons, chunk.sources, chunk.lines, strict=True
+        for id, length, reason, place, line in zip(
+            chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
         ):
             if reason:
                 self.first_refused.setdefault(head_of(reason), f"{place}:{line}")
-            elif len(payload) > self.longest[0]:
-                self.longest = len(payload), id
+            elif length > self.longest[0]:
+                self.longest = length, id
 
     @property
     def is_nucleotides(self) -> bool:
@@ -67,14 +68,19 @@ class Survey:
                 return length
         return 0
 
-    def describe(self, paths: Sequence[Path], options: BaseModel) -> Iterator[str]:
+    def describe(
+        self, paths: Sequence[Path], workload: Workload, options: BaseModel
+    ) -> Iterator[str]:
         """Yield the lines that say all this to people."""
-        yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
-        if isinstance(options, inputs.TableOptions):
-            yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
-        kind, tally = "nucleotide" if self.is_nucleotides else "protein", self.tally
-        records = counted(tally.records, f"{kind} record")
-        yield f"{records}, {counted(tally.total_length, 'residue')}"
+        if said(workload, "TAKES_FILES"):
+            yield names(paths)
+        else:
+            yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
+        yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
+        unit, tally = said(workload, "LENGTH_UNIT"), self.tally
+        kind = "nucleotide " if self.is_nucleotides else "protein " if unit == "residues" else ""
+        records = counted(tally.records, f"{kind}record")
+        yield f"{records}, {counted(tally.total_length, unit.removesuffix('s'))}"
         if self.lengths:
             length, id = self.longest
             yield f"median length {self.median:,}, longest {length:,} ({id:.60})"
@@ -84,7 +90,7 @@ class Survey:
             yield f"{count:,} refused: {reason} (first: {self.first_refused[reason]})"
 
 
-def surveyed(paths: Sequence[Path], workload: Workload, options: BaseModel) -> Survey:
+def surveyed(paths: Sequence[Path], name: str, workload: Workload, options: BaseModel) -> Survey:
     """Read all records of `paths` and count what there is.
 
     Raises:
@@ -92,10 +98,10 @@ def surveyed(paths: Sequence[Path], workload: Workload, options: BaseModel) -> S
     """
     found = Survey()
     with _Ids() as ids:
-        for chunk in with_progress(chunks_of(workload.records(paths, options))):
+        for chunk in with_progress(chunks_of(records_of(name, workload, paths, options))):
             found.count(chunk)
             ids.add(chunk)
-        ids.refuse_conflict(workload.records(paths, options))
+        ids.refuse_conflict(records_of(name, workload, paths, options))
     return found
 
 

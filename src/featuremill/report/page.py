@@ -23,9 +23,9 @@ from featuremill.report import curves, embedding, lengths, stages, throughput, t
 from featuremill.report.chart import Figure, clock_of
 from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
+from featuremill.store import formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
-from featuremill.store.formats import FILES
 from featuremill.workload.weights import cache_folder, model_told
 
 ASSETS = Path(__file__).parent / "assets"
@@ -288,7 +288,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "options": delivery.settings.options,
         "device": kinds.pop() if len(kinds) == 1 else "auto",
         "gpus": max((len(receipt.devices) for receipt in receipts), default=1),
-        "outputs": [name for name, file in FILES.items() if file in delivery.outputs],
+        "outputs": [name for name, file in formats.files().items() if file in delivery.outputs],
         "max_failed": delivery.counts.failed,
     }
     if facts.labels:

@@ -22,7 +22,7 @@ from featuremill.base.accession import accessions
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped, one_line
 from featuremill.merge.loading import Pooled
-from featuremill.merge.outputs.vectors import matrix
+from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix
 
 ROWS_AT_ONCE = 4096

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from featuremill.status.problems import Mend
-from featuremill.store import command_line, run_lock
-from featuremill.store.formats import FILES
+from featuremill.store import command_line, formats, run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -79,6 +78,6 @@ class Commands:
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         delivery = Results(self._root).find_delivery()
         written = delivery.outputs if delivery else {}
-        names = [name for name, file in FILES.items() if file in written] or ["parquet"]
+        names = [name for name, file in formats.files().items() if file in written] or ["parquet"]
         merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"
         return [*extract, merge] if len(shards) <= MOST_NAMED else extract

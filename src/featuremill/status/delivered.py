@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.delivery import Delivery, Written
-from featuremill.store.formats import FILES, PARTIAL, bytes_of, digest_of_result
+from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, files
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
@@ -107,7 +107,7 @@ def _outputs(root: Path, delivery: Delivery, verifies: bool) -> list[Problem]:
 
 def _exports(root: Path, exported: Mapping[str, Written], verifies: bool) -> list[Problem]:
     """Return which exported files are not what was written: the results are whole without them."""
-    names = {file: name for name, file in FILES.items()}
+    names = {file: name for name, file in files().items()}
     problems = []
     for file, code, what, _ in _not_as_told(root, exported, verifies):
         by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."

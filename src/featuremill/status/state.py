@@ -19,6 +19,7 @@ from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
+from featuremill.workload import know_reasons
 
 if TYPE_CHECKING:  # brings pyarrow
     from featuremill.status.failures import Group
@@ -253,6 +254,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     read."""
     verifies, root = state.verified, results.root
     state.plan = plan = results.read_plan()
+    know_reasons(plan.workload)
     delivery = results.find_delivery()
     # A receipt that is not newer than the results is what merge took over into their manifest.
     shards = Shards(results, plan, {} if verifies else taken_over(results, delivery)).read()

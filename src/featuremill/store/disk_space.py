@@ -17,7 +17,7 @@ import pyarrow as pa
 from featuremill.base.environment import WITHOUT_ROOM
 from featuremill.base.errors import UserError
 from featuremill.base.words import human_bytes
-from featuremill.store.formats import FORMATS
+from featuremill.store.formats import format_of, kind_of
 
 MARGIN = 1.05
 """Share of the estimate that has to be free: logs, receipts and reports come to it too."""
@@ -51,16 +51,12 @@ def needs_of_outputs(
     """Return what each of the results in `folder` takes, about."""
     needs = []
     for name in outputs:
-        format = FORMATS[name]
-        held = [field for field in values if format.kind in (None, _kind_of(field.type))]
+        format = format_of(name)
+        held = [field for field in values if format.kind in (None, kind_of(field.type))]
         size = expected_bytes(pa.schema(held), num_rows, num_residues)
         files = format.files_a_record * num_rows
         needs.append(Need(format.file, folder, size + format.bytes_a_record * num_rows, files))
     return needs
-
-
-def _kind_of(kind: pa.DataType) -> str:
-    return "per_residue" if pa.types.is_list(kind) else "pooled"
 
 
 def described(needs: Iterable[Need]) -> str:

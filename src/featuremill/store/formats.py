@@ -1,39 +1,39 @@
-"""Which result files there are, a row each: name, what it holds, what it takes, for how many it is.
+"""Which result files there are: an output is a module with its `FORMAT` and its `Writer`.
 
-Without heavy imports: the config, plan's estimate, merge and all who read results go by this table.
-The writer of a format is the module of the same name in `featuremill.merge.outputs`.
+The built-in ones stand in the folder featuremill/merge/outputs; other packages register theirs as
+entry points of the group `featuremill.outputs`. Importing one costs nothing: what it writes with is
+imported by its `Writer`. The config, plan's estimate, merge and all who read results go by these.
 """
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Literal, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_of_folder, sha256_of
 
-Kind = Literal["pooled", "per_residue"]
-OutputName = Literal[
-    "parquet",
-    "parquet_dataset",
-    "per_protein_h5",
-    "per_residue_h5",
-    "npy",
-    "h5ad",
-    "safetensors",
-    "fair_esm_pt",
-]
-"""The names in `FORMATS`."""
-FAIR_ESM_COLUMN = re.compile(r"(mean|bos|residues)_layer_([0-9]+)")
-ONE_FILE = "one file of that size is hard to move and to read; parquet_dataset writes a folder."
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GROUP = "featuremill.outputs"
+BUILT_IN = "featuremill.merge.outputs"
+Kind = Literal["pooled", "per_residue", "table"]
+KINDS: Mapping[Kind, str] = {
+    "pooled": "one vector a record",
+    "per_residue": "a vector or number for each residue of a record",
+    "table": "texts, single numbers, structs and lists of them",
+}
+"""What a column of values may be."""
 ONE_BY_ONE = (
     "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
-    "parquet_dataset is the output for so many."
-)
-ONE_FILE_EACH = (
-    "a file a record is slow to write, to list and to copy, and many clusters limit their number; "
     "parquet_dataset is the output for so many."
 )
 
@@ -51,6 +51,8 @@ class Format(NamedTuple):
     """The values that it holds and cannot do without; None where it takes whatever there is."""
     columns: re.Pattern[str] | None = None
     """What the name of every column has to be like; None where it takes any."""
+    columns_like: str = ""
+    """An example of such a name."""
     most_records: int | None = None
     """From more on it stops being sensible; None where it never does."""
     why_not_more: str = ""
@@ -60,49 +62,82 @@ class Format(NamedTuple):
     files_a_record: int = 0
 
 
-FORMATS = {
-    "parquet": Format(
-        "embeddings.parquet",
-        "pandas, polars, DuckDB, R's arrow",
-        110,
-        most_records=5_000_000,
-        why_not_more=ONE_FILE,
-    ),
-    "parquet_dataset": Format("embeddings", "the same, a million rows a file", 110, is_folder=True),
-    "per_protein_h5": Format(
-        "per-protein.h5",
-        "what reads UniProt's embeddings",
-        400,
-        "pooled",
-        most_records=1_000_000,
-        why_not_more=ONE_BY_ONE,
-    ),
-    "per_residue_h5": Format(
-        "per-residue.h5",
-        "the same, a vector a residue",
-        400,
-        "per_residue",
-        most_records=1_000_000,
-        why_not_more=ONE_BY_ONE,
-    ),
-    "npy": Format("embeddings.npy", "NumPy, memory-mapped", 0, "pooled", has_sidecar=True),
-    "h5ad": Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled"),
-    "safetensors": Format("embeddings.safetensors", "PyTorch, JAX, Rust", 32, "pooled"),
-    "fair_esm_pt": Format(
-        "fair-esm-pt",
-        "scripts for fair-esm's `extract.py`",
-        4096,
-        columns=FAIR_ESM_COLUMN,
-        most_records=100_000,
-        why_not_more=ONE_FILE_EACH,
-        is_folder=True,
-        files_a_record=1,
-    ),
-}
-"""By the name in the config's `outputs`. A `.pt` also fills its last block of the file system."""
-FILES = {name: format.file for name, format in FORMATS.items()}
-FOLDERS = frozenset(name for name, format in FORMATS.items() if format.is_folder)
-"""Outputs that are a folder of files."""
+@functools.cache
+def built_in() -> tuple[str, ...]:
+    """Return the names of featuremill's own outputs: the modules in their folder, parquet first."""
+    folder = Path(__file__).parents[1] / "merge" / "outputs"
+    found = [module.name for module in pkgutil.iter_modules([str(folder)])]
+    return tuple(sorted(found, key=lambda name: (not name.startswith("parquet"), name)))
+
+
+@functools.cache
+def _registered() -> dict[str, EntryPoint]:
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    return {name: found[name] for name in sorted(found) if name not in built_in()}
+
+
+def names() -> list[str]:
+    """Return the names of all outputs, those of other packages last."""
+    return [*built_in(), *_registered()]
+
+
+@functools.cache
+def module_of(name: str) -> ModuleType:
+    """Return the output called `name`.
+
+    Raises:
+        UserError: there is none, or another package's is none.
+    """
+    if name in built_in():
+        return import_module(f"{BUILT_IN}.{name}")
+    point = _registered().get(name)
+    if point is None:
+        known = ", ".join(f"`{known}`" for known in names())
+        raise UserError(f"give one of {known}, not {name!r}.")
+    package = point.dist.name if point.dist else point.value
+    try:
+        module = import_module(point.module)
+    except Exception as error:
+        raise UserError(
+            f"output {name} of package {package} cannot be imported "
+            f"({type(error).__name__}: {error}); that is for its author to mend."
+        ) from error
+    if not isinstance(getattr(module, "FORMAT", None), Format) or not hasattr(module, "Writer"):
+        raise UserError(
+            f"output {name} of package {package} lacks its FORMAT (a "
+            "featuremill.store.formats.Format) or its Writer; that is for its author to mend."
+        )
+    taken = [other for other in built_in() if format_of(other).file == module.FORMAT.file]
+    if taken or Path(module.FORMAT.file).name != module.FORMAT.file:
+        raise UserError(
+            f"output {name} of package {package} cannot call its file {module.FORMAT.file!r}: "
+            "it is another output's, or no plain name; that is for its author to mend."
+        )
+    return module
+
+
+def format_of(name: str) -> Format:
+    """Return what the output called `name` is like.
+
+    Raises:
+        UserError: as `module_of` does.
+    """
+    found: Format = module_of(name).FORMAT
+    return found
+
+
+@functools.cache
+def files() -> dict[str, str]:
+    """Return the file of each output, by its name; broken ones of other packages are left out."""
+    found = {name: format_of(name).file for name in built_in()}
+    for name in _registered():
+        try:
+            found[name] = format_of(name).file
+        except UserError:  # said to whoever asks for it
+            continue
+    return found
+
+
 FAILED = ("failed.tsv", "failed.fa")
 """What every merge writes beside its outputs: records without values, and how to try them again."""
 EXPORTS = "exports.json"
@@ -113,18 +148,45 @@ ABOUT = ("id", "accession", "description", "length", "sha256")
 """Columns of a finished table that are no values."""
 
 
-def refuse_columns(outputs: Iterable[str], names: Iterable[str]) -> None:
-    """Refuse outputs that have no place for values of these names.
+def kind_of(kind: pa.DataType) -> Kind:
+    """Return what a column of values of this Arrow type is."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
+        return "pooled"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = kind.value_type
+        is_vector = pa.types.is_fixed_size_list(inner) and _is_number(inner.value_type)
+        return "per_residue" if is_vector or _is_number(inner) else "table"
+    return "table"
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
+    """Refuse outputs that have no place for values of this schema.
 
     Raises:
         UserError: names the first.
     """
+    kinds = {field.name: kind_of(field.type) for field in values}
     for output in outputs:
-        pattern = FORMATS[output].columns
-        if pattern and (others := [name for name in names if not pattern.fullmatch(name)]):
+        format = format_of(output)
+        pattern = format.columns
+        if pattern and (others := [name for name in kinds if not pattern.fullmatch(name)]):
             raise UserError(
-                f"outputs: {output} holds columns such as mean_layer_6, and not {others[0]!r}; "
-                "it is for workload esm2: drop it."
+                f"outputs: {output} holds columns such as {format.columns_like}, and not "
+                f"{others[0]!r}; drop it."
+            )
+        if format.kind and format.kind not in kinds.values():
+            there = ", ".join(f"{name} ({KINDS[kind]})" for name, kind in kinds.items())
+            raise UserError(
+                f"outputs: {output} holds {KINDS[format.kind]}, and the workload delivers none: "
+                f"only {there}; drop it, or set outputs: [parquet]."
             )
 
 

@@ -59,10 +59,12 @@ class Counts(Record):
 
 
 class Lengths(Record):
-    """Of the payloads, in bytes; of proteins: residues."""
+    """Of the input's good records, in the workload's LENGTH_UNIT."""
 
     total: int
     longest: int
+    unit: str = "residues"
+    """What is counted; of proteins it is not told."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))

@@ -84,6 +84,8 @@ class Receipt(JsonFile):
     finished: str = ""
     """ISO 8601, UTC."""
     host: str = ""
+    policy: str = ""
+    """By which a lease chose among free GPUs; early receipts do not tell."""
 
     @model_validator(mode="before")
     @classmethod

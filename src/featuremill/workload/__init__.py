@@ -3,40 +3,45 @@
 A workload is a module (or any object) with the attributes of `Workload`. The built-in ones stand in
 `featuremill.workloads`; others register an entry point in a group of that name. The core owns
 planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
-knows what a record is and how to compute its values.
+knows what a record is and how to compute its values. What it may say of itself besides stands in
+`featuremill.workload.offers`; readers of common files are in `featuremill.inputs`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    Protocol,
-    cast,
-    runtime_checkable,
-)
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from featuremill.base import reasons
-from featuremill.base.errors import UserError
+from featuremill.base.errors import UserError, WorkloadError
 from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
 from featuremill.lease.devices import Device as Device
+from featuremill.store.formats import Kind as Kind
+from featuremill.workload import mistakes
+from featuremill.workload.offers import Checkpoint as Checkpoint
+from featuremill.workload.offers import Checkpoints as Checkpoints
+from featuremill.workload.offers import Converted as Converted
+from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
+from featuremill.workload.offers import TellsMemory as TellsMemory
+from featuremill.workload.offers import TellsWays as TellsWays
+from featuremill.workload.offers import said as said
+from featuremill.workload.option_files import OptionFile as OptionFile
+from featuremill.workload.option_files import OptionFolder as OptionFolder
+from featuremill.workload.option_files import OptionWeights as OptionWeights
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUILT_IN = ("composition", "esm2")
+BUILT_IN = tuple(module.name for module in iter_modules([Path(__file__).parents[1] / "workloads"]))
+"""Those in their folder."""
 DEFAULT = "esm2"
 """The workload of a config that names none, and the one whose models `featuremill weights`
 converts."""
@@ -56,56 +61,20 @@ class Record(NamedTuple):
     text is of the kind "other"); empty for a good one."""
     note: str = ""
     """What was mended on the way in, such as "J read as X"; empty when nothing was."""
+    length: int | None = None
+    """How long it is, in the workload's LENGTH_UNIT; None: the payload's bytes."""
 
 
 class Weights(NamedTuple):
-    """Converted weights: what a workload loads."""
+    """What a workload loads, converted or as it is."""
 
     name: str
     path: Path
+    """A file, or a folder."""
     sha256: str
-    """Of the file, and so of the values: their conversion always gives the same bytes."""
+    """Of the file or of all in the folder, and so of the values."""
     metadata: dict[str, str]
-    """num_layers, embed_dim, attention_heads, dtype, and license where it is known."""
-
-
-class Checkpoint(NamedTuple):
-    """A checkpoint to be converted."""
-
-    kind: Literal["bundled", "published", "local"]
-    name: str
-    location: str
-    """The path or URL that it is known by."""
-    path: Path
-    """The file itself; of a published model, where it is or will be downloaded to."""
-
-
-class Converted(NamedTuple):
-    """What a checkpoint became."""
-
-    name: str
-    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
-    sha256: str
-    metadata: dict[str, str]
-    """As in `Weights`."""
-
-
-class PathOption(NamedTuple):
-    """Marks the type of an option that names a file or a folder."""
-
-    is_folder: bool
-    is_weights: bool = False
-
-
-OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
-"""Type of an option that names a file, such as a vocabulary: what is in it is part of the recipe,
-and its path is not. `OptionFile | None` where it may be left out. Read it in `load`."""
-OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
-"""The same for a folder; files and folders in it whose names begin with a dot do not count."""
-
-
-OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
-"""Type of the option whose path `weights` returns, where they are taken as they are."""
+    """What the conversion told; of weights that are taken as they are, nothing."""
 
 
 class WorkloadOptions(BaseModel):
@@ -118,8 +87,8 @@ class WorkloadOptions(BaseModel):
     """Modules that computing imports and a bare featuremill does not bring, each with what pip
     installs it by."""
 
-    def delivers(self) -> set[Literal["pooled", "per_residue"]]:
-        """Return what comes out: vectors of a whole record, of each of its residues, or both."""
+    def delivers(self) -> set[Kind]:
+        """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
         return {"pooled"}
 
 
@@ -131,7 +100,8 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
     """
 
     def __init__(self, kind: str, text: str = "") -> None:
-        """`kind` names one of `featuremill.base.reasons.OF_RECORDS`; `text` is about the record.
+        """`kind` names one of `featuremill.base.reasons.OF_RECORDS`, or of the workload's own
+        REASONS; `text` is about the record.
 
         Raises:
             ValueError: when there is no such kind (and then the record fails for that: "error").
@@ -193,81 +163,10 @@ class Workload(Protocol):
     def collect(self, model: Any, result: Any) -> pa.RecordBatch:
         """Wait for a result of `run`; return one row a payload, in order, as `schema` says.
 
+        A column `reason` behind them may say why rows have no values (None for the others): these
+        failed, and nothing is computed again.
+
         Runs on a thread of its own, in the order of the batches, while the next one is computed.
-        """
-
-
-class Checkpoints(Protocol):
-    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
-
-    NUMBERS: Sequence[str]
-    """Keys of `metadata` that are whole numbers in that of every model."""
-
-    def is_path(self, model: str) -> bool:
-        """Tell whether `model` is the path of a checkpoint and not a name."""
-
-    def name_of(self, model: str) -> str:
-        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
-
-        Raises:
-            UserError: there is no such model.
-        """
-
-    def refuse_missing(self, model: str) -> None:
-        """Raise UserError where `model` is the path of a checkpoint that is not there."""
-
-    def locate(self, model: str) -> Checkpoint:
-        """Return where the checkpoint of `model` is or is to come from."""
-
-    def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
-        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
-        where it is not here."""
-
-
-@runtime_checkable
-class HasCheckpoints(Protocol):
-    """What a workload may offer besides: `isinstance(workload, HasCheckpoints)` asks for it."""
-
-    CHECKPOINTS: Checkpoints
-
-
-@runtime_checkable
-class TellsMemory(Protocol):
-    """What a workload may offer besides: `isinstance(workload, TellsMemory)` asks whether it does.
-
-    doctor, audit and estimate say nothing about the memory of one that does not. Imports no torch,
-    but where a checkpoint has to be looked into.
-    """
-
-    def weights_ahead(self, options: Any) -> Weights:
-        """Return what is known of the model before its weights are here: their name and metadata,
-        with an empty path and digest; raise UserError where nothing is."""
-
-    def weights_mb(self, weights: Weights) -> float:
-        """Return the size of the weights in MiB, by their metadata alone."""
-
-    def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
-        """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
-
-        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
-        a batch may cost.
-        """
-
-
-@runtime_checkable
-class TellsWays(Protocol):
-    """What a workload may offer besides, for doctor: by what it would compute on a device."""
-
-    WAYS: Sequence[str]
-    """What `ways` tells of: "dtype", then the operations."""
-
-    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
-        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
-        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
-        Called in a process of its own, which sees that device only.
-
-        Raises:
-            WorkloadError: no way to compute an operation is right.
         """
 
 
@@ -284,18 +183,21 @@ def refuse_without_packages(options: type[WorkloadOptions]) -> None:
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]
 
 
+def know_reasons(name: str) -> None:
+    """Know the kinds of reasons of the workload called `name`, where it is installed here."""
+    with contextlib.suppress(UserError, WorkloadError):
+        find_workload(name)
+
+
 def find_workload(name: str) -> Workload:
     """Return the workload called `name`, built in or registered by another package."""
     if name in BUILT_IN:
         return cast(Workload, import_module(f"featuremill.workloads.{name}"))
-    registered = {point.name: point for point in entry_points(group="featuremill.workloads")}
-    if name not in registered:
-        known = ", ".join([*BUILT_IN, *sorted(registered)])
+    others = mistakes.registered()
+    if name not in others:
+        known = ", ".join([*BUILT_IN, *sorted(others)])
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    found = registered[name].load()
-    missing = [attribute for attribute in REQUIRED if not hasattr(found, attribute)]
-    if missing:
-        raise UserError(
-            f"workload {name}: it lacks {', '.join(missing)}; see featuremill.workload."
-        )
+    found = mistakes.loaded(name, REQUIRED)
+    with mistakes.told(name, "REASONS"):
+        reasons.learn(said(found, "REASONS"))
     return cast(Workload, found)

@@ -7,11 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
+
+from pydantic import Field
 
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_at, files_below
-from featuremill.workload import PathOption, WorkloadOptions
+
+if TYPE_CHECKING:
+    from featuremill.workload import WorkloadOptions
+
+
+class PathOption(NamedTuple):
+    """Marks the type of an option that names a file or a folder."""
+
+    is_folder: bool
+    is_weights: bool = False
+
+
+OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
+"""Type of an option that names a file, such as a vocabulary: what is in it is part of the recipe,
+and its path is not. `OptionFile | None` where it may be left out. Read it in `load`."""
+OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
+"""The same for a folder; files and folders in it whose names begin with a dot do not count."""
+OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
+"""Type of the option whose path `weights` returns, where they are taken as they are."""
 
 
 def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:

@@ -15,7 +15,7 @@ from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
 from featuremill.store.plan import Settings
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload, option_files
+from featuremill.workload import Weights, Workload, find_workload, mistakes, option_files
 from featuremill.workload.option_files import execution_of
 
 ENGINE_VERSION = 1
@@ -31,7 +31,7 @@ def settings_of(
     Raises:
         UserError: for options that cannot be met on `device`.
     """
-    resolved = workload.resolve(options, device, weights)
+    resolved = mistakes.resolved(name, workload, options, device, weights)
     settings = Settings(
         workload=name,
         version=workload.VERSION,

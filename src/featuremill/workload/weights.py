@@ -31,6 +31,7 @@ from featuremill.workload import (
     Weights,
     find_workload,
     plain_weights,
+    said,
 )
 
 LAYOUT = "esm2-1"
@@ -147,7 +148,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     cache has it or the workload takes it as it is."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
-        reads_pickles = getattr(find_workload(workload), "READS_PICKLES", False)
+        reads_pickles = said(find_workload(workload), "READS_PICKLES")
         return plain_weights.look(model, reads_pickles, VERSION)
     source = checkpoints.locate(model)
     # A published model goes by its name, so that its checkpoint may be deleted once converted.

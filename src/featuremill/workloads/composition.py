@@ -12,7 +12,7 @@ from Bio.SeqUtils.ProtParamData import kd as hydropathy
 from featuremill.inputs import TableOptions, proteins
 
 VERSION = "1"
-COST_UNIT = "residues"
+COST_UNIT = LENGTH_UNIT = "residues"
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from featuremill.base.errors import UserError
+from featuremill.store.formats import Kind, kind_of, module_of
 
-IDENTITY = pa.schema(
-    {
-        "id": pa.string(),
-        "description": pa.string(),
-        "length": pa.int64(),
-        "sha256": pa.binary(32),
-    }
-)
-"""What stands before the values in every block."""
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class Target(NamedTuple):
@@ -30,20 +21,24 @@ class Target(NamedTuple):
     provenance: dict[str, str]
     """Workload, model, recipe and versions, for the file's own attributes."""
 
+    def of_kind(self, kind: Kind) -> list[str]:
+        """Return the names of the columns of values that are of one kind (`KINDS` has them)."""
+        return [field.name for field in self.values if kind_of(field.type) == kind]
+
     def pooled(self) -> list[str]:
         """Return the names of the columns with one vector a record."""
-        return [f.name for f in self.values if pa.types.is_fixed_size_list(f.type)]
+        return self.of_kind("pooled")
 
     def per_residue(self) -> list[str]:
         """Return the names of the columns with one vector a residue."""
-        return [f.name for f in self.values if pa.types.is_list(f.type)]
+        return self.of_kind("per_residue")
 
 
 class Writer(Protocol):
     """One open result file."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: the columns of `IDENTITY`, then the values."""
+        """Append a block: id, description, length and sha256 (as 32 bytes), then the values."""
 
     def close(self) -> None:
         """Finish the file."""
@@ -55,8 +50,7 @@ def open_writer(name: str, target: Target) -> Writer:
     Raises:
         UserError: when the values hold nothing that this format could store.
     """
-    module = import_module(f"featuremill.merge.outputs.{name}")
-    writer: Writer = module.Writer(target)
+    writer: Writer = module_of(name).Writer(target)
     return writer
 
 

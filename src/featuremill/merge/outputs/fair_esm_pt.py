@@ -14,17 +14,29 @@ import re
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from featuremill.base.errors import UserError
 from featuremill.merge.outputs import Target
-from featuremill.merge.outputs.vectors import matrices, matrix
 from featuremill.store.files import write_json
-from featuremill.store.formats import FAIR_ESM_COLUMN, refuse_columns
+from featuremill.store.formats import Format, refuse_outputs
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COLUMN = re.compile(r"(mean|bos|residues)_layer_([0-9]+)")
+FORMAT = Format(
+    "fair-esm-pt",
+    "scripts for fair-esm's `extract.py`",
+    4096,
+    columns=COLUMN,
+    columns_like="mean_layer_6",
+    most_records=100_000,
+    why_not_more="a file a record is slow to write, to list and to copy, and many clusters limit "
+    "their number; parquet_dataset is the output for so many.",
+    is_folder=True,
+    files_a_record=1,
+)
 KEYS = {
     "mean": "mean_representations",
     "bos": "bos_representations",
@@ -43,8 +55,8 @@ def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
     Raises:
         UserError: when there is a column that extract.py has no key for.
     """
-    refuse_columns(["fair_esm_pt"], values.names)
-    found = {name: FAIR_ESM_COLUMN.fullmatch(name) for name in values.names}
+    refuse_outputs(["fair_esm_pt"], values)
+    found = {name: COLUMN.fullmatch(name) for name in values.names}
     return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
 
 
@@ -65,6 +77,10 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Write a file for each record of the block."""
+        import pyarrow as pa
+
+        from featuremill.merge.vectors import matrices, matrix
+
         values = [
             matrices(column) if pa.types.is_list(column.type) else matrix(column)
             for column in (block[name] for name in self._columns)
@@ -74,7 +90,7 @@ class Writer:
             label = f"{id} {description}" if description else id
             result: dict[str, Any] = {"label": label}
             for (key, layer), row in zip(self._columns.values(), rows, strict=True):
-                result.setdefault(key, {})[layer] = self._torch.from_numpy(np.array(row))
+                result.setdefault(key, {})[layer] = self._torch.from_numpy(row.copy())
             self._save(result, id, label)
 
     def _save(self, result: Mapping[str, Any], id: str, label: str) -> None:

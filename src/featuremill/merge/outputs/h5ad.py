@@ -8,18 +8,16 @@ uns["featuremill"] says how it was made. Written by h5py to anndata's published 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import pyarrow as pa
-
-from featuremill.base.accession import accessions
 from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.hdf5 import TEXT, ReservedFile
 from featuremill.merge.outputs.parquet import hexadecimal
-from featuremill.merge.outputs.vectors import matrix
-from featuremill.store.formats import ABOUT
+from featuremill.store.formats import ABOUT, Format
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled")
 INDEX, *COLUMNS = ABOUT
 BYTES_A_TEXT = 64
 """What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
@@ -38,6 +36,8 @@ class Writer:
     """Makes the whole file's datasets, then fills them row after row."""
 
     def __init__(self, target: Target) -> None:
+        from featuremill.merge.hdf5 import TEXT, ReservedFile
+
         first, *others = need(target.pooled(), "h5ad", "a pooled value")
         kinds = {name: target.values.field(name).type for name in (first, *others)}
         width = kinds[first].list_size
@@ -56,7 +56,7 @@ class Writer:
         _mark(root.require_group("obsm"), "dict")
         obs = _frame(root, "obs", INDEX, COLUMNS)
         self._about = {
-            name: _array(obs, name, (target.num_rows,), np.int64 if name == "length" else TEXT)
+            name: _array(obs, name, (target.num_rows,), "i8" if name == "length" else TEXT)
             for name in ABOUT
         }
         var = _frame(root, "var", "feature", [])
@@ -66,6 +66,9 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Fill the block's rows in."""
+        from featuremill.base.accession import accessions
+        from featuremill.merge.vectors import matrix
+
         rows = slice(self._num_rows, self._num_rows + block.num_rows)
         self._num_rows = rows.stop
         columns = {name: block[name] for name in ("id", "description", "length")} | {
@@ -92,10 +95,15 @@ def _mark(element: Any, kind: str) -> Any:
 
 def _array(group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     found = group.create_dataset(name, shape, dtype, track_times=False)
-    return _mark(found, "string-array" if dtype is TEXT else "array")
+    is_text = found.dtype.kind == "O"
+    return _mark(found, "string-array" if is_text else "array")
 
 
 def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
+    import numpy as np
+
+    from featuremill.merge.hdf5 import TEXT
+
     frame = _mark(root.create_group(name), "dataframe")
     frame.attrs["_index"] = index
     frame.attrs["column-order"] = np.array(columns, TEXT)
@@ -103,6 +111,8 @@ def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
 
 
 def _describe(root: Any, provenance: dict[str, str]) -> None:
+    from featuremill.merge.hdf5 import TEXT
+
     group = _mark(_mark(root.create_group("uns"), "dict").create_group("featuremill"), "dict")
     for key, value in provenance.items():
         _mark(group.create_dataset(key, (), TEXT, data=value, track_times=False), "string")

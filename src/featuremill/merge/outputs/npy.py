@@ -6,17 +6,23 @@ side by side in a row, in the order of the parquet's columns.
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.vectors import side_by_side
+from featuremill.store.formats import Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("embeddings.npy", "NumPy, memory-mapped", 0, "pooled", has_sidecar=True)
 
 
 class Writer:
     """Writes the header, then row after row."""
 
     def __init__(self, target: Target) -> None:
+        import numpy as np
+
         self._columns = need(target.pooled(), "npy", "a pooled value")
         kinds = [target.values.field(name).type for name in self._columns]
         self._dtype = np.result_type(*(kind.value_type.to_pandas_dtype() for kind in kinds))
@@ -30,6 +36,10 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Append the block's rows."""
+        import numpy as np
+
+        from featuremill.merge.vectors import side_by_side
+
         rows = side_by_side(block, self._columns).astype(self._dtype, copy=False)
         self._file.write(np.ascontiguousarray(rows).data)
 

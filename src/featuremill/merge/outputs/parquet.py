@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import binascii
 import json
+from typing import TYPE_CHECKING
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
-
-from featuremill.base.accession import accessions
 from featuremill.merge.outputs import Target
-from featuremill.store.formats import ABOUT
-from featuremill.store.shard_file import digests
+from featuremill.store.formats import ABOUT, Format
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format(
+    "embeddings.parquet",
+    "pandas, polars, DuckDB, R's arrow",
+    110,
+    most_records=5_000_000,
+    why_not_more="one file of that size is hard to move and to read; parquet_dataset writes a "
+    "folder.",
+)
 HEX_DIGITS = 64
 
 
@@ -22,6 +28,9 @@ class Writer:
     """Writes every column; per-residue ones too, as nested lists. Embeddings don't compress."""
 
     def __init__(self, target: Target) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet
+
         metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
         about = {name: pa.int32() if name == "length" else pa.string() for name in ABOUT}
         self._schema = pa.schema([*pa.schema(about), *target.values], metadata=metadata)
@@ -34,6 +43,10 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Append a block as one row group."""
+        import pyarrow as pa
+
+        from featuremill.base.accession import accessions
+
         columns = {name: block[name] for name in block.column_names} | {
             "accession": accessions(block["id"]),
             "length": block["length"].cast(pa.int32()),
@@ -49,6 +62,11 @@ class Writer:
 
 def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
     """Return digests as text, 64 hex digits each."""
+    import numpy as np
+    import pyarrow as pa
+
+    from featuremill.store.shard_file import digests
+
     found = digests(sha256)
     edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS
     text = binascii.hexlify(found.tobytes())

@@ -6,10 +6,15 @@ sorted by name, the files have the rows in input order.
 
 from __future__ import annotations
 
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from featuremill.merge.outputs import Target, parquet
+from featuremill.store.formats import Format
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("embeddings", "the same, a million rows a file", 110, is_folder=True)
 ROWS_A_FILE = 1_000_000
 
 

@@ -7,22 +7,37 @@ order of the root's attribute `columns`.
 
 from __future__ import annotations
 
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.hdf5 import DatasetFile
-from featuremill.merge.outputs.vectors import side_by_side
+from featuremill.store.formats import ONE_BY_ONE, Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format(
+    "per-protein.h5",
+    "what reads UniProt's embeddings",
+    400,
+    "pooled",
+    most_records=1_000_000,
+    why_not_more=ONE_BY_ONE,
+)
 
 
 class Writer:
     """Writes one small dataset a record."""
 
     def __init__(self, target: Target) -> None:
+        from featuremill.merge.hdf5 import DatasetFile
+
         self._columns = need(target.pooled(), "per_protein_h5", "a pooled value")
         self._file = DatasetFile(target, self._columns)
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
+        from featuremill.merge.vectors import side_by_side
+
         self._file.add(block["id"], side_by_side(block, self._columns))
 
     def close(self) -> None:

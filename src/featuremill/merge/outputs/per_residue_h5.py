@@ -5,23 +5,39 @@ With several layers a dataset is (columns, length, width). A dataset's name is t
 
 from __future__ import annotations
 
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.hdf5 import DatasetFile
-from featuremill.merge.outputs.vectors import matrices
+from featuremill.store.formats import ONE_BY_ONE, Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format(
+    "per-residue.h5",
+    "the same, a vector a residue",
+    400,
+    "per_residue",
+    most_records=1_000_000,
+    why_not_more=ONE_BY_ONE,
+)
 
 
 class Writer:
     """Writes one dataset a record."""
 
     def __init__(self, target: Target) -> None:
+        from featuremill.merge.hdf5 import DatasetFile
+
         self._columns = need(target.per_residue(), "per_residue_h5", "per_residue: true")
         self._file = DatasetFile(target, self._columns)
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
+        import numpy as np
+
+        from featuremill.merge.vectors import matrices
+
         columns = [matrices(block[name]) for name in self._columns]
         several = len(columns) > 1
         rows = zip(*columns, strict=True)

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 from itertools import accumulate
-from typing import Any
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.vectors import matrix
+from featuremill.store.formats import Format
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("embeddings.safetensors", "PyTorch, JAX, Rust", 32, "pooled")
 KINDS = {
     "halffloat": "F16",
     "float": "F32",
@@ -67,6 +68,10 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Write the block's rows behind those of the last one, column by column."""
+        import numpy as np
+
+        from featuremill.merge.vectors import matrix
+
         for name in self._columns:
             self._append(name, np.ascontiguousarray(matrix(block[name])).data)
         self._append(IDS, "".join(f"{id}\n" for id in block["id"].to_pylist()).encode())

@@ -116,7 +116,7 @@ def _read(scratch: Path, config: Config) -> Work:
         spooled = read_records(config, workload, options, scratch, processes)
         _ = spooled.repeats  # which refuses what plan would
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
-        bytes_a_cost = spooled.tally.total_length / max(1, cutter.place().cost)
+        bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.place().cost)
     shards = []
     for pieces in cutter.cuts(cost_of_shard):
         records = sum(piece.end - piece.start for piece in pieces)

@@ -23,6 +23,7 @@ from featuremill.store import run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.results import Results
+from featuremill.workload import know_reasons
 
 if TYPE_CHECKING:  # brings pyarrow
     from featuremill.status.failures import Group, Reason
@@ -177,6 +178,7 @@ class Reader:
         mark = mark_of(self._results.plan)
         if mark != self._plan_mark:
             plan = self._results.read_plan() if mark else None
+            know_reasons(plan.workload if plan else "")
             self._run = _PlannedRun(self._results, plan) if plan else None
             self._plan_mark = mark
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINTS",
     "COST_UNIT",
+    "LENGTH_UNIT",
     "VERSION",
     "WAYS",
     "Options",
@@ -48,6 +49,7 @@ __all__ = [
 
 VERSION = "1"
 COST_UNIT = "tokens"
+LENGTH_UNIT = "residues"
 WAYS = ("dtype", "attention", "products", "kernels")
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128

@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from featuremill.inputs import TableOptions
+from featuremill.workload import Kind
 
 Pool = Literal["mean", "bos", "none"]
 POOLS: tuple[Pool, ...] = ("mean", "bos")
@@ -78,10 +79,7 @@ class Options(TableOptions):
         """The pools to compute, in the order of their columns."""
         return tuple(pool for pool in POOLS if pool in self.pool)
 
-    def delivers(self) -> set[Literal["pooled", "per_residue"]]:
+    def delivers(self) -> set[Kind]:
         """Return what comes out: vectors of a protein, of each of its residues, or both."""
-        kinds: dict[Literal["pooled", "per_residue"], bool] = {
-            "pooled": bool(self.pools),
-            "per_residue": self.per_residue,
-        }
+        kinds: dict[Kind, bool] = {"pooled": bool(self.pools), "per_residue": self.per_residue}
         return {kind for kind, is_there in kinds.items() if is_there}

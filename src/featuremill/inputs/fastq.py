@@ -1,0 +1,72 @@
+"""FASTQ: Biopython parses, also where a record goes over several lines; qualities are dropped.
+
+The id is the first word after the '@', the description the rest of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from Bio.SeqIO.QualityIO import FastqGeneralIterator
+
+from featuremill.base.errors import UserError
+from featuremill.inputs import source
+from featuremill.inputs.fasta import as_unicode
+from featuremill.inputs.kinds import Sequences
+from featuremill.workload import Record
+
+
+def read(path: Path, kind: Sequences) -> Iterator[Record]:
+    """Stream the records of a FASTQ file."""
+    name = str(path)
+    with source.open_text(path, errors="surrogateescape") as text:
+        lines, meter = _Lines(text), source.meter_of(text)
+        records = FastqGeneralIterator(lines)
+        line = lines.number
+        while True:
+            try:
+                title, letters, quality = next(records)
+            except StopIteration:
+                return
+            except ValueError as error:
+                problem = str(error).rstrip(".").encode("ascii", "backslashreplace").decode()
+                raise UserError(
+                    f"{path}:{line}: this FASTQ record is broken ({problem:.200}); mend it, or "
+                    "download or copy the file again."
+                ) from None
+            if "\0" in quality:
+                raise source.has_nul(path, line)
+            meter.num_open = 0
+            header, note = as_unicode(title)
+            id, description = (*header.split(None, 1), "", "")[:2]
+            yield kind.make(id, description, letters, name, line, note)
+            line = lines.number
+
+
+class _Lines:
+    """Lines of text that are counted, from the first one that is not blank.
+
+    Biopython delivers a record when it has read the next one's title; so `number` is then the line
+    where that one starts.
+    """
+
+    def __init__(self, text: Iterator[str]) -> None:
+        self._lines = enumerate(text, 1)
+        self.number, self._first = next(
+            ((number, line) for number, line in self._lines if line.strip()), (0, "")
+        )
+
+    def read(self, size: int) -> str:
+        """Return nothing: with a size of 0, this is how Biopython tells text from bytes."""
+        assert size == 0, size
+        return ""
+
+    def readline(self) -> str:
+        """Return the first line, which is all that is asked for by this name."""
+        return self._first
+
+    def __iter__(self) -> Iterator[str]:
+        for number, line in self._lines:
+            self.number = number
+            yield line

@@ -1,0 +1,123 @@
+"""What the readers are told to make of a record: a sequence of some alphabet, or a table's row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.inputs import cells, columns
+from featuremill.inputs.bases import nucleotide
+from featuremill.inputs.letters import Make, wrong_id
+from featuremill.inputs.residues import protein
+from featuremill.workload import Record
+
+
+class Taken(NamedTuple):
+    """What becomes of the rows of one table."""
+
+    places: Sequence[int]
+    """The columns that are wanted, from 0; the first of them holds the ids."""
+    num_texts: int
+    """So many of them are wanted as text, whatever they hold."""
+    of_row: Callable[[Sequence[Any], str, int], Record]
+    """Makes the record of the values at `places`, a source and a line."""
+    described: str
+    """In words, which columns are taken."""
+
+
+class Sequences(NamedTuple):
+    """Records of letters, out of any format."""
+
+    make: Make
+    readable: str
+    """What files can be read, for somebody who gave another."""
+    names: Sequence[Sequence[str]]
+    """How tables call the column of sequences, the surest names first."""
+    has_fastq: bool = False
+    of_entries: bool = False
+    """Of a flat file's entries themselves; else of the proteins that they code."""
+    chosen: columns.Named = columns.Named()
+
+    def taken(self, path: Path, names: Sequence[str]) -> Taken:
+        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        found = columns.find(path, names, self.chosen, self.names)
+        words = f"id from column {names[found.id]!r}, sequence from {names[found.sequence]!r}"
+        if found.description is None:
+            return Taken(found[:2], 2, self._of_row, words)
+        words += f", description from {names[found.description]!r}"
+        return Taken((*found[:2], found.description), 3, self._of_row, words)
+
+    def _of_row(self, values: Sequence[str], source: str, line: int) -> Record:
+        id, letters, *description = values
+        described = description[0].strip() if description else ""
+        return self.make(id.strip(), described, letters, source, line)
+
+
+PROTEINS = Sequences(
+    protein,
+    "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl)",
+    columns.SEQUENCES,
+)
+NUCLEOTIDES = Sequences(
+    nucleotide,
+    "nucleotides are read from FASTA, FASTQ, tables (.csv, .tsv, .parquet) and flat files (.gb, "
+    ".gbk, .embl)",
+    columns.NUCLEOTIDES,
+    has_fastq=True,
+    of_entries=True,
+)
+
+
+class Rows(NamedTuple):
+    """Records of the rows of a table: the values of some columns, as one payload."""
+
+    id_column: str = ""
+    columns: Mapping[str, type] | Sequence[str] | None = None
+    """Those of the payload, with the types that their cells have; None: all but the id's."""
+
+    def taken(self, path: Path, names: Sequence[str]) -> Taken:
+        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f"{path}: two columns are called {twice!r}; rename one of them.")
+        id = columns.one(path, names, self.id_column, columns.IDS, "id")
+        wanted = [name for name in names if name != names[id]]
+        if self.columns is not None:
+            wanted = list(self.columns)
+        if missing := next((name for name in wanted if name not in names), None):
+            raise UserError(
+                f"{path}: there is no column {missing!r}, which this workload reads; it has "
+                f"{columns.listed(names)}, so add it or rename one."
+            )
+        if not wanted:
+            raise UserError(
+                f"{path}: there is no column but {names[id]!r}; give a table with values as well."
+            )
+        types = self.columns if isinstance(self.columns, Mapping) else {}
+        if unknown := next((name for name, type in types.items() if type not in cells.TYPES), None):
+            known = ", ".join(type.__name__ for type in cells.TYPES)
+            raise TypeError(f"column {unknown!r} can have one of the types {known}")
+        return Taken(
+            [id, *map(names.index, wanted)],
+            1,
+            partial(_of_row, wanted, types),
+            f"id from column {names[id]!r}, values from {columns.listed(wanted)}",
+        )
+
+
+def _of_row(
+    names: Sequence[str],
+    types: Mapping[str, type],
+    values: Sequence[Any],
+    source: str,
+    line: int,
+) -> Record:
+    id, payload = values[0].strip(), b""
+    if not (reason := wrong_id(id)):
+        payload, reason = cells.payload(names, values[1:], types)
+    return Record(id, "", payload, source, line, reason)
+
+
+Kind = Sequences | Rows

@@ -1,0 +1,76 @@
+"""What every record of letters goes through, whatever its alphabet: an id, and no lost bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from featuremill.base import reasons
+from featuremill.base.errors import UserError
+from featuremill.base.text import CONTROL
+from featuremill.inputs.source import has_nul
+from featuremill.workload import Record
+
+UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+WHITESPACE = b" \t\n\r\x0b\x0c"
+NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
+LATIN_1 = "header read as Latin-1"
+
+
+class Cleaned(NamedTuple):
+    """Letters as a workload reads them; the payload is empty where there is a reason."""
+
+    payload: bytes
+    reason: str = ""
+    note: str = ""
+
+
+class Make(Protocol):
+    """What makes a record of letters."""
+
+    def __call__(
+        self, id: str, description: str, letters: str, source: str, line: int, note: str = ""
+    ) -> Record:
+        """Return the record of these letters, refused where they are none of the alphabet.
+
+        Raises UserError for NUL bytes and for a '>' among the letters: they hide lost or merged
+        records, which no single refused record would account for.
+        """
+
+
+def maker(clean: Callable[[str], Cleaned]) -> Make:
+    """Return what makes records of the letters that `clean` lets through."""
+
+    def make(
+        id: str, description: str, letters: str, source: str, line: int, note: str = ""
+    ) -> Record:
+        payload, reason, mended = clean(letters)
+        if "\0" in letters or "\0" in id or "\0" in description:
+            raise has_nul(source, line)
+        if reason and ">" in letters:
+            raise UserError(
+                f"{source}:{line}: there is a '>' inside this record's sequence, so two records "
+                "have run into one; put a line break before it."
+            )
+        if (not id or not id.isprintable()) and (wrong := wrong_id(id)):
+            payload, reason = b"", wrong
+        notes = "; ".join(filter(None, (note, mended))) if note or mended else ""
+        return Record(id, description, payload, source, line, reason, notes)
+
+    return make
+
+
+def wrong_id(id: str) -> str:
+    """Return the reason why no record can be called `id`; "" where it can."""
+    if not id:
+        return reasons.ID.reason()
+    if not id.isprintable() and (control := CONTROL.search(id)):
+        return reasons.ID.reason(f"U+{ord(control.group()):04X}", reasons.UNPRINTABLE_ID)
+    return ""
+
+
+def show(letter: str) -> str:
+    """Return how to print `letter`; bytes that are no UTF-8 were decoded as surrogates."""
+    if "\ud800" <= letter <= "\udfff":
+        return f"byte 0x{ord(letter) & 0xFF:02X}"
+    return f"'{letter}'" if letter.isprintable() else f"U+{ord(letter):04X}"

@@ -1,0 +1,234 @@
+"""What a workload of somebody else's does wrong, told as its own: by its name and its package's.
+
+A person who runs it cannot mend it, and it is no bug of featuremill's: each sentence says what was
+called, what came of it and who has to mend it. Sentences of a workload's own (UserError,
+WorkloadError) and what the operating system refuses pass through as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from numbers import Integral
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
+from featuremill.base.text import clipped
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from featuremill.workload import Record, Workload
+
+GROUP = "featuremill.workloads"
+"""The entry points by which packages register their workloads."""
+OWN_SENTENCE = (UserError, WorkloadError, DeviceError, IntegrityError, OSError)
+MOST_SHOWN = 200
+"""Letters of what an error says."""
+DUE = {
+    "id": (str,),
+    "description": (str,),
+    "payload": (bytes,),
+    "source": (str,),
+    "line": (int, Integral),
+    "reason": (str,),
+    "note": (str,),
+    "length": (int, Integral, type(None)),
+}
+"""The fields of a record, with the types that each may have."""
+
+log = logging.getLogger("featuremill.workload")
+
+
+def registered() -> dict[str, EntryPoint]:
+    """Return the workloads of other packages, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def who(name: str) -> str:
+    """Return the workload called `name` with the package that it is of."""
+    package = registered()[name].dist if name in registered() else None
+    return f"workload {name}" + (f" (package {package.name} {package.version})" if package else "")
+
+
+def mistake(name: str, what: str) -> WorkloadError:
+    """Return the error which says `what` the workload called `name` did wrong."""
+    return WorkloadError(f"{who(name)}: {what}; this is for its author to mend.")
+
+
+def described(error: BaseException) -> str:
+    """Return an error's class and text on one line."""
+    text = clipped(" ".join(str(error).split()), MOST_SHOWN).rstrip(".;")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+@contextlib.contextmanager
+def told(name: str, what: str) -> Iterator[None]:
+    """Tell whatever the workload called `name` raises in `what` as its own; log where it did."""
+    try:
+        yield
+    except OWN_SENTENCE:
+        raise
+    except Exception as error:
+        raise _raised(name, what, error) from None
+
+
+def _raised(name: str, what: str, error: Exception, where: str = "") -> Exception:
+    """Return what to raise for an `error` that came out of a workload; a built-in one's is a bug of
+    featuremill and stays what it is."""
+    if name not in registered():
+        return error
+    log.debug("where the workload raised it", exc_info=True)
+    return mistake(name, f"{what} raised {described(error)}{where}")
+
+
+def loaded(name: str, required: Collection[str]) -> Any:
+    """Return the workload that is registered as `name`, with all the attributes of the contract.
+
+    Raises:
+        UserError: it cannot be imported, or is none.
+    """
+    try:
+        found = registered()[name].load()
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{who(name)} cannot be imported, as there is no module {error.name!r} in this Python; "
+            "install what the package needs."
+        ) from None
+    except Exception as error:
+        log.debug("where the workload raised it", exc_info=True)
+        raise UserError(
+            f"{who(name)} cannot be imported ({described(error)}); mend or reinstall the package."
+        ) from None
+    if missing := [attribute for attribute in required if not hasattr(found, attribute)]:
+        raise UserError(f"{who(name)}: it lacks {', '.join(missing)}; see featuremill.workload.")
+    if not hasattr(found.Options, "delivers"):
+        raise mistake(name, "Options is no subclass of WorkloadOptions")
+    for attribute in ("COST_UNIT", "VERSION"):
+        if not (value := getattr(found, attribute)) or not isinstance(value, str):
+            raise mistake(name, f"{attribute} is {value!r} where a text is due")
+    return found
+
+
+def records_of(
+    name: str, workload: Workload, inputs: Sequence[Path], options: Any
+) -> Iterator[Record]:
+    """Stream the records of `inputs` as the workload called `name` reads them; those of a built-in
+    one are not looked at on the way.
+
+    Raises:
+        WorkloadError: what comes is no record, or reading raised.
+    """
+    if name in registered():
+        return _checked(name, workload, inputs, options)
+    return workload.records(inputs, options)
+
+
+def _checked(
+    name: str, workload: Workload, inputs: Sequence[Path], options: Any
+) -> Iterator[Record]:
+    from featuremill.workload import Record
+
+    number = 0
+    try:
+        for record in workload.records(inputs, options):
+            number += 1
+            # One look at each of millions: what is wrong is found out only where something is.
+            if type(record) is Record:
+                id, description, payload, source, line, reason, note, length = record
+                if (
+                    type(payload) is bytes
+                    and type(id) is str
+                    and type(line) is int
+                    and type(description) is str
+                    and type(source) is str
+                    and type(reason) is str
+                    and type(note) is str
+                    and (length is None or type(length) is int)
+                ):
+                    yield record
+                    continue
+            _refuse_record(name, record, number)
+            yield record
+    except OWN_SENTENCE:
+        raise
+    except Exception as error:
+        raise _raised(name, "records", error, f" at record {number + 1:,}") from None
+
+
+def _refuse_record(name: str, record: Any, number: int) -> None:
+    """Raise WorkloadError where a field is of another type than is due; subclasses pass."""
+    from featuremill.workload import Record
+
+    if not isinstance(record, Record):
+        kind = type(record).__name__
+        raise mistake(name, f"records gave {kind} as number {number:,} where a Record is due")
+    for field, types in DUE.items():
+        if not isinstance(value := getattr(record, field), types):
+            kind = "None" if value is None else type(value).__name__
+            due = types[0].__name__
+            raise mistake(name, f"record {number:,} has {kind} as {field} where {due} is due")
+
+
+def costs_of(
+    name: str, workload: Workload, payloads: Sequence[bytes], options: Any
+) -> Sequence[int]:
+    """Return what the workload called `name` says that each of `payloads` costs.
+
+    Raises:
+        WorkloadError: a cost is no whole number of at least 1, or `cost` raised.
+    """
+    with told(name, "cost"):
+        costs = [workload.cost(payload, options) for payload in payloads]
+    if set(map(type, costs)) - {int} or min(costs, default=1) < 1:
+        for cost in costs:
+            if not hasattr(cost, "__index__") or cost < 1:
+                raise mistake(
+                    name,
+                    f"cost gave {cost!r:.50} for a record, where a whole number of at least 1 is "
+                    "due",
+                )
+    return costs
+
+
+def schema_of(
+    name: str, workload: Workload, options: Any, weights: Any, reserved: Collection[str]
+) -> pa.Schema:
+    """Return the columns of values that the workload called `name` delivers.
+
+    Raises:
+        WorkloadError: it is no schema, or a column has one of the `reserved` names.
+    """
+    import pyarrow as pa
+
+    with told(name, "schema"):
+        schema = workload.schema(options, weights)
+    if not isinstance(schema, pa.Schema):
+        kind = type(schema).__name__
+        raise mistake(name, f"schema gave {kind} where a pyarrow.Schema is due")
+    names: list[str] = schema.names
+    if not names:
+        raise mistake(name, "schema has no column")
+    if taken := next((column for column in names if column in reserved), None):
+        others = ", ".join(sorted(reserved))
+        raise mistake(name, f"schema has a column {taken!r}, which is the core's ({others} are)")
+    if twice := next((column for column in names if names.count(column) > 1), None):
+        raise mistake(name, f"the column {twice!r} stands twice in schema")
+    return schema
+
+
+def resolved(name: str, workload: Workload, options: Any, device: Any, weights: Any) -> Any:
+    """Return `options` with every "auto" settled by the workload called `name`.
+
+    Raises:
+        WorkloadError: what comes is of another class than the options.
+    """
+    with told(name, "resolve"):
+        settled = workload.resolve(options, device, weights)
+    if not isinstance(settled, workload.Options):
+        kind = type(settled).__name__
+        raise mistake(name, f"resolve gave {kind} where Options are due")
+    return settled

@@ -1,0 +1,140 @@
+"""What a workload may offer besides: attributes with defaults (`Says`), and hooks.
+
+An attribute or a method of the name is all it takes; `isinstance(workload, TellsMemory)` asks for
+those of a hook, and a workload that lacks them is asked for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from featuremill.base.reasons import Kind
+    from featuremill.lease.devices import Device
+    from featuremill.workload import Weights
+
+
+class Says:
+    """Attributes that a workload may have besides, each with what holds where it has none."""
+
+    LENGTH_UNIT: str = "bytes"
+    """What the length of a record counts, in the plural: residues, tokens, samples, characters."""
+    NEEDS_GPU: bool = True
+    """False: it computes on the host, whatever `device` says, and its shards take no lease."""
+    TAKES_FILES: bool = False
+    """True: `records` opens what its paths name by itself, of any format; nobody else looks into
+    them, or judges them by their suffixes."""
+    READS_PICKLES: bool = False
+    """True: it reads pickled weights without running their code (such as torch's `weights_only`),
+    so they are not refused where weights are taken as they are."""
+    ENVIRONMENT: Path | None = None
+    """The conda environment, with featuremill and the workload's package in it, that `--sdm conda`
+    makes for its jobs."""
+    SHARD_COST: int | None = None
+    """The cost of a shard of some five minutes, for `shards.cost: auto` where no speed is known."""
+    VERSIONS_OF: Sequence[str] = ()
+    """Distributions that values depend on besides torch and featuremill: their versions stand in
+    receipts, and merge warns where they are mixed."""
+    REASONS: Sequence[Kind] = ()
+    """Kinds of reasons of its own why a record fails, each with its remedy."""
+
+
+def said(workload: Any, name: str) -> Any:
+    """Return what a workload says of itself under this name of `Says`."""
+    return getattr(workload, name, getattr(Says, name))
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint to be converted."""
+
+    kind: Literal["bundled", "published", "local"]
+    name: str
+    location: str
+    """The path or URL that it is known by."""
+    path: Path
+    """The file itself; of a published model, where it is or will be downloaded to."""
+
+
+class Converted(NamedTuple):
+    """What a checkpoint became."""
+
+    name: str
+    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
+    sha256: str
+    metadata: dict[str, str]
+    """As in `Weights`."""
+
+
+class Checkpoints(Protocol):
+    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
+
+    NUMBERS: Sequence[str]
+    """Keys of `metadata` that are whole numbers in that of every model."""
+
+    def is_path(self, model: str) -> bool:
+        """Tell whether `model` is the path of a checkpoint and not a name."""
+
+    def name_of(self, model: str) -> str:
+        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+
+        Raises:
+            UserError: there is no such model.
+        """
+
+    def refuse_missing(self, model: str) -> None:
+        """Raise UserError where `model` is the path of a checkpoint that is not there."""
+
+    def locate(self, model: str) -> Checkpoint:
+        """Return where the checkpoint of `model` is or is to come from."""
+
+    def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
+        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
+        where it is not here."""
+
+
+@runtime_checkable
+class HasCheckpoints(Protocol):
+    """Models with checkpoints that are converted."""
+
+    CHECKPOINTS: Checkpoints
+
+
+@runtime_checkable
+class TellsMemory(Protocol):
+    """The memory that computing takes: doctor, audit and estimate say nothing of one that does not.
+
+    Imports no torch, but where a checkpoint has to be looked into.
+    """
+
+    def weights_ahead(self, options: Any) -> Weights:
+        """Return what is known of the model before its weights are here: their name and metadata,
+        with an empty path and digest; raise UserError where nothing is."""
+
+    def weights_mb(self, weights: Weights) -> float:
+        """Return the size of the weights in MiB, by their metadata alone."""
+
+    def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
+        """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
+
+        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
+        a batch may cost.
+        """
+
+
+@runtime_checkable
+class TellsWays(Protocol):
+    """By what it would compute on a device; for doctor."""
+
+    WAYS: Sequence[str]
+    """What `ways` tells of: "dtype", then the operations."""
+
+    def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
+        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
+        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
+        Called in a process of its own, which sees that device only.
+
+        Raises:
+            WorkloadError: no way to compute an operation is right.
+        """

@@ -1,0 +1,92 @@
+"""A workload whose values are of any size: 10 bytes to LARGEST, as the payload's digest has it.
+
+Each kind of column that is no vector is there: a text, a number, a struct, a list of structs, and a
+list that is not as long as its record.
+"""
+
+import hashlib
+import os
+
+import pyarrow as pa
+
+from featuremill.inputs import proteins
+from featuremill.workload import WorkloadOptions
+
+VERSION = "1"
+COST_UNIT = "records"
+LARGEST = float(os.environ.get("BULKY_LARGEST", "1000"))
+SPAN = pa.struct({"start": pa.int32(), "name": pa.string()})
+SCHEMA = pa.schema(
+    {
+        "text": pa.string(),
+        "size": pa.int64(),
+        "best": SPAN,
+        "spans": pa.list_(SPAN),
+        "profile": pa.list_(pa.float32()),
+    }
+)
+
+
+class Options(WorkloadOptions):
+    """None."""
+
+    def delivers(self):
+        return {"table"}
+
+
+def records(files, options):
+    return proteins(files)
+
+
+def cost(payload, options):
+    return 1
+
+
+def weights(options):
+    return None
+
+
+def resolve(options, device, weights):
+    return options
+
+
+def schema(options, weights):
+    return SCHEMA
+
+
+def batch_cost(options, device):
+    return 50
+
+
+def load(options, devices, weights):
+    return None
+
+
+def prepare(model, payloads, batch_cost):
+    return payloads
+
+
+def run(model, payloads):
+    return payloads
+
+
+def size_of(payload):
+    """Return the letters of a payload's text: evenly spread over the orders of magnitude."""
+    share = int.from_bytes(hashlib.sha256(payload).digest()[:4], "big") / 2**32
+    return int(10 * (LARGEST / 10) ** share)
+
+
+def value_of(payload):
+    size = size_of(payload)
+    span = {"start": size, "name": payload.decode()}
+    return {
+        "text": (payload.decode() * (size // len(payload) + 1))[:size],
+        "size": size,
+        "best": span,
+        "spans": [span] * (size % 4),
+        "profile": [1.0] * (size % 50),
+    }
+
+
+def collect(model, payloads):
+    return pa.RecordBatch.from_pylist([value_of(payload) for payload in payloads], SCHEMA)
