@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import environment, this_process
-from featuremill.base.errors import UserError
 from featuremill.flow import reach
-from featuremill.flow.screen import RefusedError
+from featuremill.flow.screen import RefusedError, refusing
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 
@@ -46,10 +45,8 @@ def prepare_jobs(workflow: Any) -> None:
     for field, resource in GPU_RESOURCES.items():
         if resource in defaults:
             VARIABLES[field].set_default(defaults[resource])
-    try:
+    with refusing():
         environment.check()
-    except UserError as error:
-        raise RefusedError(str(error)) from None
     here = str(Path(sys.executable).parent)
     folders = environment.search_path()
     if here not in folders:
@@ -73,10 +70,8 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     A cap that is too low would clip what a job asks for, and more of them would start than find
     devices. A run on the CPU asks for none, and says nothing of what other rules may have.
     """
-    try:
+    with refusing():
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
-    except UserError as error:
-        raise RefusedError(str(error)) from None
     if not reach.is_main(workflow):
         return num_slots
     given = reach.cap_of(workflow, "gpu")

@@ -18,11 +18,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 from featuremill.base import environment
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.flow import reach
@@ -50,6 +52,19 @@ class RefusedError(reach.WorkflowError):  # type: ignore[misc]
     def __init__(self, sentence: str) -> None:
         super().__init__(sentence)
         type(self).said = plain(sentence)
+
+
+@contextlib.contextmanager
+def refusing(place: str = "", hint: str = "") -> Iterator[None]:
+    """Say in such a sentence what goes wrong inside; `place` and `hint` stand around it."""
+    try:
+        yield
+    except (UserError, IntegrityError) as error:
+        raise RefusedError(f"{place}: {error}{hint}" if place else str(error)) from None
+    except BlockingIOError:  # whoever asks for a lock has more to say
+        raise
+    except OSError as error:
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
 
 
 class FailedJob(NamedTuple):
