@@ -139,7 +139,7 @@ class Flow:
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
         print(closing_words(self.folder))
-        print(tidied(self._workflow, self.folder, self.config.keep), end="")
+        print(tidied(self.folder, self.config.keep), end="")
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""

@@ -74,12 +74,10 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
     if not reach.is_main(workflow):
         return num_slots
-    given = reach.cap_of(workflow, "gpu")
-    cap = given.value
+    cap = reach.cap_of(workflow, "gpu")
     ours = reach.shared(workflow).setdefault("caps", set())
-    may_cap = given.is_known and reach.runs_elsewhere(workflow) is False
     if device != "cpu":
-        if may_cap and (cap is None or cap in ours):
+        if reach.runs_elsewhere(workflow) is False and (cap is None or cap in ours):
             cap = max(1, num_slots, cap or 0)
             ours.add(cap)
             reach.set_cap(workflow, "gpu", cap)

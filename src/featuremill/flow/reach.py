@@ -58,12 +58,11 @@ SCHEDULING = (
 """Beginnings of what it says of its own scheduling."""
 EPILOGUES = (
     "Exiting because a job execution failed",
+    "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
 """Beginnings of what it says after failures."""
-REMOVAL = "Removing output files of failed job {} "
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
-MISSING_INPUT = "MissingInputException"
 LOOKING = (
     "--report",
     "--lint",
@@ -187,12 +186,6 @@ def has_environments(workflow: Any) -> bool:
     return bool(workflow.deployment_settings.deployment_method)
 
 
-@or_else(set())
-def made_files(workflow: Any) -> set[str]:
-    """Return the outputs of all that was asked for, once everything is done."""
-    return {str(file) for job in workflow.dag.jobs for file in job.output}
-
-
 @or_else([])
 def locks_on(results: str) -> list[Path]:
     """Return Snakemake's lock files of the run in `results`."""
@@ -240,19 +233,11 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 # ---- resources ----
 
 
-class Cap(NamedTuple):
-    """How much of a resource all jobs together may take."""
-
-    is_known: bool
-    value: int | None
-    """None without a limit."""
-
-
-@or_else(Cap(False, None))
-def cap_of(workflow: Any, resource: str) -> Cap:
-    """Return the limit of a resource."""
+@or_else(0)
+def cap_of(workflow: Any, resource: str) -> int | None:
+    """Return how much of a resource all jobs together may take; None without a limit."""
     given = workflow.global_resources.get(resource)
-    return Cap(True, given.value if given is not None else None)
+    return int(given.value) if given is not None else None
 
 
 @or_else(None)
@@ -298,18 +283,6 @@ def shows_all(workflow: Any) -> bool:
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
 
-@or_else(True)
-def is_verbose(workflow: Any) -> bool:
-    """Tell whether somebody wants to see everything."""
-    return bool(workflow.output_settings.verbose)
-
-
-@or_else({"all"})
-def quiet_about(workflow: Any) -> set[str]:
-    """Return what the screen is to be quiet about: host, reason, progress, rules, all."""
-    return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
-
-
 @or_else(None)
 def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
     """Keep records off the screen that don't matter; those that cannot be judged do."""
@@ -335,11 +308,6 @@ def is_about_scheduling(record: logging.LogRecord) -> bool:
 def is_epilogue(record: logging.LogRecord) -> bool:
     """Tell whether Snakemake says once more that jobs failed."""
     return record.getMessage().startswith(EPILOGUES)
-
-
-def is_removal(record: logging.LogRecord, rules: set[str]) -> bool:
-    """Tell whether it says that it removes what failed jobs of these rules left."""
-    return record.getMessage().startswith(tuple(map(REMOVAL.format, rules)))
 
 
 def exception_of(record: logging.LogRecord) -> str:
