@@ -20,7 +20,6 @@ from nvml_node import Gpu
 from programs import wait_for
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
-from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
@@ -458,25 +457,22 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
 
 
 @pytest.mark.parametrize(
-    ("quiet", "dryrun", "is_main", "variable", "tells"),
+    ("dryrun", "is_main", "variable", "tells"),
     [
-        ({Quietness.HOST, Quietness.REASON}, False, True, "", True),  # the default profile's
-        (None, False, True, "", True),
-        ({Quietness.PROGRESS, Quietness.RULES}, False, True, "", False),  # a bare --quiet
-        ({Quietness.ALL}, False, True, "", False),
-        (None, True, True, "", False),
-        (None, False, False, "", False),
-        (None, False, True, "1", False),
+        (False, True, "", True),
+        (True, True, "", False),
+        (False, False, "", False),
+        (False, True, "1", False),
     ],
 )
 def test_snakemake_says_them_only_where_they_are_wanted(
-    monkeypatch, quiet, dryrun, is_main, variable, tells
+    monkeypatch, dryrun, is_main, variable, tells
 ):
     started = []
     monkeypatch.setattr(screen, "start_totals", started.append)
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
     monkeypatch.setenv("FEATUREMILL_QUIET", variable)
-    settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
+    settings = SimpleNamespace(dryrun=dryrun)
     workflow = SimpleNamespace(
         output_settings=settings, is_main_process=is_main, modifier=NOT_IMPORTED
     )

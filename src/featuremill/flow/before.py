@@ -10,6 +10,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -46,10 +47,8 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
     """Do all of that, where this process is the main one and is going to run jobs."""
     is_dry = reach.is_dry(workflow) and not reach.only_looks()
     if reach.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
-        log.warning(
-            f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
-            "not show."
-        )
+        said = f"{others}: a run plans and computes it anew, which a dry run does not show."
+        log.warning(f"{results}: here is {said}")
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
         refuse_default_storage(workflow)
@@ -71,7 +70,6 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
             forget_lost_weights(workflow, weights_files)
             if not (reach.is_imported(workflow) or asks_for_less(results)):
                 forget_what_is_not_whole(results)
-        tell_what_goes(config, results)
         check_times(config, results)
 
 
@@ -189,19 +187,6 @@ def forget_what_is_not_whole(results: str) -> None:
             (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
-def tell_what_goes(config: Config, results: str) -> None:
-    """Say which results merge is going to remove, as `outputs` no longer names them."""
-    root = Path(results)
-    delivery = Results(root).find_delivery()
-    written = delivery.outputs if delivery else {}
-    wanted = {FILES[name] for name in config.outputs}
-    for name in written:
-        if name not in wanted and (root / name).exists():
-            log.warning(
-                f"{root / name}: this result is not among `outputs` any more, so merge removes it."
-            )
-
-
 def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))  # of the file system, which may be another than ours
@@ -263,12 +248,8 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
     is_elsewhere = reach.runs_elsewhere(workflow) is not False or reach.is_imported(workflow)
     if config.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
         return
-    try:
+    with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
         devices_for(config.device)
-    except UserError as error:
-        raise RefusedError(
-            f"{error} To plan here and compute elsewhere: snakemake plan …"
-        ) from None
 
 
 def refuse_another_config(config: Config, results: str, path: str) -> None:
@@ -332,7 +313,7 @@ def config_file(workflow: Any, results: str) -> str:
 def asks_for_less(results: str) -> bool:
     """Tell whether a target is named, or other words ask for less than the whole run."""
     option = ""
-    for word in reach.words():
+    for word in sys.argv[1:]:
         if word.startswith(LESS):
             return True
         if word.startswith("-"):

@@ -81,9 +81,8 @@ class JobResources(NamedTuple):
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def _parts_gigabytes(self) -> float:
-        recipes = Path(self.results, "store", "parts").glob("*")
-        # A folder's time changes with every part that comes or goes.
-        return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
+        parts = Path(self.results, "store", "parts").glob("*/*.arrows")
+        return sum(map(_size, parts)) / GB
 
     def _mtime(self) -> int:
         path = Results(Path(self.results)).plan
@@ -115,12 +114,6 @@ def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
         except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
             continue
     return None
-
-
-@lru_cache(maxsize=16)
-def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
-    """Return the size of the parts of one recipe; looked up once for memory, minutes, each rule."""
-    return sum(map(_size, Path(folder).glob("*.arrows")))
 
 
 @lru_cache(maxsize=4)

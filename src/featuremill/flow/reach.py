@@ -42,18 +42,10 @@ SCHEDULING_EVENTS = {
     "run_info",
     "resources_info",
 }
-SCHEDULING = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Complete log",
-    "Conda environments: ignored",
-    "DAG of jobs will be updated after completion",
-    "Elapsed time",
-    "Execute ",
-    "Select jobs to execute",
-    "Updating checkpoint dependencies",
-    "Using shell",
-    "host: ",
+SCHEDULING = re.compile(
+    "Assuming unrestricted shared filesystem usage|Building DAG of jobs|Complete log|Conda "
+    "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
+    "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
 """Beginnings of what it says of its own scheduling."""
 EPILOGUES = (
@@ -63,24 +55,11 @@ EPILOGUES = (
 )
 """Beginnings of what it says after failures."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
-LOOKING = (
-    "--report",
-    "--lint",
-    "--summary",
-    "--detailed-summary",
-    "--list",
-    "--dag",
-    "--rulegraph",
-    "--filegraph",
-    "--d3dag",
-    "--unlock",
-    "--archive",
-    "--cleanup",
-    "--delete",
+LOOKING = re.compile(
+    "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
+    "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
 )
 """Snakemake's options that run no job of ours, or their beginnings."""
-LOOKING_SHORT = {"-S", "-D", "-l", "--lt", "--containerize", "--print-compilation"}
-"""More of them, whole."""
 
 
 class Reach(Generic[P, T]):
@@ -140,14 +119,9 @@ def is_dry(workflow: Any) -> bool:
     return bool(workflow.output_settings.dryrun)
 
 
-def words() -> list[str]:
-    """Return what follows `snakemake` on its command line."""
-    return sys.argv[1:]
-
-
 def only_looks() -> bool:
     """Tell whether this Snakemake was called for something that never runs jobs of ours."""
-    return any(word.startswith(LOOKING) or word in LOOKING_SHORT for word in words())
+    return any(map(LOOKING.match, sys.argv[1:]))
 
 
 def executes(workflow: Any) -> bool:
@@ -237,7 +211,8 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 def cap_of(workflow: Any, resource: str) -> int | None:
     """Return how much of a resource all jobs together may take; None without a limit."""
     given = workflow.global_resources.get(resource)
-    return int(given.value) if given is not None else None
+    found: int | None = given.value if given is not None else None
+    return found
 
 
 @or_else(None)
@@ -301,8 +276,8 @@ def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
 def is_about_scheduling(record: logging.LogRecord) -> bool:
     """Tell whether Snakemake talks about its own scheduling."""
     event = str(getattr(record, "event", None) or "")
-    is_so = event in SCHEDULING_EVENTS or record.getMessage().startswith(SCHEDULING)
-    return is_so and record.levelno <= logging.INFO
+    is_so = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
+    return bool(is_so) and record.levelno <= logging.INFO
 
 
 def is_epilogue(record: logging.LogRecord) -> bool:
@@ -326,11 +301,13 @@ class JobError(NamedTuple):
     """What Snakemake says of a job that failed."""
 
     rule: str
-    command: str
     log: Path | None
     outputs: tuple[Path, ...]
-    reason: str
+    ending: str = ""
+    """How its command ended, which is told apart."""
+    reason: str = ""
     """What a cluster's executor adds."""
+    command: str = ""
 
 
 @or_else(None)
@@ -341,10 +318,10 @@ def job_error(record: logging.LogRecord) -> JobError | None:
     about = record.__dict__
     return JobError(
         about["rule_name"],
-        str(about["shellcmd"] or ""),
         Path(about["log"][0]) if about["log"] else None,
         tuple(map(Path, about["output"])),
-        " ".join(str(about.get("rule_msg") or "").split()),
+        reason=" ".join(str(about.get("rule_msg") or "").split()),
+        command=str(about["shellcmd"] or ""),
     )
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from featuremill.base import environment
 from featuremill.base.errors import IntegrityError, UserError
@@ -56,23 +56,15 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
     try:
         yield
     except (UserError, IntegrityError) as error:
-        raise RefusedError(f"{place}: {error}{hint}" if place else str(error)) from None
+        raise RefusedError(f"{place}: {error}{hint}" if place else f"{error}{hint}") from None
     except BlockingIOError:  # whoever asks for a lock has more to say
         raise
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
 
 
-class FailedJob(NamedTuple):
+class FailedJob(reach.JobError):
     """A job that Snakemake saw fail."""
-
-    rule: str
-    log: Path | None
-    outputs: tuple[Path, ...]
-    ending: str
-    """How its command ended, where Snakemake told."""
-    reason: str = ""
-    """What a cluster's executor says of it."""
 
     @property
     def was_stopped(self) -> bool:
@@ -119,8 +111,7 @@ class Failures:
         command = error.command
         found = [ending for text, ending in self._endings if command and command in text]
         self._endings = [one for one in self._endings if not command or command not in one[0]]
-        ending = found[-1] if found else ""
-        job = FailedJob(error.rule, error.log, error.outputs, ending, error.reason)
+        job = FailedJob(*error._replace(ending=found[-1] if found else ""))
         self._jobs[job.log] = job
         return job
 
