@@ -51,13 +51,15 @@ class JobResources(NamedTuple):
 
     def extract_mb(self, wildcards: Any, attempt: int) -> int:
         """Return the MB of host memory that computing a shard takes."""
-        shard_mb = self._shard_bytes(wildcards.shard) / MB
+        shard_mb = _size(Results(Path(self.results)).shard(wildcards.shard)) / MB
         weights_mb = sum(map(_weights_mb, self.weights))
         return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.config.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
         """Return the minutes that computing a shard may take."""
-        seconds = _seconds(self.results, self._mtime(), self.gpu_model).get(wildcards.shard)
+        path = Results(Path(self.results)).plan
+        mtime = path.stat().st_mtime_ns if path.exists() else 0
+        seconds = _seconds(self.results, mtime, self.gpu_model).get(wildcards.shard)
         if seconds is None:
             return attempt * UNKNOWN_MINUTES
         return attempt * (BASE_MINUTES + math.ceil(SAFETY * seconds / 60))
@@ -83,13 +85,6 @@ class JobResources(NamedTuple):
     def _parts_gigabytes(self) -> float:
         parts = Path(self.results, "store", "parts").glob("*/*.arrows")
         return sum(map(_size, parts)) / GB
-
-    def _mtime(self) -> int:
-        path = Results(Path(self.results)).plan
-        return path.stat().st_mtime_ns if path.exists() else 0
-
-    def _shard_bytes(self, shard: str) -> int:
-        return _size(Results(Path(self.results)).shard(shard))
 
 
 @lru_cache(maxsize=4)

@@ -22,7 +22,9 @@ GPU_RESOURCES = {
     "min_free_mb": "gpu_min_free_mb",
     "wait_seconds": "gpu_wait",
 }
-"""Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+"""Resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+_caps: set[int] = set()
+"""Those that we gave, as for an earlier `use rule` of a module."""
 
 
 def prepare_jobs(workflow: Any) -> None:
@@ -41,10 +43,10 @@ def prepare_jobs(workflow: Any) -> None:
         environment.SLURM_JOBS.unset()
         if reach.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
-    defaults = reach.default_resources(workflow)
+    asked = reach.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
-        if resource in defaults:
-            VARIABLES[field].set_default(defaults[resource])
+        if resource in asked:
+            VARIABLES[field].set_default(asked[resource])
     with refusing():
         environment.check()
     here = str(Path(sys.executable).parent)
@@ -57,8 +59,7 @@ def prepare_jobs(workflow: Any) -> None:
 
 def gpu_model(workflow: Any) -> str:
     """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    of_rule = reach.rule_resources(workflow, "extract").get("gpu_model")
-    return of_rule or reach.default_resources(workflow).get("gpu_model", "")
+    return reach.rule_resources(workflow, "extract").get("gpu_model", "")
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
@@ -75,21 +76,17 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     if not reach.is_main(workflow):
         return num_slots
     cap = reach.cap_of(workflow, "gpu")
-    ours = reach.shared(workflow).setdefault("caps", set())
+    is_ours = reach.runs_elsewhere(workflow) is False and (cap is None or cap in _caps)
     if device != "cpu":
-        if reach.runs_elsewhere(workflow) is False and (cap is None or cap in ours):
+        if is_ours:
             cap = max(1, num_slots, cap or 0)
-            ours.add(cap)
+            _caps.add(cap)
             reach.set_cap(workflow, "gpu", cap)
-            if 0 < num_slots < gpus and not reach.only_looks():
-                raise RefusedError(
-                    f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
-                    "or look at featuremill doctor."
-                )
-        elif cap and cap < gpus and not reach.only_looks():
+        can_be_had = num_slots if is_ours else cap or 0
+        if 0 < can_be_had < gpus and not reach.only_looks():
             raise RefusedError(
-                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
-                f"give gpu={gpus} or a multiple of it."
+                f"gpus: one job needs {gpus}, but {can_be_had} can be had; lower it, or look at "
+                "--resources gpu=… and featuremill doctor."
             )
     environment.GPUS.set(str(cap or 0))
     return num_slots

@@ -166,16 +166,6 @@ def locks_on(results: str) -> list[Path]:
     return [path for path in LOCKS.glob("*.lock") if f"\n{results}/" in f"\n{path.read_text()}"]
 
 
-_shared: dict[str, Any] = {}
-
-
-@or_else(_shared)
-def shared(workflow: Any) -> dict[str, Any]:
-    """Return what the runs of one workflow leave for each other while its rules are read."""
-    found: dict[str, Any] = vars(workflow).setdefault("featuremill", {})
-    return found
-
-
 # ---- names that another workflow gives ----
 
 
@@ -222,21 +212,12 @@ def set_cap(workflow: Any, resource: str, value: int) -> None:
 
 
 @or_else({})
-def default_resources(workflow: Any) -> Mapping[str, str]:
-    """Return what `default-resources` say, as text."""
-    found = workflow.resource_settings._parsed_default_resources
-    return {name: _text(found[name]) for name in found}
-
-
-@or_else({})
 def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
-    """Return what `set-resources` say of a rule, as text."""
-    found = workflow.resource_settings._parsed_overwrite_resources.get(rule_name(workflow, rule))
-    return {name: _text(found[name]) for name in found or ()}
-
-
-def _text(resource: Any) -> str:
-    return str(resource.raw).strip("'\"")
+    """Return what `default-resources` say, and `set-resources` of a rule, as text."""
+    settings = workflow.resource_settings
+    of_rule = settings._parsed_overwrite_resources.get(rule_name(workflow, rule)) or {}
+    every = (settings._parsed_default_resources, of_rule)
+    return {name: str(each[name].raw).strip("'\"") for each in every for name in each}
 
 
 @or_else(None)
