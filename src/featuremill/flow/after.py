@@ -112,7 +112,7 @@ def closing(failures: Failures, results: str) -> str:
         f"    featuremill status {shlex.quote(results)}",
     ]
     if not is_stop:
-        lines.append(f"Messages and remedies: {_page()}")
+        lines.append("Messages and remedies: docs/troubleshooting.md in the repository")
     return "\n".join(lines)
 
 
@@ -120,11 +120,3 @@ def _common(job: FailedJob) -> str:
     """Return the job's sentence without what tells it from others that failed alike."""
     sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
     return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)
-
-
-def _page() -> str:
-    """Return where the page about trouble is: beside the Snakefile of a checkout, else its name."""
-    page = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
-    if not page.exists():
-        return "docs/troubleshooting.md in the repository"
-    return str(page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page)

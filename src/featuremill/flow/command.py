@@ -38,6 +38,10 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
     load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
+    if any(word.startswith("--configfile") for word in arguments.options):
+        raise UserError(
+            f"--configfile: the config is {arguments.config} already; leave one of them out."
+        )
     for profile in _profiles(arguments.options):
         _refuse_missing(profile)
     # --configfile takes all words up to the next option, --snakefile just one: options may begin
