@@ -141,9 +141,9 @@ def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):
     workflow = GpuWorkflow(tmp_path, environment, node, 3, hold=str(hold))
     spread = ("--cores", "32", "--config", "gpus=2")
     said = workflow(*spread, "--resources", "gpu=1", status=1)
-    assert "gpus: one job needs 2, but --resources gpu=1 allows only 1" in said
+    assert "gpus: one job needs 2, but 1 can be had; lower it" in said
     said = workflow("--cores", "32", "--config", "gpus=5", status=1)
-    assert "gpus: 5 are more than the 4 that can be had here" in said
+    assert "gpus: one job needs 5, but 4 can be had; lower it" in said
     finish_held(hold, lambda: workflow.at_work() == node.uuids, workflow.start(*spread))
     spans = workflow.spans()
     assert all(len(set(devices.split(","))) == 2 for devices in spans)

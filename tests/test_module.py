@@ -171,7 +171,7 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
         (
             [HOST],
             {"inputs": "gone.fa"},
-            "config of module here: inputs: gone.fa: this file does not exist",
+            "Missing input files for rule here_plan:",
         ),
         ([HOST.replace('    config: config["here"]\n', "")], {}, "config of module here: inputs"),
         (

@@ -121,11 +121,3 @@ def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     assert main(["run", "my.yaml"]) == 0
     assert became[2:5] == ["featuremill.flow.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
-
-
-def test_a_run_takes_one_config(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("my.yaml", "other.yaml"):
-        Path(name).write_text("inputs: my.fa\n")
-    assert main(["run", "my.yaml", "other.yaml"]) == 2
-    assert "my.yaml other.yaml: a run takes one config" in capsys.readouterr().err

@@ -94,9 +94,6 @@ class Stock:
     def format_job_exec(self, job):
         return job.command
 
-    def run_jobs(self, jobs):
-        self.said += [("ran", job.name) for job in jobs]
-
     def run_job(self, job):
         self.said.append(("submitted", job.name))
 
@@ -176,7 +173,9 @@ def test_a_job_leaves_how_it_ended(says):
 
 def test_a_submission_that_waits_for_the_controller_ends_with_snakemake(says):
     executor = executor_with()
+    executor.format_job_exec(job())
     executor.shutdown()
+    assert not list(slurm.FOLDER.iterdir()), "what its jobs left is no use any more"
     executor.run_job(job())
     assert executor.said == ["over"]
     (says / "squeue").touch()
@@ -188,9 +187,11 @@ def test_what_could_not_be_followed_is_refused(says):
     with pytest.raises(WorkflowError, match="leave slurm-array-jobs out"):
         executor_with(array_jobs="all")
     executor = executor_with()
-    executor.run_jobs([job("here"), job("there", slurm_cluster="other")])
-    assert executor.said[1:] == [("ran", "here")]
-    assert "leave slurm_cluster out" in executor.said[0][1]
+    (says / "squeue").touch()
+    for each in (job("here"), job("there", slurm_cluster="other")):
+        executor.run_job(each)
+    assert executor.said[0] == ("submitted", "here") and len(executor.said) == 2
+    assert "leave slurm_cluster out" in executor.said[1][1]
 
 
 @pytest.mark.parametrize(

@@ -8,20 +8,20 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config import Config
-from featuremill.flow import reach
+from featuremill.flow.before import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts
 from featuremill.store.results import Results
 
+MADE_LAST = ("manifest.json", "report.html")
 WIDTH = 100
 MOST_KINDS = 5
 """Different sentences before they would fill more than a screen."""
@@ -30,7 +30,7 @@ _started = time.time()
 
 def closing_words(results: str) -> str:
     """Return what to say when a run ended well: how much there is, where, and what to try next."""
-    made = [Path(results) / name for name in ("manifest.json", "report.html")]
+    made = [Path(results) / name for name in MADE_LAST]
     delivery = Results(Path(results)).find_delivery()
     is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
     if delivery is None or not is_new:
@@ -68,14 +68,14 @@ def _command(name: str) -> str:
     return os.path.relpath(Path(sys.executable).parent / name)
 
 
-def tidied(workflow: Any, results: str, keep: str) -> str:
+def tidied(results: str, keep: str) -> str:
     """Remove what the config's `keep` gives up; return a line that says so, or why not.
 
     Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
     more would miss its parts.
     """
-    made = {f"{results}/manifest.json", f"{results}/report.html"}
-    if keep == "all" or not made <= reach.made_files(workflow):
+    made = [Path(results) / name for name in MADE_LAST]
+    if keep == "all" or asks_for_less(results) or not all(path.exists() for path in made):
         return ""
     try:
         said = clean.after_run(Path(results), keep)
@@ -88,7 +88,7 @@ def closing(failures: Failures, results: str) -> str:
     """Return what to say when a run ended badly: what happened, where it stands, what to type."""
     jobs = failures.final()
     failures.are_told = True
-    if not jobs and failures.num_stops:
+    if not jobs and failures.was_interrupted:
         return stopped()
     if not jobs:
         return "Nothing computed is lost. Mend what is said above; the same command goes on then."
@@ -112,7 +112,7 @@ def closing(failures: Failures, results: str) -> str:
         f"    featuremill status {shlex.quote(results)}",
     ]
     if not is_stop:
-        lines.append(f"Messages and remedies: {_page()}")
+        lines.append("Messages and remedies: docs/troubleshooting.md in the repository")
     return "\n".join(lines)
 
 
@@ -120,11 +120,3 @@ def _common(job: FailedJob) -> str:
     """Return the job's sentence without what tells it from others that failed alike."""
     sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
     return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)
-
-
-def _page() -> str:
-    """Return where the page about trouble is: beside the Snakefile of a checkout, else its name."""
-    page = Path(__file__).parents[3] / "docs" / "troubleshooting.md"
-    if not page.exists():
-        return "docs/troubleshooting.md in the repository"
-    return str(page.relative_to(Path.cwd()) if page.is_relative_to(Path.cwd()) else page)

@@ -7,30 +7,28 @@ it makes the run its own; and it puts right what Snakemake would misread.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Config, model_key, model_of
+from featuremill.config import Config, model_of
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
-from featuremill.flow.screen import RefusedError
+from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
-from featuremill.store.plan import Plan
 from featuremill.store.results import Results
-from featuremill.workload import Weights, option_files, recipe, weights
+from featuremill.workload import option_files, recipe, weights
 from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
@@ -48,16 +46,13 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
     """Do all of that, where this process is the main one and is going to run jobs."""
     is_dry = reach.is_dry(workflow) and not reach.only_looks()
     if reach.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
-        log.warning(
-            f"{results}: here is {others}: a run plans and computes it anew, which a dry run does "
-            "not show."
-        )
+        said = f"{others}: a run plans and computes it anew, which a dry run does not show."
+        log.warning(f"{results}: here is {said}")
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, config, results, weights_files)
         refuse_without_gpu(workflow, config, results)
-        refuse_wrong_labels(workflow, config)
         path = config_file(workflow, results)
         refuse_another_config(config, results, path)
         claim_run(
@@ -68,15 +63,12 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
             weights=next(iter(weights_json(config)), ""),
             is_imported=reach.is_imported(workflow),
         )
-        try:
+        with refusing():
             forget_plan_of_other_versions(workflow, config, results)
             forget_what_is_gone(config, results)
-            forget_lost_weights(workflow, config, results, weights_files)
+            forget_lost_weights(workflow, weights_files)
             if not (reach.is_imported(workflow) or asks_for_less(results)):
                 forget_what_is_not_whole(results)
-        except OSError as error:
-            raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
-        tell_what_goes(config, results)
         check_times(config, results)
 
 
@@ -91,15 +83,12 @@ def claim_run(results: str, **about: Any) -> None:
     """
     path = run_lock.path_of(Path(results))
     try:
-        file = run_lock.claim(Path(results))
+        with refusing():
+            file = run_lock.claim(Path(results))
     except BlockingIOError:
         raise RefusedError(
             f"{results}: another snakemake is computing this run; wait for it, or stop it."
         ) from None
-    except UserError as error:
-        raise RefusedError(str(error)) from None
-    except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
     if file is None:
         return
     _claimed[path] = file
@@ -159,43 +148,16 @@ def forget_what_is_gone(config: Config, results: str) -> None:
         folder.delivery.unlink(missing_ok=True)
 
 
-def forget_lost_weights(
-    workflow: Any, config: Config, results: str, weights_files: Sequence[str]
-) -> None:
-    """Have weights converted again that are gone from the cache: their bytes are always the same,
-    so nothing is computed again.
+def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
+    """Have weights converted again that are gone from the cache, once a job needs them: their bytes
+    are always the same, so nothing is computed again.
 
-    Not where nothing is left to compute with them, as that may cost a download for nothing, and not
-    where jobs see other folders than this process does.
+    Not where jobs see other folders than this process does.
     """
-    if reach.has_environments(workflow):
-        return
-    for path in map(Path, weights_files):
-        lost = weights.lost(path)
-        if lost and not (is_computed(results) and _is_planned(config, results, lost)):
+    for path in () if reach.has_environments(workflow) else map(Path, weights_files):
+        if weights.lost(path):
             with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
-
-
-def _is_planned(config: Config, results: str, model: Weights) -> bool:
-    """Tell whether the last plan is still that of this config and these inputs."""
-    from featuremill.plan.command import planning_device
-
-    path = Results(Path(results)).plan
-    plan = Plan.find(path)
-    if plan is None or [entry.path for entry in plan.inputs] != list(config.inputs):
-        return False
-    inputs = [Path(name) for name in config.inputs if Path(name).exists()]
-    if any(each.stat().st_mtime > path.stat().st_mtime for each in inputs):
-        return False
-    found = workload.find_workload(config.workload)
-    options = found.Options.model_validate(config.options)
-    columns = options.model_dump(include=TableOptions.EXECUTION)
-    if any(plan.execution.get(key, "") != value for key, value in columns.items()):
-        return False
-    device = planning_device(config.device)
-    settings = recipe.settings_of(config.workload, found, options, device, model)
-    return recipe.recipe_of(settings) == plan.recipe
 
 
 def forget_what_is_not_whole(results: str) -> None:
@@ -226,37 +188,14 @@ def forget_what_is_not_whole(results: str) -> None:
             (folder.root / "manifest.json").unlink(missing_ok=True)
 
 
-def tell_what_goes(config: Config, results: str) -> None:
-    """Say which results merge is going to remove, as `outputs` no longer names them."""
-    root = Path(results)
-    delivery = Results(root).find_delivery()
-    written = delivery.outputs if delivery else {}
-    wanted = {formats.files()[name] for name in config.outputs}
-    for name in written:
-        if name not in wanted and (root / name).exists():
-            log.warning(
-                f"{root / name}: this result is not among `outputs` any more, so merge removes it."
-            )
-
-
 def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
-    clock = run_lock.path_of(Path(results))
-    try:
+    clock = run_lock.path_of(Path(results))  # of the file system, which may be another than ours
+    with refusing():
         read = [*config.inputs, *checkpoint_files(config), *option_inputs(config)]
         source.refuse_future(read, clock)
-    except UserError as error:
-        raise RefusedError(str(error)) from None
-    bring_back(Path(results), clock)
-
-
-def bring_back(run_folder: Path, clock: Path) -> None:
-    """Give the run's own files of the future the present as their time.
-
-    `clock` is a file that is touched to ask the file system, whose clock may be another than ours.
-    """
     now = source.now_by(clock)
-    ours = [path for pattern in OURS for path in sorted(run_folder.glob(pattern))]
+    ours = [path for pattern in OURS for path in sorted(Path(results).glob(pattern))]
     late = dict.fromkeys(path for path in ours if path.is_file() and path.stat().st_mtime > now)
     for path in late:
         os.utime(path)
@@ -310,26 +249,8 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
     is_elsewhere = reach.runs_elsewhere(workflow) is not False or reach.is_imported(workflow)
     if config.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
         return
-    try:
+    with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
         devices_for(config.device)
-    except UserError as error:
-        raise RefusedError(
-            f"{error} To plan here and compute elsewhere: snakemake plan …"
-        ) from None
-
-
-def refuse_wrong_labels(workflow: Any, config: Config) -> None:
-    """Refuse a table of labels without the column that is asked for, before all is computed.
-
-    Where another workflow imports this one, a rule of it may still make the table.
-    """
-    path = config.labels.file and Path(config.labels.file)
-    if not path or not path.exists() or reach.is_imported(workflow):
-        return
-    try:
-        labels.check(path, config.labels.column)
-    except UserError as error:
-        raise RefusedError(f"config: labels: {error}") from None
 
 
 def refuse_another_config(config: Config, results: str, path: str) -> None:
@@ -393,7 +314,7 @@ def config_file(workflow: Any, results: str) -> str:
 def asks_for_less(results: str) -> bool:
     """Tell whether a target is named, or other words ask for less than the whole run."""
     option = ""
-    for word in reach.words():
+    for word in sys.argv[1:]:
         if word.startswith(LESS):
             return True
         if word.startswith("-"):
@@ -423,54 +344,32 @@ def is_computed(results: str) -> bool:
 # ---- inputs that are not there ----
 
 
-def explain_missing(workflow: Any, config: Config, named: str, places: Places) -> None:
-    """Have Snakemake say where the config names a file that is missing, and nothing more.
+def refuse_missing(workflow: Any, config: Config, named: str, places: Places) -> None:
+    """Refuse what the config names and is not there, with the line that names it.
 
-    It knows which files no rule makes, also a rule of a workflow that imports this one; so it
-    decides, and only its words are replaced. `named` and `places` are as `sources` has them.
+    Not what was planned, or drawn, already: that may be put away after the run. And not where
+    another workflow imports this one, as a rule of it may still make the files; then Snakemake
+    tells which no rule makes. `named` and `places` are as `sources` has them.
     """
-    if reach.is_verbose(workflow):
+    if not reach.is_main(workflow) or reach.is_imported(workflow):
         return
-    is_ours = not reach.is_imported(workflow)
-    configs = reach.config_files(workflow) if is_ours else []
-    if reach.is_main(workflow) and is_ours:
-        _refuse_unplanned(config, named, places, configs)
-
-    def matters(record: logging.LogRecord) -> bool:
-        if reach.exception_of(record) != reach.MISSING_INPUT:
-            return True
-        lines = {line.strip() for line in record.getMessage().splitlines()}
-        said = list(_sentences(config, lines, named, places, configs))
-        for sentence in said:
-            print(sentence, file=sys.stderr)
-        return not said
-
-    reach.filter_screen(matters)
-
-
-def _refuse_unplanned(config: Config, named: str, places: Places, configs: Sequence[Path]) -> None:
-    """Refuse inputs that are not there and were never planned.
-
-    Snakemake has nothing to do where a plan is there and its input is not. That is well for inputs
-    that were put away after the run, and hides a wrong name.
-    """
-    plan = Results(Path("results") / config.run).find_plan()
+    results = Results(Path("results") / config.run)
+    plan = results.find_plan()
     options = options_of(config)
     for name, path in option_files.paths_of(options).items():
         if Path(path).exists() or plan is None or name not in plan.settings.files:
-            try:
+            with refusing(places.get(("options", name), named)):
                 option_files.digest(options, name)
-            except UserError as error:
-                raise RefusedError(f"{places.get(('options', name), named)}: {error}") from None
-    planned = {entry.path for entry in plan.inputs} if plan else set(config.inputs)
+    planned = {entry.path for entry in plan.inputs} if plan else set()
     for path in config.inputs:
         if path not in planned:
-            try:
+            hint = _elsewhere(Path(path), config, reach.config_files(workflow))
+            with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
                 source.check(Path(path))
-            except UserError as error:
-                place = places.get(("inputs",), named)
-                hint = _elsewhere(Path(path), config, configs)
-                raise RefusedError(f"{place}: inputs: {error}{hint}") from None
+    table, column = config.labels.file, config.labels.column
+    if table and (Path(table).exists() or not (results.root / "report.html").exists()):
+        with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
+            labels.check(Path(table), column)
 
 
 def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:
@@ -483,39 +382,6 @@ def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:
             start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(file.name)}"
             return f" It is there seen from {folder}; so type: {start}"
     return ""
-
-
-def _sentences(
-    config: Config, lines: set[str], named: str, places: Places, configs: Sequence[Path]
-) -> Iterator[str]:
-    labels = [config.labels.file] if config.labels.file else []
-    asked_for = {
-        ("inputs",): config.inputs,
-        ("labels", "file"): labels,
-        model_key(config): checkpoint_files(config),
-    }
-    for key, paths in asked_for.items():
-        for path in paths:
-            if path in lines:
-                try:
-                    _refuse_missing(config, key, path)
-                except UserError as error:
-                    hint = _elsewhere(Path(path), config, configs)
-                    yield f"{places.get(key, named)}: {'.'.join(key)}: {error}{hint}"
-    options = options_of(config)
-    for name, path in option_files.paths_of(options).items():
-        if path in lines:
-            try:
-                option_files.digest(options, name)
-            except UserError as error:
-                yield f"{places.get(('options', name), named)}: {error}"
-
-
-def _refuse_missing(config: Config, key: tuple[str, ...], path: str) -> None:
-    if key == model_key(config):
-        weights.refuse_missing(path, config.workload)
-    else:
-        source.check(Path(path))
 
 
 def options_of(config: Config) -> Any:

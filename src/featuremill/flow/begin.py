@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import (
     Config,
     check_outputs,
@@ -28,7 +27,6 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
-from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 
 WITHOUT_EFFECT = {
@@ -47,7 +45,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     """
     named, places, checked = validated(config, workflow)
     flow = Flow(workflow, checked, failures)
-    before.explain_missing(workflow, flow.there, named, places)
+    before.refuse_missing(workflow, flow.there, named, places)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
     imported.share(workflow, flow.there, flow.folder, flow.weights_there)
@@ -129,17 +127,15 @@ class Flow:
 
     def receipts(self, plan_json: str) -> list[str]:
         """Return the receipts that the plan asks for."""
-        try:
+        with screen.refusing():
             plan = Results(Path(plan_json).parent).read_plan()
-        except (UserError, IntegrityError) as error:
-            raise RefusedError(str(error)) from None
         folder = f"{self.results}/receipts/{plan.recipe}"
         return [f"{folder}/{entry.shard}.json" for entry in plan.shards]
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
         print(closing_words(self.folder))
-        print(tidied(self._workflow, self.folder, self.config.keep), end="")
+        print(tidied(self.folder, self.config.keep), end="")
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
@@ -149,13 +145,11 @@ class Flow:
 def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Config]:
     """Return what to call the config, where its keys stand, and the validated config; or stop
     Snakemake with one sentence."""
-    try:
+    with screen.refusing():
         named, places = sources(config, workflow)
         checked = validate(config, named, places)
         check_outputs(checked, named)
         refuse_patterns(checked)
-    except UserError as error:
-        raise RefusedError(str(error)) from None
     for sentence in without_effect(checked):
         reach.log.warning(sentence)
     return named, places, checked

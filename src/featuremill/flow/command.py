@@ -38,11 +38,6 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
     load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
-    others = itertools.takewhile(lambda word: not word.startswith("-"), arguments.options)
-    if other := next((word for word in others if word.endswith((".yaml", ".yml"))), None):
-        raise UserError(
-            f"{arguments.config} {other}: a run takes one config; start them one after the other."
-        )
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."

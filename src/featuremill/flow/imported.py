@@ -15,6 +15,11 @@ from featuremill.flow.screen import RefusedError
 from featuremill.workload import find_workload, option_files
 from featuremill.workload.weights import is_path
 
+_runs: dict[str, str | None] = {}
+"""The module that computes each results/<run>."""
+_makers: dict[str, tuple[str, str | None]] = {}
+"""The rule that makes each weights/<name>.json, and of which model."""
+
 
 def config_below_prefix(workflow: Any, config: Config) -> Config:
     """Return the config with its files named as they are found from here."""
@@ -47,22 +52,22 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
     Raises:
         RefusedError: when two modules compute the same run, or different models of the same name.
     """
-    shared = reach.shared(workflow)
     module = reach.workflow_module(workflow)
-    if (other := shared.setdefault("runs", {}).setdefault(results, module)) != module:
+    if (other := _runs.setdefault(results, module)) != module:
         raise RefusedError(
             f"modules {other} and {module} both compute {results}; give each config a `run` of "
             "its own."
         )
     rule = reach.taken_rule(workflow, "weights")
     model = model_of(config)
-    for path in weights_files if rule else ():
-        makers = shared.setdefault("weights", {})
-        first, first_model = makers.setdefault(path, (rule, model))
+    if rule is None:
+        return
+    for path in weights_files:
+        first, first_model = _makers.setdefault(path, (rule, model))
         if first_model != model:
             raise RefusedError(
                 f"options: {model_key(config)[-1]}: {first_model} and {model} would both become "
                 f"{path}; rename one."
             )
-        if rule and first != rule:
+        if first != rule:
             reach.prefer_rule(workflow, first, rule)

@@ -51,13 +51,15 @@ class JobResources(NamedTuple):
 
     def extract_mb(self, wildcards: Any, attempt: int) -> int:
         """Return the MB of host memory that computing a shard takes."""
-        shard_mb = self._shard_bytes(wildcards.shard) / MB
+        shard_mb = _size(Results(Path(self.results)).shard(wildcards.shard)) / MB
         weights_mb = sum(map(_weights_mb, self.weights))
         return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.config.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
         """Return the minutes that computing a shard may take."""
-        seconds = _seconds(self.results, self._mtime(), self.gpu_model).get(wildcards.shard)
+        path = Results(Path(self.results)).plan
+        mtime = path.stat().st_mtime_ns if path.exists() else 0
+        seconds = _seconds(self.results, mtime, self.gpu_model).get(wildcards.shard)
         if seconds is None:
             return attempt * UNKNOWN_MINUTES
         return attempt * (BASE_MINUTES + math.ceil(SAFETY * seconds / 60))
@@ -81,16 +83,8 @@ class JobResources(NamedTuple):
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def _parts_gigabytes(self) -> float:
-        recipes = Path(self.results, "store", "parts").glob("*")
-        # A folder's time changes with every part that comes or goes.
-        return sum(_bytes_of_parts(str(path), path.stat().st_mtime_ns) for path in recipes) / GB
-
-    def _mtime(self) -> int:
-        path = Results(Path(self.results)).plan
-        return path.stat().st_mtime_ns if path.exists() else 0
-
-    def _shard_bytes(self, shard: str) -> int:
-        return _size(Results(Path(self.results)).shard(shard))
+        parts = Path(self.results, "store", "parts").glob("*/*.arrows")
+        return sum(map(_size, parts)) / GB
 
 
 @lru_cache(maxsize=4)
@@ -113,12 +107,6 @@ def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
         except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
             continue
     return None
-
-
-@lru_cache(maxsize=16)
-def _bytes_of_parts(folder: str, mtime: int) -> int:  # noqa: ARG001
-    """Return the size of the parts of one recipe; looked up once for memory, minutes, each rule."""
-    return sum(map(_size, Path(folder).glob("*.arrows")))
 
 
 @lru_cache(maxsize=4)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import environment, this_process
-from featuremill.base.errors import UserError
 from featuremill.flow import reach
-from featuremill.flow.screen import RefusedError
+from featuremill.flow.screen import RefusedError, refusing
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 
@@ -23,7 +22,9 @@ GPU_RESOURCES = {
     "min_free_mb": "gpu_min_free_mb",
     "wait_seconds": "gpu_wait",
 }
-"""Default resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+"""Resources of a profile that say how a job gets its GPU; FEATUREMILL_* beats them."""
+_caps: set[int] = set()
+"""Those that we gave, as for an earlier `use rule` of a module."""
 
 
 def prepare_jobs(workflow: Any) -> None:
@@ -42,14 +43,12 @@ def prepare_jobs(workflow: Any) -> None:
         environment.SLURM_JOBS.unset()
         if reach.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
-    defaults = reach.default_resources(workflow)
+    asked = reach.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
-        if resource in defaults:
-            VARIABLES[field].set_default(defaults[resource])
-    try:
+        if resource in asked:
+            VARIABLES[field].set_default(asked[resource])
+    with refusing():
         environment.check()
-    except UserError as error:
-        raise RefusedError(str(error)) from None
     here = str(Path(sys.executable).parent)
     folders = environment.search_path()
     if here not in folders:
@@ -60,8 +59,7 @@ def prepare_jobs(workflow: Any) -> None:
 
 def gpu_model(workflow: Any) -> str:
     """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    of_rule = reach.rule_resources(workflow, "extract").get("gpu_model")
-    return of_rule or reach.default_resources(workflow).get("gpu_model", "")
+    return reach.rule_resources(workflow, "extract").get("gpu_model", "")
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
@@ -73,30 +71,22 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     A cap that is too low would clip what a job asks for, and more of them would start than find
     devices. A run on the CPU asks for none, and says nothing of what other rules may have.
     """
-    try:
+    with refusing():
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
-    except UserError as error:
-        raise RefusedError(str(error)) from None
     if not reach.is_main(workflow):
         return num_slots
-    given = reach.cap_of(workflow, "gpu")
-    cap = given.value
-    ours = reach.shared(workflow).setdefault("caps", set())
-    may_cap = given.is_known and reach.runs_elsewhere(workflow) is False
+    cap = reach.cap_of(workflow, "gpu")
+    is_ours = reach.runs_elsewhere(workflow) is False and (cap is None or cap in _caps)
     if device != "cpu":
-        if may_cap and (cap is None or cap in ours):
+        if is_ours:
             cap = max(1, num_slots, cap or 0)
-            ours.add(cap)
+            _caps.add(cap)
             reach.set_cap(workflow, "gpu", cap)
-            if 0 < num_slots < gpus and not reach.only_looks():
-                raise RefusedError(
-                    f"gpus: {gpus} are more than the {num_slots} that can be had here; lower it, "
-                    "or look at featuremill doctor."
-                )
-        elif cap and cap < gpus and not reach.only_looks():
+        can_be_had = num_slots if is_ours else cap or 0
+        if 0 < can_be_had < gpus and not reach.only_looks():
             raise RefusedError(
-                f"gpus: one job needs {gpus}, but --resources gpu={cap} allows only {cap}; "
-                f"give gpu={gpus} or a multiple of it."
+                f"gpus: one job needs {gpus}, but {can_be_had} can be had; lower it, or look at "
+                "--resources gpu=… and featuremill doctor."
             )
     environment.GPUS.set(str(cap or 0))
     return num_slots

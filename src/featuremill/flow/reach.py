@@ -42,46 +42,24 @@ SCHEDULING_EVENTS = {
     "run_info",
     "resources_info",
 }
-SCHEDULING = (
-    "Assuming unrestricted shared filesystem usage",
-    "Building DAG of jobs",
-    "Complete log",
-    "Conda environments: ignored",
-    "DAG of jobs will be updated after completion",
-    "Elapsed time",
-    "Execute ",
-    "Select jobs to execute",
-    "Updating checkpoint dependencies",
-    "Using shell",
-    "host: ",
+SCHEDULING = re.compile(
+    "Assuming unrestricted shared filesystem usage|Building DAG of jobs|Complete log|Conda "
+    "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
+    "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
 """Beginnings of what it says of its own scheduling."""
 EPILOGUES = (
     "Exiting because a job execution failed",
+    "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
 """Beginnings of what it says after failures."""
-REMOVAL = "Removing output files of failed job {} "
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
-MISSING_INPUT = "MissingInputException"
-LOOKING = (
-    "--report",
-    "--lint",
-    "--summary",
-    "--detailed-summary",
-    "--list",
-    "--dag",
-    "--rulegraph",
-    "--filegraph",
-    "--d3dag",
-    "--unlock",
-    "--archive",
-    "--cleanup",
-    "--delete",
+LOOKING = re.compile(
+    "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
+    "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
 )
 """Snakemake's options that run no job of ours, or their beginnings."""
-LOOKING_SHORT = {"-S", "-D", "-l", "--lt", "--containerize", "--print-compilation"}
-"""More of them, whole."""
 
 
 class Reach(Generic[P, T]):
@@ -122,6 +100,12 @@ def is_main(workflow: Any) -> bool:
     return bool(workflow.is_main_process)
 
 
+@or_else({"all"})
+def quiet_about(workflow: Any) -> set[str]:
+    """Return what the screen is to be quiet about: host, reason, progress, rules, all."""
+    return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
+
+
 @or_else(None)
 def workflow_module(workflow: Any) -> str | None:
     """Return what an importing workflow calls the module that is read now."""
@@ -141,14 +125,9 @@ def is_dry(workflow: Any) -> bool:
     return bool(workflow.output_settings.dryrun)
 
 
-def words() -> list[str]:
-    """Return what follows `snakemake` on its command line."""
-    return sys.argv[1:]
-
-
 def only_looks() -> bool:
     """Tell whether this Snakemake was called for something that never runs jobs of ours."""
-    return any(word.startswith(LOOKING) or word in LOOKING_SHORT for word in words())
+    return any(map(LOOKING.match, sys.argv[1:]))
 
 
 def executes(workflow: Any) -> bool:
@@ -187,26 +166,10 @@ def has_environments(workflow: Any) -> bool:
     return bool(workflow.deployment_settings.deployment_method)
 
 
-@or_else(set())
-def made_files(workflow: Any) -> set[str]:
-    """Return the outputs of all that was asked for, once everything is done."""
-    return {str(file) for job in workflow.dag.jobs for file in job.output}
-
-
 @or_else([])
 def locks_on(results: str) -> list[Path]:
     """Return Snakemake's lock files of the run in `results`."""
     return [path for path in LOCKS.glob("*.lock") if f"\n{results}/" in f"\n{path.read_text()}"]
-
-
-_shared: dict[str, Any] = {}
-
-
-@or_else(_shared)
-def shared(workflow: Any) -> dict[str, Any]:
-    """Return what the runs of one workflow leave for each other while its rules are read."""
-    found: dict[str, Any] = vars(workflow).setdefault("featuremill", {})
-    return found
 
 
 # ---- names that another workflow gives ----
@@ -240,19 +203,12 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 # ---- resources ----
 
 
-class Cap(NamedTuple):
-    """How much of a resource all jobs together may take."""
-
-    is_known: bool
-    value: int | None
-    """None without a limit."""
-
-
-@or_else(Cap(False, None))
-def cap_of(workflow: Any, resource: str) -> Cap:
-    """Return the limit of a resource."""
+@or_else(0)
+def cap_of(workflow: Any, resource: str) -> int | None:
+    """Return how much of a resource all jobs together may take; None without a limit."""
     given = workflow.global_resources.get(resource)
-    return Cap(True, given.value if given is not None else None)
+    found: int | None = given.value if given is not None else None
+    return found
 
 
 @or_else(None)
@@ -262,21 +218,12 @@ def set_cap(workflow: Any, resource: str, value: int) -> None:
 
 
 @or_else({})
-def default_resources(workflow: Any) -> Mapping[str, str]:
-    """Return what `default-resources` say, as text."""
-    found = workflow.resource_settings._parsed_default_resources
-    return {name: _text(found[name]) for name in found}
-
-
-@or_else({})
 def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
-    """Return what `set-resources` say of a rule, as text."""
-    found = workflow.resource_settings._parsed_overwrite_resources.get(rule_name(workflow, rule))
-    return {name: _text(found[name]) for name in found or ()}
-
-
-def _text(resource: Any) -> str:
-    return str(resource.raw).strip("'\"")
+    """Return what `default-resources` say, and `set-resources` of a rule, as text."""
+    settings = workflow.resource_settings
+    of_rule = settings._parsed_overwrite_resources.get(rule_name(workflow, rule)) or {}
+    every = (settings._parsed_default_resources, of_rule)
+    return {name: str(each[name].raw).strip("'\"") for each in every for name in each}
 
 
 @or_else(None)
@@ -298,18 +245,6 @@ def shows_all(workflow: Any) -> bool:
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
 
-@or_else(True)
-def is_verbose(workflow: Any) -> bool:
-    """Tell whether somebody wants to see everything."""
-    return bool(workflow.output_settings.verbose)
-
-
-@or_else({"all"})
-def quiet_about(workflow: Any) -> set[str]:
-    """Return what the screen is to be quiet about: host, reason, progress, rules, all."""
-    return {kind.name.lower() for kind in workflow.output_settings.quiet or ()}
-
-
 @or_else(None)
 def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
     """Keep records off the screen that don't matter; those that cannot be judged do."""
@@ -328,18 +263,13 @@ def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
 def is_about_scheduling(record: logging.LogRecord) -> bool:
     """Tell whether Snakemake talks about its own scheduling."""
     event = str(getattr(record, "event", None) or "")
-    is_so = event in SCHEDULING_EVENTS or record.getMessage().startswith(SCHEDULING)
-    return is_so and record.levelno <= logging.INFO
+    is_so = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
+    return bool(is_so) and record.levelno <= logging.INFO
 
 
 def is_epilogue(record: logging.LogRecord) -> bool:
     """Tell whether Snakemake says once more that jobs failed."""
     return record.getMessage().startswith(EPILOGUES)
-
-
-def is_removal(record: logging.LogRecord, rules: set[str]) -> bool:
-    """Tell whether it says that it removes what failed jobs of these rules left."""
-    return record.getMessage().startswith(tuple(map(REMOVAL.format, rules)))
 
 
 def exception_of(record: logging.LogRecord) -> str:
@@ -358,11 +288,13 @@ class JobError(NamedTuple):
     """What Snakemake says of a job that failed."""
 
     rule: str
-    command: str
     log: Path | None
     outputs: tuple[Path, ...]
-    reason: str
+    ending: str = ""
+    """How its command ended, which is told apart."""
+    reason: str = ""
     """What a cluster's executor adds."""
+    command: str = ""
 
 
 @or_else(None)
@@ -373,10 +305,10 @@ def job_error(record: logging.LogRecord) -> JobError | None:
     about = record.__dict__
     return JobError(
         about["rule_name"],
-        str(about["shellcmd"] or ""),
         Path(about["log"][0]) if about["log"] else None,
         tuple(map(Path, about["output"])),
-        " ".join(str(about.get("rule_msg") or "").split()),
+        reason=" ".join(str(about.get("rule_msg") or "").split()),
+        command=str(about["shellcmd"] or ""),
     )
 
 

@@ -18,18 +18,18 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from featuremill.base import environment
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.flow import reach
 from featuremill.store import command_line
 
-MOST_STOPS = 3
-"""Times that Ctrl-C is pressed by somebody who does not want to wait."""
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
 """How a command ends that somebody stopped."""
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
@@ -52,16 +52,21 @@ class RefusedError(reach.WorkflowError):  # type: ignore[misc]
         type(self).said = plain(sentence)
 
 
-class FailedJob(NamedTuple):
-    """A job that Snakemake saw fail."""
+@contextlib.contextmanager
+def refusing(place: str = "", hint: str = "") -> Iterator[None]:
+    """Say in such a sentence what goes wrong inside; `place` and `hint` stand around it."""
+    try:
+        yield
+    except (UserError, IntegrityError) as error:
+        raise RefusedError(f"{place}: {error}{hint}" if place else f"{error}{hint}") from None
+    except BlockingIOError:  # whoever asks for a lock has more to say
+        raise
+    except OSError as error:
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
 
-    rule: str
-    log: Path | None
-    outputs: tuple[Path, ...]
-    ending: str
-    """How its command ended, where Snakemake told."""
-    reason: str = ""
-    """What a cluster's executor says of it."""
+
+class FailedJob(reach.JobError):
+    """A job that Snakemake saw fail."""
 
     @property
     def was_stopped(self) -> bool:
@@ -89,10 +94,8 @@ class Failures:
         self._jobs: dict[Path | None, FailedJob] = {}
         self._endings: list[tuple[str, str]] = []
         """What was said of a command's end, and how it ended."""
-        self._ours: set[str] = set()
-        """Failed rules whose outputs are half a file at most, and no loss."""
-        self.num_stops = 0
-        """How often Ctrl-C was pressed."""
+        self.was_interrupted = False
+        """Whether Ctrl-C was pressed."""
         self.are_told = False
         """Whether the summary at the end was asked for."""
 
@@ -104,18 +107,14 @@ class Failures:
         if ending := reach.ending_of(record):
             self._endings.append((record.getMessage(), ending))
             return True
-        is_said_twice = reach.is_epilogue(record) or reach.is_removal(record, self._ours)
-        return bool(self._jobs) and is_said_twice
+        return bool(self._jobs) and reach.is_epilogue(record)
 
     def _add(self, error: reach.JobError) -> FailedJob:
         command = error.command
         found = [ending for text, ending in self._endings if command and command in text]
         self._endings = [one for one in self._endings if not command or command not in one[0]]
-        ending = found[-1] if found else ""
-        job = FailedJob(error.rule, error.log, error.outputs, ending, error.reason)
+        job = FailedJob(*error._replace(ending=found[-1] if found else ""))
         self._jobs[job.log] = job
-        if "featuremill " in command:
-            self._ours.add(job.rule)
         return job
 
     def final(self) -> list[FailedJob]:
@@ -126,15 +125,14 @@ class Failures:
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
     is_imported = reach.is_imported(workflow)  # then the screen is somebody else's
-    is_verbose = reach.is_verbose(workflow)
     shows_all = reach.shows_all(workflow) or is_imported
     is_here = not reach.runs_elsewhere(workflow)
     failures = Failures()
     if reach.is_main(workflow) and not is_imported:
-        _answer_ctrl_c(failures, is_here)
+        _answer_ctrl_c(failures)
 
     def matters(record: logging.LogRecord) -> bool:
-        if reach.exception_of(record) == RefusedError.__name__ and not is_verbose:
+        if reach.exception_of(record) == RefusedError.__name__:
             print(RefusedError.said, file=sys.stderr)
             return False
         failed = failures.hear(record)
@@ -162,28 +160,23 @@ def stopped() -> str:
     )
 
 
-def _answer_ctrl_c(failures: Failures, is_here: bool) -> None:
+def _answer_ctrl_c(failures: Failures) -> None:
     """Have Ctrl-C end this Snakemake with what to type to go on, whenever and however often.
 
     Snakemake answers the first one while jobs run, by waiting for them to end, and none at other
-    times: then, and from the second one on, it would show where it was. The third one does not
-    wait: jobs that are here end with this process. A cluster's have to be cancelled by it first.
+    times: then, and from the second one on, it would show where it was.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup
         return
 
     def answer(number: int, _frame: FrameType | None) -> None:
-        failures.num_stops += 1
-        if failures.num_stops == 1:
+        if not failures.was_interrupted:
+            failures.was_interrupted = True
             raise SystemExit(128 + number)
-        if failures.num_stops == MOST_STOPS and is_here:
-            if not failures.are_told:
-                os.write(sys.stderr.fileno(), f"\n{stopped()}\n".encode())
-            os._exit(128 + number)
 
     def say() -> None:
-        if failures.num_stops and not failures.are_told:
+        if failures.was_interrupted and not failures.are_told:
             print(stopped(), file=sys.stderr)
 
     signal.signal(signal.SIGINT, answer)
@@ -195,9 +188,9 @@ def tell_totals(workflow: Any, results: str) -> None:
 
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
-    if reach.quiet_about(workflow) - HARMLESS or environment.QUIET.value():
-        return
-    if reach.is_main(workflow) and reach.executes(workflow) and not reach.is_imported(workflow):
+    is_quiet = reach.quiet_about(workflow) - HARMLESS or environment.QUIET.value()
+    is_wanted = not (is_quiet or reach.is_imported(workflow))
+    if is_wanted and reach.is_main(workflow) and reach.executes(workflow):
         start_totals(Path(results).absolute())
 
 

@@ -26,8 +26,6 @@ from featuremill.flow import reach
 EXECUTOR = "snakemake_executor_plugin_slurm"
 FOLDER = Path(".snakemake/featuremill-slurm")
 """A folder for each Snakemake, in which its jobs leave how they ended."""
-KEPT_SECONDS = 30 * 86400
-"""How long that stays after its last job ended."""
 GRACE_SECONDS = 30.0
 """How long a job that Slurm does not know any more may wait for its exit status to appear."""
 ANSWER_SECONDS = 20.0
@@ -228,7 +226,6 @@ def watched(executor: type[Any]) -> type[Any]:
         def __post_init__(self, *arguments: Any, **named: Any) -> None:
             """Begin a folder."""
             super().__post_init__(*arguments, **named)
-            _forget_old()
             name = str(getattr(self, "run_uuid", ""))
             self._watch = Watch((FOLDER / (name or str(os.getpid()))).absolute(), name)
 
@@ -236,16 +233,12 @@ def watched(executor: type[Any]) -> type[Any]:
             """Return the job's command, which leaves its exit status."""
             return self._watch.command(super().format_job_exec(job))
 
-        def run_jobs(self, jobs: list[Any]) -> None:
-            """Submit the jobs, but for those that would go to another cluster."""
-            elsewhere = [job for job in jobs if any(map(job.resources.get, CLUSTERS))]
-            for job in elsewhere:
+        def run_job(self, job: Any) -> None:
+            """Submit the job, once the controller is there; not to another cluster."""
+            if any(map(job.resources.get, CLUSTERS)):
                 said = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
                 self.report_job_error(reach.submitted(job), msg=said)
-            super().run_jobs([job for job in jobs if job not in elsewhere])
-
-        def run_job(self, job: Any) -> None:
-            """Submit the job, once the controller is there."""
+                return
             until = time.monotonic() + PATIENCE_SECONDS
             while self._watch.ask_controller() is None and time.monotonic() < until:
                 self.logger.debug(AWAY)
@@ -257,6 +250,7 @@ def watched(executor: type[Any]) -> type[Any]:
             """End, and do not wait for submissions that wait."""
             self._is_over.set()
             super().shutdown()
+            shutil.rmtree(self._watch.folder, ignore_errors=True)
 
         async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
             """Yield the jobs that go on, and report how the others ended."""
@@ -284,10 +278,3 @@ def watched(executor: type[Any]) -> type[Any]:
             self.logger.debug(f"Slurm told of {len(verdicts)} ends")
 
     return Watched
-
-
-def _forget_old() -> None:
-    for folder in FOLDER.glob("*"):
-        with suppress(OSError):
-            if folder.stat().st_mtime < time.time() - KEPT_SECONDS:
-                shutil.rmtree(folder, ignore_errors=True)
