@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.status.commands import Commands
+from featuremill.status.commands import Commands, Mend, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
-from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, Shards, State
 from featuremill.status.sources import check_log, check_logs_before_plan, check_sources, is_newer
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
@@ -263,14 +262,16 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     state.rest = _time_left(shards)
     is_manifest_readable = _read_failures(state, results, plan) if reads_reasons else True
     has_work = state.num_ended < len(shards)
-    state.problems = check_sources(
-        results,
-        plan,
-        shards,
-        is_merged=delivered.is_merged,
-        is_manifest_readable=is_manifest_readable,
-        verifies=verifies,
-    )
+    state.problems = [
+        *check_sources(
+            results,
+            plan,
+            shards,
+            is_merged=delivered.is_merged,
+            is_manifest_readable=is_manifest_readable,
+            verifies=verifies,
+        )
+    ]
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)
     for problem in delivered.problems:  # while there is work, older results are in order
