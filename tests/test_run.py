@@ -13,8 +13,7 @@ from featuremill.base.environment import TYPED
 from featuremill.flow.after import closing
 from featuremill.flow.before import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures
-from featuremill.status.commands import Commands
-from featuremill.status.problems import Mend
+from featuremill.status.commands import Commands, Mend
 from featuremill.store import command_line, run_lock
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from featuremill.status.problems import Mend, Problem
+from featuremill.status.commands import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, files
@@ -65,54 +65,35 @@ def read_delivery_state(
     root = results.root
     merged: Merged = "no"
     problems: list[Problem] = []
-    if delivery:
-        problems = _older(delivery, plan, shards)
-        merged = "older" if problems else "yes"
-        if merged == "yes":
-            problems = _outputs(root, delivery, verifies)
-            merged = "damaged" if problems else "yes"
+    if delivery and (older := _older(delivery, plan, shards)):
+        merged = "older"
+        problems = [Problem("results_older", f"{MANIFEST}: {older}.", Mend("merge"))]
+    elif delivery:
+        for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies):
+            mend = Mend("merge", seen_by="nobody" if is_hidden else "start")
+            problems.append(Problem(f"output_{code}", what, mend))
+        if not (root / FAILED).exists():
+            problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
+        merged = "damaged" if problems else "yes"
     elif (root / MANIFEST).exists():
         what = f"{MANIFEST}: it cannot be read, so nobody can tell what the results are."
         problems = [Problem("manifest_damaged", what, Mend("merge"))]
         merged = "damaged"
-    partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
     exported = results.find_exports()
-    problems += _exports(root, exported, verifies)
-    return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
-
-
-def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> list[Problem]:
-    """Return why the results are not of this plan and these parts."""
-    if not delivery.is_of(plan):
-        what = f"{MANIFEST}: the results are of an earlier plan, and not of plan.json."
-        return [Problem("results_older", what, Mend("merge"))]
-    found = [(s.name, s.receipt.part) for s in shards if s.receipt]
-    again = sum(part != delivery.parts[name] for name, part in found)
-    if again:
-        what = f"{MANIFEST}: parts that are others than those in the results: {again:,}."
-        return [Problem("results_older", what, Mend("merge"))]
-    return []
-
-
-def _outputs(root: Path, delivery: Delivery, verifies: bool) -> list[Problem]:
-    """Return which results are not what manifest.json says."""
-    problems = [
-        Problem(f"output_{code}", what, Mend("merge", seen_by="nobody" if is_hidden else "start"))
-        for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies)
-    ]
-    if not (root / FAILED).exists():
-        problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
-    return problems
-
-
-def _exports(root: Path, exported: Mapping[str, Written], verifies: bool) -> list[Problem]:
-    """Return which exported files are not what was written: the results are whole without them."""
     names = {file: name for name, file in files().items()}
-    problems = []
     for file, code, what, _ in _not_as_told(root, exported, verifies):
         by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."
         problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
-    return problems
+    partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
+    return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
+
+
+def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
+    """Return why the results are not of this plan and these parts; empty where they are."""
+    if not delivery.is_of(plan):
+        return "the results are of an earlier plan, and not of plan.json"
+    again = sum(s.receipt.part != delivery.parts[s.name] for s in shards if s.receipt)
+    return f"parts that are others than those in the results: {again:,}" if again else ""
 
 
 def _not_as_told(

@@ -75,16 +75,8 @@ class Group(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as programs get it."""
-        return {
-            "status": self.status,
-            "kind": self.kind,
-            "reason": self.reason,
-            "number": self.number,
-            "examples": [example.id for example in self.examples],
-            "remedy": self.remedy,
-            "command": self.command,
-            "logs": self.logs,
-        }
+        ids = [example.id for example in self.examples]
+        return {**self._asdict(), "examples": ids, "remedy": self.remedy}
 
 
 class Listed(NamedTuple):

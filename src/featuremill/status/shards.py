@@ -19,6 +19,7 @@ State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "r
 said that it is at it, and its lock cannot be tested from here; begun: batches are committed and
 nobody is at it; waiting: nothing is there; lost: the part was finished and is gone; removed: part
 and receipt are gone, and the results made of them are whole."""
+Trouble = Literal["", "receipt", "records"]
 Mark = tuple[int, int, int]
 """Of a file: what changes when it does."""
 
@@ -55,7 +56,7 @@ class Shard(NamedTuple):
     state: State = "waiting"
     receipt: Receipt | None = None
     work: Work | None = None
-    trouble: Literal["", "receipt", "records"] = ""
+    trouble: Trouble = ""
     """What is damaged or gone: the receipt, or the shard's own file while it is still needed."""
 
     @property
@@ -121,16 +122,13 @@ class Shards:
         found = []
         for name, entry in self._planned.items():
             receipt, is_there = declared.get(name), f"{name}.arrows" in parts
-            is_damaged = name in declared and receipt is None
+            trouble: Trouble = "receipt" if name in declared and receipt is None else ""
             if is_there and receipt is None:
                 receipt = self._results.find_kept_receipt(self._recipe, name)
-            shard = Shard(name, entry.records, entry.cost, receipt=receipt)
-            shard = shard._replace(trouble="receipt") if is_damaged else shard
-            if is_there and receipt:
-                shard = shard._replace(state="finished")
-            else:
-                shard = self._unfinished(shard, entry, journals)
-            found.append(shard)
+            state: State = "finished" if is_there and receipt else "waiting"
+            shard = Shard(name, entry.records, entry.cost, state, receipt, trouble=trouble)
+            has_ended = state == "finished"
+            found.append(shard if has_ended else self._unfinished(shard, entry, journals))
         self.take(found)
         return found
 

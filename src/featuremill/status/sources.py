@@ -4,13 +4,14 @@ what the verbs' own logs say of weights, a plan or a report that failed."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from featuremill.base.log import last_error
-from featuremill.status.problems import Mend, Problem
+from featuremill.status.commands import Mend, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store.files import digest_at, sha256_of
-from featuremill.store.plan import Input, Plan
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
@@ -19,6 +20,7 @@ from featuremill.workload.recipe import other_versions_here
 MOST_HASHED = 100_000_000
 """Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger
 one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
+CHANGED = "has changed since it was planned"
 FAILED = {"weights": "making the weights", "plan": "the last plan", "report": "the last report"}
 """What failed, where a verb's log ends with an error."""
 
@@ -31,47 +33,52 @@ def check_sources(
     is_merged: bool,
     is_manifest_readable: bool,
     verifies: bool,
-) -> list[Problem]:
-    """Return what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
-    has_work = not all(shard.has_ended for shard in shards)
-    return [
-        *_check_parts(results, plan, shards, verifies),
-        *_check_manifest(results, plan, is_manifest_readable, verifies),
-        *_check_inputs(results, plan, is_merged, verifies),
-        *_check_weights(results, plan, has_work),
-        *_check_versions(plan),
-        *_check_option_files(results, plan, is_merged),
-    ]
-
-
-def _check_inputs(results: Results, plan: Plan, is_merged: bool, verifies: bool) -> list[Problem]:
-    """Return which inputs are not what was planned."""
-    problems = []
-    for entry in plan.inputs:
-        path = results.placed(entry.path)
-        is_late = is_newer(path, results.plan)
-        mend = Mend("plan", seen_by="snakemake" if is_late else "start")
+) -> Iterator[Problem]:
+    """Yield what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
+    yield from _check_parts(results, plan, shards, verifies)
+    yield from _check_manifest(results, plan, is_manifest_readable, verifies)
+    yield from _check_inputs(results, plan, is_merged, verifies)
+    yield from _check_weights(results, plan, not all(shard.has_ended for shard in shards))
+    if others := other_versions_here(plan.settings):
+        what = (
+            f"plan.json: here is {others}, which it was made for; the next run computes all anew."
+        )
+        yield Problem("version_changed", what, Mend("plan"))
+    for name, sha256 in plan.settings.files.items():
+        told = str(plan.execution.get(name))
+        path, shown = results.placed(told), f"options.{name}: {told}"
         if not path.exists():
-            code, what = "input_missing", "is gone, so nobody can tell whether it changed"
-            mend = Mend(by_hand="Put it back before anything is planned again.")
+            yield _gone("option", shown, is_merged)
+        elif digest_at(path) != sha256:
+            yield Problem("option_changed", f"{shown} {CHANGED}.", Mend("plan"))
+
+
+def _check_inputs(
+    results: Results, plan: Plan, is_merged: bool, verifies: bool
+) -> Iterator[Problem]:
+    for entry in plan.inputs:
+        path, shown = results.placed(entry.path), f"{entry.path}: this input"
+        is_late = is_newer(path, results.plan)
+        is_large = entry.bytes > MOST_HASHED
+        if not path.exists():
+            yield _gone("input", shown, is_merged)
         elif not has_size(path, entry.bytes):
-            code, what = "input_changed", "has changed since it was planned"
-        elif _has_other_bytes(path, entry, is_late, verifies):
-            code, what = "input_changed", "has changed since it was planned"
-            mend = mend if is_late else Mend("plan", seen_by="nobody")
-        elif not verifies and is_late and entry.bytes > MOST_HASHED:
-            code, what = "input_newer", "is newer than the plan; --verify tells if it changed"
-        else:
-            continue
-        is_in_the_way = code != "input_missing" or not is_merged
-        problems.append(Problem(code, f"{entry.path}: this input {what}.", mend, is_in_the_way))
-    return problems
+            mend = Mend("plan", seen_by="snakemake" if is_late else "start")
+            yield Problem("input_changed", f"{shown} {CHANGED}.", mend)
+        elif verifies or (is_late and not is_large):
+            if sha256_of(path) != entry.sha256:
+                mend = Mend("plan", seen_by="snakemake" if is_late else "nobody")
+                yield Problem("input_changed", f"{shown} {CHANGED}.", mend)
+        elif is_late:
+            what = f"{shown} is newer than the plan; --verify tells if it changed."
+            yield Problem("input_newer", what, Mend("plan", seen_by="snakemake"))
 
 
-def _has_other_bytes(path: Path, entry: Input, is_late: bool, verifies: bool) -> bool:
-    if verifies or (is_late and entry.bytes <= MOST_HASHED):
-        return sha256_of(path) != entry.sha256
-    return False
+def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
+    """Return that an input or an option's file is gone, which whole results do not need."""
+    what = f"{shown} is gone, so nobody can tell whether it changed."
+    mend = Mend(by_hand="Put it back before anything is planned again.")
+    return Problem(f"{kind}_missing", what, mend, not is_merged)
 
 
 def is_newer(path: Path, than: Path) -> bool:
@@ -79,10 +86,10 @@ def is_newer(path: Path, than: Path) -> bool:
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
-def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem]:
-    """Return what is wrong with the weights; that is in nobody's way when nothing is left to do."""
+def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
+    """Yield what is wrong with the weights; that is in nobody's way when nothing is left to do."""
     if not plan.weights:
-        return []
+        return
     path = results.placed(plan.weights)
     model = weights.model_told(plan.settings) or "MODEL"
     verb = weights.command_for(model, plan.workload, plan.weights)
@@ -96,40 +103,15 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> list[Problem
     elif entry.sha256 != plan.settings.weights_sha256:
         what, mend = "these are other weights than those of the plan", Mend("plan")
     else:
-        return []
+        return
     code = "weights_changed" if mend.again else "weights_missing"
-    return [Problem(code, f"{plan.weights}: {what}.", mend, has_work)]
-
-
-def _check_versions(plan: Plan) -> list[Problem]:
-    """Return whether the plan is for other versions than those here, whose values would differ."""
-    others = other_versions_here(plan.settings)
-    what = f"plan.json: here is {others}, which it was made for; the next run computes all anew."
-    return [Problem("version_changed", what, Mend("plan"))] if others else []
-
-
-def _check_option_files(results: Results, plan: Plan, is_merged: bool) -> list[Problem]:
-    """Return which files that options name do not hold what they held when it was planned."""
-    problems = []
-    for name, sha256 in plan.settings.files.items():
-        path = results.placed(str(plan.execution.get(name)))
-        code, what = "option_changed", "has changed since it was planned"
-        mend = Mend("plan", seen_by="start")
-        if not path.exists():
-            code, what = "option_missing", "is gone, so nobody can tell whether it changed"
-            mend = Mend(by_hand="Put it back before anything is planned again.")
-        elif digest_at(path) == sha256:
-            continue
-        is_in_the_way = code != "option_missing" or not is_merged
-        shown = f"options.{name}: {plan.execution.get(name)} {what}."
-        problems.append(Problem(code, shown, mend, is_in_the_way))
-    return problems
+    yield Problem(code, f"{plan.weights}: {what}.", mend, has_work)
 
 
 def _check_manifest(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
-) -> list[Problem]:
-    """Return what is wrong with manifest.parquet; who read in it knows whether it `is_readable`."""
+) -> Iterator[Problem]:
+    """Yield what is wrong with manifest.parquet; who read in it knows whether it `is_readable`."""
     path, mend = results.manifest, Mend("plan")
     if not path.exists():
         what = "it is gone; it says which record is where"
@@ -140,8 +122,8 @@ def _check_manifest(
     elif not is_readable:
         what, mend = "it cannot be read", Mend("plan", seen_by="nobody")
     else:
-        return []
-    return [Problem("manifest_missing", f"{path.name}: {what}.", mend)]
+        return
+    yield Problem("manifest_missing", f"{path.name}: {what}.", mend)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -158,29 +140,28 @@ def _is_parquet(path: Path) -> bool:
 
 def _check_parts(
     results: Results, plan: Plan, shards: list[Shard], verifies: bool
-) -> list[Problem]:
-    """Return which parts, receipts and shards are lost or damaged."""
-    problems = []
-    if lost := [shard.name for shard in shards if shard.state == "lost"]:
-        what = f"{_named(lost)}: a part is gone, although there is a receipt."
-        problems.append(Problem("part_missing", what, Mend("extract", tuple(lost))))
-    if bad := [shard.name for shard in shards if shard.trouble == "receipt"]:
-        what = f"{_named(bad)}: a receipt is damaged; extract writes it anew."
-        problems.append(Problem("receipt_damaged", what, Mend("extract", tuple(bad))))
-    if gone := [shard.name for shard in shards if shard.trouble == "records"]:
-        what = f"{_named(gone)}: the file in store/shards is gone or not whole."
-        problems.append(Problem("shard_missing", what, Mend("plan")))
-    if verifies and (damaged := [s.name for s in shards if _is_damaged(results, plan, s)]):
-        what = f"{_named(damaged)}: the bytes of a part are not those that were written."
+) -> Iterator[Problem]:
+    """Yield which parts, receipts and shards are lost or damaged."""
+
+    def problem(code: str, found: list[str], what: str, mend: Mend) -> Iterator[Problem]:
+        if found:
+            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
+            yield Problem(code, f"shard {found[0][:8]}{more}: {what}.", mend)
+
+    lost = [shard.name for shard in shards if shard.state == "lost"]
+    what = "a part is gone, although there is a receipt"
+    yield from problem("part_missing", lost, what, Mend("extract", tuple(lost)))
+    bad = [shard.name for shard in shards if shard.trouble == "receipt"]
+    what = "a receipt is damaged; extract writes it anew"
+    yield from problem("receipt_damaged", bad, what, Mend("extract", tuple(bad)))
+    gone = [shard.name for shard in shards if shard.trouble == "records"]
+    what = "the file in store/shards is gone or not whole"
+    yield from problem("shard_missing", gone, what, Mend("plan"))
+    if verifies:
+        damaged = [shard.name for shard in shards if _is_damaged(results, plan, shard)]
+        what = "the bytes of a part are not those that were written"
         mend = Mend("extract", tuple(damaged), seen_by="nobody")
-        problems.append(Problem("part_damaged", what, mend))
-    return problems
-
-
-def _named(shards: list[str]) -> str:
-    """Return the first of `shards` as the verbs call it, and how many more there are."""
-    more = f" and {len(shards) - 1:,} more" if len(shards) > 1 else ""
-    return f"shard {shards[0][:8]}{more}"
+        yield from problem("part_damaged", damaged, what, mend)
 
 
 def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.status.commands import Commands
+from featuremill.status.commands import Commands, Mend, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
-from featuremill.status.problems import Mend, Problem
 from featuremill.status.shards import Shard, Shards, State
 from featuremill.status.sources import check_log, check_logs_before_plan, check_sources, is_newer
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
+from featuremill.store.delivery import Written
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
@@ -148,7 +148,7 @@ class RunState:
         return {"total": sum(getattr(shard, what) for shard in self.shards), "finished": finished}
 
 
-def _as_json(files: Any) -> dict[str, Any]:
+def _as_json(files: Mapping[str, Written]) -> dict[str, Any]:
     return {name: written.as_json() for name, written in files.items()}
 
 
@@ -259,24 +259,35 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     # A receipt that is not newer than the results is what merge took over into their manifest.
     shards = Shards(results, plan, {} if verifies else taken_over(results, delivery)).read()
     delivered = read_delivery_state(results, plan, delivery, shards, verifies)
-    if delivered.is_merged:
-        shards = [_removed(shard) for shard in shards]
+    if delivered.is_merged:  # then what has neither part nor receipt was removed
+        shards = [
+            shard._replace(state="removed", trouble="")
+            if shard.state == "waiting" and not shard.receipt
+            else shard
+            for shard in shards
+        ]
     state.shards, state.delivery = shards, delivered
-    state.rest = _time_left(shards)
-    is_manifest_readable = _read_failures(state, results, plan) if reads_reasons else True
-    has_work = state.num_ended < len(shards)
-    state.problems = check_sources(
-        results,
-        plan,
-        shards,
-        is_merged=delivered.is_merged,
-        is_manifest_readable=is_manifest_readable,
-        verifies=verifies,
+    pending = [shard for shard in shards if not shard.has_ended]
+    state.rest = time_left(
+        [shard.cost_left for shard in pending if shard.state != "running"],
+        [JobLeft(shard.cost_left) for shard in pending if shard.state == "running"],
+        (shard.receipt for shard in shards if shard.receipt),
     )
+    is_manifest_readable = _read_failures(state, results, plan) if reads_reasons else True
+    state.problems = [
+        *check_sources(
+            results,
+            plan,
+            shards,
+            is_merged=delivered.is_merged,
+            is_manifest_readable=is_manifest_readable,
+            verifies=verifies,
+        )
+    ]
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)
     for problem in delivered.problems:  # while there is work, older results are in order
-        is_one = problem.code != "results_older" or not has_work
+        is_one = problem.code != "results_older" or not pending
         state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and is_one))
     if state.num_failed and not delivered.is_merged:
         what = (
@@ -284,23 +295,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
             "when max_failed is at least that."
         )
         by_hand = "Try them again (see above), or raise max_failed in the config."
-        state.problems.append(Problem("failed", what, Mend(by_hand=by_hand), not has_work))
-
-
-def _time_left(shards: list[Shard]) -> TimeLeft | None:
-    pending = [shard for shard in shards if not shard.has_ended]
-    return time_left(
-        [shard.cost_left for shard in pending if shard.state != "running"],
-        [JobLeft(shard.cost_left) for shard in pending if shard.state == "running"],
-        (shard.receipt for shard in shards if shard.receipt),
-    )
-
-
-def _removed(shard: Shard) -> Shard:
-    """Return the shard of whole results: with neither part nor receipt, it was removed."""
-    if shard.state == "waiting" and not shard.receipt:
-        return shard._replace(state="removed", trouble="")
-    return shard
+        state.problems.append(Problem("failed", what, Mend(by_hand=by_hand), not pending))
 
 
 def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:

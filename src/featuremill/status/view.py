@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import functools
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from featuremill.base import words
 from featuremill.base.text import plain, wrapped
@@ -36,7 +36,7 @@ UNFINISHED: dict[State, str] = {
     "waiting": "not begun",
     "lost": "lost",
 }
-_wrapped = partial(wrapped, width=WIDTH)
+_wrapped = functools.partial(wrapped, width=WIDTH)
 
 
 def lines(state: RunState) -> Iterator[str]:
@@ -44,7 +44,8 @@ def lines(state: RunState) -> Iterator[str]:
     yield from _wrapped(f"{state.given}: {verdict(state)}")
     yield ""
     if state.plan:
-        yield from _stages(state, state.plan)
+        for label, text in _stages(state, state.plan):
+            yield from _labelled(label, text)
     yield from _labelled("Snakemake", _snakemake(state))
     yield ""
     yield from _jobs(state)
@@ -77,32 +78,30 @@ def verdict(state: RunState) -> str:
     return f"{text}, {running:,} running." if running else f"{text}, none running."
 
 
-def _stages(state: RunState, plan: Plan) -> Iterator[str]:
+def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
+    """Yield what each stage of the run is called, and how it stands."""
     counts, delivered = plan.counts, state.delivery
     more = (("refused", counts.refused), ("duplicate", counts.duplicate))
     rest = [f"{number:,} {kind}" for kind, number in more if number]
-    yield from _labelled("Input", ", ".join([counted(counts.input, "record"), *rest]))
-    yield from _labelled(
-        "Plan",
-        f"{counted(counts.unique, 'distinct record')} in "
-        f"{counted(len(state.shards), 'shard')} ({plan.workload}, recipe {plan.recipe[:8]})",
-    )
-    yield from _labelled("Parts", _parts(state))
+    yield "Input", ", ".join([counted(counts.input, "record"), *rest])
+    distinct = counted(counts.unique, "distinct record")
+    shards = counted(len(state.shards), "shard")
+    yield "Plan", f"{distinct} in {shards} ({plan.workload}, recipe {plan.recipe[:8]})"
+    yield "Parts", _parts(state)
     outputs = ", ".join(delivered.delivery.outputs) if delivered.delivery else ""
     named = f": {outputs}" if outputs and delivered.is_merged else ""
-    merging = state.activity.is_merging
-    merged = "being merged now" if merging else MERGED[delivered.merged] + named
-    yield from _labelled("Results", merged)
+    is_merging = state.activity.is_merging
+    yield "Results", "being merged now" if is_merging else MERGED[delivered.merged] + named
     if delivered.exported:
-        yield from _labelled("Exported", ", ".join(delivered.exported))
+        yield "Exported", ", ".join(delivered.exported)
     if delivered.partial:
-        text = f"{', '.join(delivered.partial)}: what was computed when they were asked for"
-        yield from _labelled("Partial", text)
-    yield from _labelled("Report", REPORTED[delivered.reported])
+        partial = ", ".join(delivered.partial)
+        yield "Partial", f"{partial}: what was computed when they were asked for"
+    yield "Report", REPORTED[delivered.reported]
     if state.rest:
-        yield from _labelled("Rest", _rest(state.rest))
+        yield "Rest", _rest(state.rest)
     if state.verified:
-        yield from _labelled("Verified", "inputs, parts and results were read and hashed")
+        yield "Verified", "inputs, parts and results were read and hashed"
 
 
 def _parts(state: RunState) -> str:
