@@ -17,7 +17,7 @@ rule extract:
         recipe="[0-9a-f]{32}",
         shard="[0-9a-f]{32}",
     conda:
-        "../../envs/esm2.yaml"
+        mill.environment("extract")
     threads: mill.extract_threads()
     resources:
         gpu=mill.extract_gpus,

@@ -17,7 +17,7 @@ rule merge:
     log:
         f"{mill.logs}/merge.log",
     conda:
-        f"../../envs/{mill.merge_environment}.yaml"
+        mill.environment("merge")
     threads: 4
     resources:
         mem_mb=mill.asks.merge_mb,

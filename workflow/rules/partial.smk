@@ -14,7 +14,7 @@ rule partial:
     log:
         f"{mill.logs}/partial.log",
     conda:
-        f"../../envs/{mill.merge_environment}.yaml"
+        mill.environment("merge")
     threads: 4
     resources:
         mem_mb=mill.asks.merge_mb,

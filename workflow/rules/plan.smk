@@ -16,7 +16,7 @@ checkpoint plan:
     log:
         f"{mill.logs}/plan.log",
     conda:
-        "../../envs/base.yaml"
+        mill.environment("plan")
     threads: 4
     resources:
         mem_mb=mill.asks.plan_mb,

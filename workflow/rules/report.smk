@@ -37,7 +37,7 @@ rule report:
     log:
         f"{mill.logs}/report.log",
     conda:
-        "../../envs/base.yaml"
+        mill.environment("report")
     resources:
         mem_mb=mill.asks.merge_mb,
         runtime=mill.asks.merge_minutes,

@@ -18,7 +18,7 @@ rule weights:
         name=mill.weights_names,
     localrule: True
     conda:
-        "../../envs/esm2.yaml"
+        mill.environment("weights")
     resources:
         mem_mb=8000,
     params:

@@ -28,7 +28,7 @@ from featuremill.status import state
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.results import Results
-from featuremill.workload import option_files, recipe, weights
+from featuremill.workload import mistakes, option_files, recipe, said, weights
 from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
@@ -227,8 +227,15 @@ def refuse_without_packages(
     """
     if reach.is_imported(workflow):  # its target may have nothing to do with ours
         return
+    found = workload.find_workload(config.workload)
+    is_ours = config.workload in workload.BUILT_IN
+    if reach.makes_conda_environments(workflow) and not (is_ours or said(found, "ENVIRONMENT")):
+        raise RefusedError(
+            f"--sdm conda: {mistakes.who(config.workload)} names no conda environment "
+            "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask its author."
+        )
     try:
-        workload.refuse_without_packages(workload.find_workload(config.workload).Options)
+        workload.refuse_without_packages(found.Options)
     except UserError as error:
         is_elsewhere = reach.runs_elsewhere(workflow) is not False or asks_for_less(results)
         is_converted = all(Path(path).exists() for path in weights_files)

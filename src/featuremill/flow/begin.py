@@ -28,6 +28,7 @@ from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
 from featuremill.store.results import Results
+from featuremill.workload import BUILT_IN, find_workload, said
 
 WITHOUT_EFFECT = {
     "plan": {"outputs", "labels", "max_failed", "keep"},
@@ -111,10 +112,15 @@ class Flow:
         """The expression that only the names of the run's weights match."""
         return "|".join(re.escape(Path(path).stem) for path in self.weights)
 
-    @property
-    def merge_environment(self) -> str:
-        """The conda environment of merge: only one of the outputs needs PyTorch."""
-        return "esm2" if "fair_esm_pt" in self.config.outputs else "base"
+    def environment(self, verb: str) -> str:
+        """Return the conda environment of a verb's jobs: the workload's own where they compute with
+        it, and everywhere if another package brings it; else featuremill's."""
+        own: Path | None = said(find_workload(self.config.workload), "ENVIRONMENT")
+        computes = verb in ("weights", "extract")
+        if own and (computes or self.config.workload not in BUILT_IN):
+            return str(own)
+        writes_torch = verb == "merge" and "fair_esm_pt" in self.config.outputs
+        return f"../../envs/{'esm2' if writes_torch else 'base'}.yaml"
 
     @property
     def extract_gpus(self) -> int:

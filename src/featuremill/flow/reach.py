@@ -166,6 +166,12 @@ def has_environments(workflow: Any) -> bool:
     return bool(workflow.deployment_settings.deployment_method)
 
 
+@or_else(False)
+def makes_conda_environments(workflow: Any) -> bool:
+    """Tell whether jobs run in environments that Snakemake makes by conda (`--sdm conda`)."""
+    return any(method.name == "CONDA" for method in workflow.deployment_settings.deployment_method)
+
+
 @or_else([])
 def locks_on(results: str) -> list[Path]:
     """Return Snakemake's lock files of the run in `results`."""

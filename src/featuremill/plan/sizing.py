@@ -17,6 +17,7 @@ from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Choice, choose, words, work_of
 from featuremill.plan.speeds import Asked, Speed
 from featuremill.store.plan import Settings
+from featuremill.workload import find_workload, said
 
 UNKNOWN_COST = 2_000_000
 """Where nothing is known of the speed: as many residues are some minutes of a CPU, and no more of
@@ -59,6 +60,13 @@ class Sizing(NamedTuple):
         found = self.choice(cost, records, payload_bytes)
         if found:
             return Cut(found[0].cost, words(*found, self.unit))
+        name = self.settings.workload
+        if usual := said(find_workload(name), "SHARD_COST"):
+            return Cut(
+                usual,
+                f"shards.cost: auto takes {usual:,} {self.unit} a shard, as workload {name} says; "
+                "shards that it has computed here tell the next plan",
+            )
         where = self.device.name if self.device.uuid else "a GPU"
         return Cut(
             UNKNOWN_COST,

@@ -132,7 +132,7 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float
     return xy, (float(share[0]), float(share[1]))
 
 
-def figure(found: Projection | str, labels: Labels | None) -> Figure:
+def figure(found: Projection | str, labels: Labels | None, unit: str) -> Figure:
     """Return the map, or the sentence that says why there is none."""
     if isinstance(found, str):
         return Figure("embeddings", TITLE, found)
@@ -145,11 +145,11 @@ def figure(found: Projection | str, labels: Labels | None) -> Figure:
         .encode(
             x=_component("x", 1, found.explained[0]),
             y=_component("y", 2, found.explained[1]),
-            color=_by_length(found) if labels is None else _by_label(labels, rows),
+            color=_by_length(found, unit) if labels is None else _by_label(labels, rows),
             tooltip=[
                 "id:N",
                 *([] if labels is None else [alt.Tooltip("label:N", title=labels.title)]),
-                alt.Tooltip("length:Q", title="residues", format=",d"),
+                alt.Tooltip("length:Q", title=unit, format=",d"),
             ],
         )
         .properties(width="container", height=430)
@@ -181,10 +181,10 @@ def _rows(found: Projection, labels: Labels | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["label"] != NONE and row.get("group") != OTHER)
 
 
-def _by_length(found: Projection) -> Any:
+def _by_length(found: Projection, unit: str) -> Any:
     return alt.Color(
         "length:Q",
-        title="residues",
+        title=unit,
         scale=alt.Scale(type="log", range="ramp"),
         legend=alt.Legend(
             format=",d", values=ticks(min(found.lengths), max(found.lengths)), offset=26

@@ -48,14 +48,14 @@ def read(path: Path) -> tuple[int, Lengths]:
     return num_rows, Lengths(np.array(ordered, np.int64), counts)
 
 
-def figure(found: Lengths) -> Figure:
-    """Return the histogram of lengths."""
+def figure(found: Lengths, unit: str) -> Figure:
+    """Return the histogram of lengths, which count what `unit` names."""
     if not len(found.values):
         return Figure("lengths", "Lengths", NOTHING_COMPUTED)
     total, longest = int(found.counts.sum()), int(found.values[-1])
     median, most = found.quantile(0.5), found.quantile(0.95)
     sentence = (
-        f"{words.records(total)} with {found.total:,} residues. Half are no longer than "
+        f"{words.records(total)} with {words.in_units(found.total, unit)}. Half are no longer than "
         f"{median:,}, 95 % no longer than {most:,}; the longest has {longest:,}."
     )
     edges, counts = _bins(found)
@@ -65,14 +65,14 @@ def figure(found: Lengths) -> Figure:
     bars = bars.encode(
         x=alt.X(
             "from:Q",
-            title="residues (logarithmic)",
+            title=f"{unit} (logarithmic)",
             scale=alt.Scale(type="log", domain=[low, high], nice=False),
             axis=alt.Axis(values=ticks(low, high), format=",d", grid=False),
         ),
         x2="to:Q",
         y=alt.Y("count:Q", title="records", scale=from_zero(5), axis=upright),
         tooltip=[
-            alt.Tooltip("span:N", title="residues"),
+            alt.Tooltip("span:N", title=unit),
             alt.Tooltip("count:Q", title="records", format=",d"),
         ],
     )

@@ -50,10 +50,11 @@ Any other key stands with the recipe, and one of the config also in the config t
 
 def draw(facts: Facts) -> dict[str, Figure]:
     """Return the figures by name, in the order of the page: the records first, then the devices."""
+    unit = facts.delivery.lengths.unit
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
-        embedding.figure(facts.embedding, facts.labels),
-        lengths.figure(facts.lengths),
+        embedding.figure(facts.embedding, facts.labels, unit),
+        lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),
         curves.figure(facts, clock),
         throughput.figure(facts, clock),
@@ -205,11 +206,12 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
     wall, delivery = facts.wall_seconds, facts.delivery
     num_devices, num_shards = len(facts.lanes), len(facts.shards)
     num_distinct = delivery.plan.unique  # a retry computes some of them once more
+    noun = "sequence" if delivery.lengths.unit == "residues" else "record"
     tiles = {
         "wall time (extract)": words.duration(wall) if facts.shards else "–",
-        "residues": words.short(facts.lengths.total),
+        delivery.lengths.unit: words.short(facts.lengths.total),
         f"{facts.cost_unit}/s": words.short(facts.cost / wall) if wall > 0 else "–",
-        "distinct sequence" + "s" * (num_distinct != 1): words.count(num_distinct),
+        f"distinct {noun}" + "s" * (num_distinct != 1): words.count(num_distinct),
         "device" if num_devices == 1 else "devices": words.count(num_devices),
     }
     if delivery.gpu_seconds > 0:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHECKPOINTS",
     "COST_UNIT",
+    "ENVIRONMENT",
     "LENGTH_UNIT",
     "VERSION",
     "WAYS",
@@ -49,6 +51,7 @@ __all__ = [
 
 VERSION = "1"
 COST_UNIT = "tokens"
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 WAYS = ("dtype", "attention", "products", "kernels")
 CPU_BATCH_TOKENS = 4096
