@@ -232,7 +232,7 @@ def refuse_without_packages(
     if reach.makes_conda_environments(workflow) and not (is_ours or said(found, "ENVIRONMENT")):
         raise RefusedError(
             f"--sdm conda: {mistakes.who(config.workload)} names no conda environment "
-            "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask its author."
+            "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
         )
     try:
         workload.refuse_without_packages(found.Options)
