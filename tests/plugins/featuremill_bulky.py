@@ -1,19 +1,24 @@
 """A workload whose values are of any size: 10 bytes to LARGEST, as the payload's digest has it.
 
 Each kind of column that is no vector is there: a text, a number, a struct, a list of structs, and a
-list that is not as long as its record.
+list that is not as long as its record. Records that begin with a letter of BULKY_UNLUCKY have none,
+for a reason of the workload's own, and COMPUTED is a file that each computed payload is added to.
 """
 
 import hashlib
 import os
+from pathlib import Path
 
 import pyarrow as pa
 
+from featuremill.base.reasons import Kind
 from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
 
 VERSION = "1"
 COST_UNIT = "records"
+REASONS = (Kind("unlucky", ("drawn blank",), "Draw again."),)
+UNLUCKY = os.environ.get("BULKY_UNLUCKY", "").encode()
 LARGEST = float(os.environ.get("BULKY_LARGEST", "1000"))
 SPAN = pa.struct({"start": pa.int32(), "name": pa.string()})
 SCHEMA = pa.schema(
@@ -67,6 +72,9 @@ def prepare(model, payloads, batch_cost):
 
 
 def run(model, payloads):
+    if computed := os.environ.get("COMPUTED"):
+        with Path(computed).open("a") as file:
+            file.writelines(f"{payload.decode()}\n" for payload in payloads)
     return payloads
 
 
@@ -89,4 +97,15 @@ def value_of(payload):
 
 
 def collect(model, payloads):
-    return pa.RecordBatch.from_pylist([value_of(payload) for payload in payloads], SCHEMA)
+    if not UNLUCKY:
+        return pa.RecordBatch.from_pylist([value_of(payload) for payload in payloads], SCHEMA)
+    reasons = [
+        REASONS[0].reason(payload[:1].decode()) if payload[0] in UNLUCKY else None
+        for payload in payloads
+    ]
+    rows = [
+        dict.fromkeys(SCHEMA.names) if reason else value_of(payload)
+        for payload, reason in zip(payloads, reasons, strict=True)
+    ]
+    values = pa.RecordBatch.from_pylist(rows, SCHEMA)
+    return values.append_column("reason", pa.array(reasons, pa.string()))

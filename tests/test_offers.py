@@ -1,0 +1,135 @@
+"""What a workload may say of itself, and what comes of it."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import PLUGINS
+from programs import Verbs, random_records
+
+from featuremill.base import reasons, this_process
+from featuremill.base.reasons import Kind
+from featuremill.config import validate
+from featuremill.flow import before, reach
+from featuremill.flow.begin import Flow
+from featuremill.flow.screen import RefusedError
+from featuremill.lease.devices import cpu
+from featuremill.plan.sizing import Sizing
+from featuremill.store.plan import Settings
+from featuremill.workload import BUILT_IN, find_workload
+from featuremill.workload.offers import Says, said
+
+RECORDS = [
+    (f"r{n}", f"{'DEF'[n % 3]}{sequence}") for n, (_, sequence) in enumerate(random_records(30))
+]
+
+
+@pytest.fixture
+def numbered(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    return find_workload("numbered")
+
+
+def test_a_row_fails_for_its_own_reason_and_nothing_is_computed_again(tmp_path, environment):
+    computed = tmp_path / "computed.txt"
+    told = {"BULKY_UNLUCKY": "E", "COMPUTED": str(computed)}
+    verbs = Verbs(tmp_path, {**environment, **told})
+    plan = verbs.plan(RECORDS, "bulky", cost=15, outputs=["parquet"])
+    verbs.extract(plan)
+    assert sorted(computed.read_text().split()) == sorted(sequence for _, sequence in RECORDS)
+    root = verbs.run_folder.root
+    verbs("merge", root, "--outputs", "parquet", "--max-failed", "30")
+    unlucky = [id for id, sequence in RECORDS if sequence.startswith("E")]
+    lines = (root / "failed.tsv").read_text().splitlines()[1:]
+    assert [line.split("\t")[0] for line in lines] == unlucky and len(unlucky) == 10
+    assert all(line.endswith("\tdrawn blank: E") for line in lines)
+    ids = pq.read_table(root / "embeddings.parquet")["id"].to_pylist()
+    assert ids == [id for id, _ in RECORDS if id not in unlucky]
+
+    said = verbs.type("featuremill", "status", root, "--json", status=2).out
+    (group,) = json.loads(said)["reasons"]
+    assert (group["kind"], group["reason"], group["number"]) == ("unlucky", "drawn blank", 10)
+    assert group["remedy"] == "Draw again."
+    said = verbs("retry", root, "--reason", "unlucky", "--dry-run")
+    assert "10 failed records would run again: 10 unlucky" in said
+    said = verbs("retry", root, "--reason", "unknown", status=2)
+    assert "there is no such kind of reason" in said and "unlucky" in said
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Kind("oom", ("of my own",), ""),
+        Kind("mine", ("out of memory",), ""),
+        Kind("mine", (), ""),
+        Kind("mine", ("with: a colon",), ""),
+    ],
+)
+def test_a_kind_of_reasons_that_is_taken_is_refused(kind):
+    with pytest.raises(ValueError, match="the kind of reasons"):
+        reasons.learn([kind])
+    assert reasons.kind_of("out of memory: x") is reasons.OUT_OF_MEMORY
+
+
+def test_a_workload_without_a_gpu_gets_none(monkeypatch):
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    config = {"inputs": "in.fa", "device": "cuda", "workload": "files", "outputs": "parquet"}
+    assert validate(config).device == "cpu"
+    assert validate({**config, "workload": "composition"}).device == "cuda"
+
+
+def test_conda_environments_are_the_workloads_where_they_are_needed():
+    def environments(workload, *outputs):
+        flow = SimpleNamespace(config=SimpleNamespace(workload=workload, outputs=outputs))
+        verbs = ("weights", "plan", "extract", "merge", "report")
+        return [Path(Flow.environment(flow, verb)).name for verb in verbs]
+
+    esm2, base = "esm2.yaml", "base.yaml"
+    assert environments("esm2") == [esm2, base, esm2, base, base]
+    assert environments("esm2", "fair_esm_pt") == [esm2, base, esm2, esm2, base]
+    assert environments("composition") == [base] * 5
+
+
+def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbered, monkeypatch):
+    config = SimpleNamespace(workload="numbered", outputs=(), options={"number": "n"})
+    monkeypatch.setattr(reach, "makes_conda_environments", lambda workflow: True)
+    monkeypatch.setattr(reach, "is_imported", lambda workflow: False)
+    with pytest.raises(
+        RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
+    ):
+        before.refuse_without_packages(None, config, "results/x", [])
+    monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
+    before.refuse_without_packages(None, config, "results/x", [])
+    flow = SimpleNamespace(config=config)
+    assert {Flow.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
+        "/its/own.yaml"
+    }
+
+
+def test_a_workload_says_how_large_shards_are_while_nothing_is_known(
+    numbered, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(numbered, "SHARD_COST", 77, raising=False)
+    settings = Settings(workload="numbered", version="1", options={}, weights_sha256=None)
+    sizing = Sizing("auto", tmp_path, settings, None, pa.schema({}), "records", cpu(), 1)
+    cut = sizing.cut(1000, 1000, 1000)
+    assert cut.cost == 77 and "as workload numbered says" in cut.why
+
+
+def test_versions_of_other_packages_are_told():
+    assert this_process.versions(["pytest", "there-is-none"])["pytest"] == pytest.__version__
+    assert "pytest" not in this_process.versions()
+
+
+def test_built_in_workloads_are_found_in_their_folder():
+    folder = Path(find_workload("composition").__file__).parent
+    assert set(BUILT_IN) == {"composition", "esm2"} and (folder / "esm2").is_dir()
+
+
+def test_every_attribute_has_a_default():
+    names = [name for name in vars(Says) if name.isupper()]
+    assert set(names) == set(Says.__annotations__)
+    assert [said(object(), name) for name in names] == [getattr(Says, name) for name in names]
