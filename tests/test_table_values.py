@@ -16,6 +16,7 @@ from featuremill.merge.command import merge
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.store.formats import kind_of, refuse_outputs
 from featuremill.store.results import Results
+from featuremill.workload import find_workload
 
 RECORDS = random_records(60)
 
@@ -23,9 +24,7 @@ RECORDS = random_records(60)
 @pytest.fixture
 def bulky(monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGINS))
-    import featuremill_bulky
-
-    return featuremill_bulky
+    return find_workload("bulky")
 
 
 @pytest.fixture(scope="module")
