@@ -222,7 +222,11 @@ def test_a_workload_that_takes_its_inputs_as_they_are(verbs, tmp_path):
     path.write_bytes(b"PK\x03\x04\n\n\xff\n")
     found, _ = whole_run(verbs, "files", path)
     assert found["notes"]["size"] == [8] and found["notes"]["length"] == 3
-    assert json.loads(verbs.run_folder.plan.read_text())["lengths"] == {"total": 3, "longest": 3}
+    assert json.loads(verbs.run_folder.plan.read_text())["lengths"] == {
+        "total": 3,
+        "longest": 3,
+        "unit": "lines",
+    }
     said = verbs("init", path, "--workload", "files", "--output", tmp_path / "my.yaml")
     assert "1 record, 3 lines" in said and "median length 3, longest 3 (notes)" in said
     assert "# 1 good record, 3 lines." in (tmp_path / "my.yaml").read_text()

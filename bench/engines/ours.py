@@ -117,6 +117,7 @@ class Ours:
             "options": options_for(self.dtype, output),
             "shards": {"cost": ONE_SHARD},
             "device": self.device.kind,
+            "outputs": "parquet",
         }
         path = self._subject.weights
         return plan(Results(folder), validate(config), self._weights(), path).plan

@@ -32,6 +32,7 @@ from featuremill.workload import RecordFailed, WorkloadOptions
 
 VERSION = "1"
 COST_UNIT = "records"
+LENGTH_UNIT = "residues"
 SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
 TEXTS = {
     "RAISETALE": RuntimeError("the table changed"),

@@ -9,6 +9,7 @@ from featuremill.workload import WorkloadOptions
 
 VERSION = "1"
 COST_UNIT = "residues"
+LENGTH_UNIT = "residues"
 SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
 
 

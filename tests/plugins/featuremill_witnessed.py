@@ -17,6 +17,7 @@ from featuremill.workloads.composition import prepare, resolve, schema, weights
 __all__ = ["prepare", "resolve", "schema", "weights"]
 VERSION = "1"
 COST_UNIT = "records"
+LENGTH_UNIT = "residues"
 GATE_AT = 30
 WORKER = f"{os.getpid()}.{time.monotonic_ns()}"
 
