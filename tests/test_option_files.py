@@ -128,7 +128,8 @@ def test_a_file_that_another_rule_makes_moves_with_the_prefix(tmp_path, environm
     (tmp_path / "Snakefile").write_text(
         f"""
 asked = {{"run": "test", "inputs": ["in.fa"], "workload": "numbered", "device": "cpu"}}
-asked |= {{"options": {{"number": "number.txt"}}, "outputs": ["parquet"]}}
+asked |= {{"options": {{"number": "number.txt", "more": "more"}}}}
+asked["outputs"] = ["parquet"]
 
 rule number:
     output: "made/number.txt"
@@ -142,11 +143,15 @@ module mill:
 use rule * from mill as mill_*
 """
     )
-    Desk(tmp_path, environment).type(
-        *("snakemake", "--cores", "2", "made/results/test/manifest.json")
-    )
-    table = pq.read_table(tmp_path / "made" / "results" / "test" / "embeddings.parquet")
-    assert {tuple(row) for row in table["number"].to_pylist()} == {(4.0, 0.0)}
+    folder = tmp_path / "made" / "more"
+    folder.mkdir()
+    desk, target = Desk(tmp_path, environment), "made/results/test/manifest.json"
+    for number in (8, 9):  # an edit inside a folder leaves the folder's own time
+        (folder / "a.txt").write_text(f"{number}")
+        desk.type("snakemake", "--cores", "2", target)
+        table = pq.read_table(tmp_path / "made" / "results" / "test" / "embeddings.parquet")
+        assert {tuple(row) for row in table["number"].to_pylist()} == {(4.0, number)}
+    assert "Nothing to be done" in desk.type("snakemake", "--cores", "2", target).text
 
 
 class Steps(Verbs):

@@ -192,7 +192,7 @@ def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))  # of the file system, which may be another than ours
     with refusing():
-        read = [*config.inputs, *checkpoint_files(config), *option_inputs(config)]
+        read = [*config.inputs, *checkpoint_files(config, config), *option_inputs(config, config)]
         source.refuse_future(read, clock)
     now = source.now_by(clock)
     ours = [path for pattern in OURS for path in sorted(Path(results).glob(pattern))]
@@ -396,16 +396,18 @@ def options_of(config: Config) -> Any:
     return workload.find_workload(config.workload).Options.model_validate(config.options)
 
 
-def option_inputs(config: Config) -> list[str]:
-    """Return the files and folders that options name; of a folder also each file in it."""
-    paths = option_files.paths_of(options_of(config)).values()
-    return [one for path in paths for one in _with_inside(path)]
+def option_inputs(config: Config, there: Config) -> list[str]:
+    """Return the files and folders that options name, as `config` has them; of a folder also each
+    file in it, which is looked for where `there` has it."""
+    names = option_files.paths_of(options_of(config))
+    places = option_files.paths_of(options_of(there))
+    return [one for key, path in names.items() for one in _with_inside(path, places[key])]
 
 
-def _with_inside(path: str) -> list[str]:
+def _with_inside(path: str, place: str) -> list[str]:
     """Return `path`, and of a folder each file in it: its own time does not change when one of them
     is edited."""
-    inside = files_below(Path(path)) if Path(path).is_dir() else []
+    inside = files_below(Path(place)) if Path(place).is_dir() else []
     return [path, *(str(Path(path) / name) for name in inside)]
 
 
@@ -415,10 +417,12 @@ def weights_json(config: Config) -> list[str]:
     return [weights.json_of(model, config.workload)] if model else []
 
 
-def checkpoint_files(config: Config) -> list[str]:
+def checkpoint_files(config: Config, there: Config) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts. Of a folder
-    also each file in it."""
-    model = model_of(config) or ""
+    also each file in it, as `option_inputs` does."""
+    model, place = model_of(config) or "", model_of(there) or ""
+    if not model or not weights.is_path(model, config.workload):
+        return []
     if model.startswith("~"):  # which Snakemake does not look up
-        model = str(Path(model).expanduser())
-    return _with_inside(model) if model and weights.is_path(model, config.workload) else []
+        model = place = str(Path(model).expanduser())
+    return _with_inside(model, place)

@@ -78,9 +78,9 @@ class Flow:
         self.weights = before.weights_json(config)
         """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
         self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
-        self.checkpoint = before.checkpoint_files(config)
-        """The checkpoint, if the config names one by its path; a list of one, or of none."""
-        self.option_inputs = before.option_inputs(config)
+        self.checkpoint = before.checkpoint_files(config, self.there)
+        """The checkpoint, if the config names one by its path, with what is in it; or nothing."""
+        self.option_inputs = before.option_inputs(config, self.there)
         """Files and folders that options name."""
         self.is_target = reach.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
