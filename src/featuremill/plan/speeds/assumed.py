@@ -64,9 +64,10 @@ class Shape(NamedTuple):
     width: int
 
 
-def shape_told(metadata: Mapping[str, str]) -> Shape:
-    """Return the architecture that the metadata of weights tell."""
-    return Shape(int(metadata["num_layers"]), int(metadata["embed_dim"]))
+def shape_told(metadata: Mapping[str, str]) -> Shape | None:
+    """Return the architecture that the metadata of weights tell; None where they tell none."""
+    found = [metadata.get(key, "") for key in ("num_layers", "embed_dim")]
+    return Shape(*map(int, found)) if all(number.isdecimal() for number in found) else None
 
 
 class Card(NamedTuple):
