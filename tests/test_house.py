@@ -138,7 +138,8 @@ def test_each_test_dependency_is_used():
 )
 def test_an_import_is_declared(folder, declared):
     ours = {"featuremill", "bench", "conftest"}
-    ours |= {path.stem for part in ("tests", "training") for path in (ROOT / part).glob("*.py")}
+    folders = [ROOT / part for part in ("tests", "tests/plugins", "training")]
+    ours |= {path.stem for folder in folders for path in folder.glob("*.py")}
     provided = set().union(*(modules_of(requirement.name) for requirement in declared))
     provided |= WITH_TORCH_ON_CUDA
     assert imports_of(folder) <= set(sys.stdlib_module_names) | ours | provided

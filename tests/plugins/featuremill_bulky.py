@@ -10,13 +10,13 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+from featuremill_plain import COST_UNIT, VERSION, cost, prepare, records, resolve, weights
 
 from featuremill.base.reasons import Kind
-from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
 
-VERSION = "1"
-COST_UNIT = "records"
+__all__ = ["COST_UNIT", "VERSION", "cost", "prepare", "records", "resolve", "weights"]
+
 REASONS = (Kind("unlucky", ("drawn blank",), "Draw again."),)
 UNLUCKY = os.environ.get("BULKY_UNLUCKY", "").encode()
 LARGEST = float(os.environ.get("BULKY_LARGEST", "1000"))
@@ -39,22 +39,6 @@ class Options(WorkloadOptions):
         return {"table"}
 
 
-def records(files, options):
-    return proteins(files)
-
-
-def cost(payload, options):
-    return 1
-
-
-def weights(options):
-    return None
-
-
-def resolve(options, device, weights):
-    return options
-
-
 def schema(options, weights):
     return SCHEMA
 
@@ -65,10 +49,6 @@ def batch_cost(options, device):
 
 def load(options, devices, weights):
     return None
-
-
-def prepare(model, payloads, batch_cost):
-    return payloads
 
 
 def run(model, payloads):

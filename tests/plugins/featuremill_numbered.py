@@ -9,12 +9,21 @@ import signal
 from pathlib import Path
 
 import pyarrow as pa
+from featuremill_plain import (
+    COST_UNIT,
+    VERSION,
+    batch_cost,
+    cost,
+    prepare,
+    records,
+    resolve,
+    weights,
+)
 
-from featuremill.inputs import proteins
 from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
 
-VERSION = "1"
-COST_UNIT = "records"
+__all__ = ["COST_UNIT", "VERSION", "batch_cost", "cost", "prepare", "records", "resolve", "weights"]
+
 SCHEMA = pa.schema({"number": pa.list_(pa.float32(), 2)})
 
 
@@ -27,28 +36,8 @@ class Options(WorkloadOptions):
     """A folder of files with numbers, which are added up."""
 
 
-def records(files, options):
-    return proteins(files)
-
-
-def cost(payload, options):
-    return 1
-
-
-def weights(options):
-    return None
-
-
-def resolve(options, device, weights):
-    return options
-
-
 def schema(options, weights):
     return SCHEMA
-
-
-def batch_cost(options, device):
-    return 2
 
 
 def load(options, devices, weights):
@@ -57,10 +46,6 @@ def load(options, devices, weights):
     more = sorted(Path(options.more).rglob("*.txt")) if options.more else []
     value = [float(Path(options.number).read_text()), sum(float(p.read_text()) for p in more)]
     return iter(range(1, 10**9)), value
-
-
-def prepare(model, payloads, batch_cost):
-    return payloads
 
 
 def run(model, payloads):

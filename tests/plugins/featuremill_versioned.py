@@ -8,13 +8,15 @@ import os
 import signal
 
 import pyarrow as pa
+from featuremill_plain import COST_UNIT, batch_cost, cost, prepare, resolve, weights
 
 from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions, recipe
 
+__all__ = ["COST_UNIT", "batch_cost", "cost", "prepare", "resolve", "weights"]
+
 VERSION, _, engine = os.environ.get("VERSIONED", "1.1").partition(".")
 recipe.ENGINE_VERSION = int(engine)  # as in an installation of that one
-COST_UNIT = "records"
 SCHEMA = pa.schema({"version": pa.list_(pa.float32(), 1)})
 
 
@@ -29,32 +31,12 @@ def records(files, options):
             os.killpg(0, signal.SIGKILL)
 
 
-def cost(payload, options):
-    return 1
-
-
-def weights(options):
-    return None
-
-
-def resolve(options, device, weights):
-    return options
-
-
 def schema(options, weights):
     return SCHEMA
 
 
-def batch_cost(options, device):
-    return 2
-
-
 def load(options, devices, weights):
     return iter(range(1, 10**9))
-
-
-def prepare(model, payloads, batch_cost):
-    return payloads
 
 
 def run(model, payloads):

@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pyarrow as pa
+from featuremill_plain import COST_UNIT, VERSION, batch_cost, cost, prepare, records, resolve, run
 
-from featuremill.inputs import proteins
 from featuremill.workload import OptionWeights, WorkloadOptions
 
-VERSION = "1"
-COST_UNIT = "records"
+__all__ = ["COST_UNIT", "VERSION", "batch_cost", "cost", "prepare", "records", "resolve", "run"]
+
 LENGTH_UNIT = "residues"
 READS_PICKLES = "READS_PICKLES" in os.environ
 SCHEMA = pa.schema({"number": pa.list_(pa.float32(), 1)})
@@ -22,28 +22,12 @@ class Options(WorkloadOptions):
     """A file with a number, or a folder of such files."""
 
 
-def records(files, options):
-    return proteins(files)
-
-
-def cost(payload, options):
-    return 1
-
-
 def weights(options):
     return options.network
 
 
-def resolve(options, device, weights):
-    return options
-
-
 def schema(options, weights):
     return SCHEMA
-
-
-def batch_cost(options, device):
-    return 2
 
 
 def load(options, devices, weights):
@@ -52,14 +36,6 @@ def load(options, devices, weights):
     if said := os.environ.get("LOADED_FROM"):
         Path(said).write_text(str(found))
     return sum(float(file.read_text()) for file in files)
-
-
-def prepare(model, payloads, batch_cost):
-    return payloads
-
-
-def run(model, payloads):
-    return payloads
 
 
 def collect(model, payloads):
