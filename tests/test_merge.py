@@ -22,13 +22,15 @@ from programs import Verbs
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.config import validate
-from featuremill.merge import accounts, gather, shuffle
+from featuremill.config import Config, validate
+from featuremill.merge import accounts, gather, provenance, shuffle
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.hdf5 import dataset_name
 from featuremill.merge.outputs import parquet, parquet_dataset
+from featuremill.merge.provenance import carried
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
+from featuremill.store.delivery import Delivery
 from featuremill.store.journal import Journal, digest_of_file, part_schema
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results
@@ -367,6 +369,23 @@ def test_a_manifest_that_lost_a_row_is_refused(run):
         merge(run, ALL, 0)
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
         retry(run, [])
+
+
+def test_a_key_of_the_config_goes_into_manifest_json_when_that_has_a_field_for_it(run, monkeypatch):
+    class WiderConfig(Config):
+        project: str = ""
+
+    class WiderDelivery(Delivery):
+        project: str = ""
+
+    config = WiderConfig(inputs="in.fa", project="ours")
+    assert carried(config) == {}
+    monkeypatch.setattr(provenance, "Config", WiderConfig)
+    monkeypatch.setattr(provenance, "Delivery", WiderDelivery)
+    told = carried(config)
+    assert told == {"project": "ours"}
+    merge(run, ["npy"], 0, told=told)
+    assert json.loads((run.root / "manifest.json").read_text())["project"] == "ours"
 
 
 @pytest.mark.parametrize("kind", ["input", "refused", "duplicate"])

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,7 +32,7 @@ from featuremill.merge import delivery
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
-from featuremill.merge.provenance import delivery_of, provenance_of
+from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import FAILED, files, names
@@ -65,9 +67,11 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
+    told: dict[str, Any] = {}
     if arguments.config_json:
         config = from_json(arguments.config_json)
         outputs, max_failed = list(config.outputs), config.max_failed
+        told = carried(config)
     elif outputs is None:
         outputs = _outputs(folder)
     pa.set_cpu_count(threads)
@@ -78,9 +82,9 @@ def run(arguments: argparse.Namespace) -> None:
         )
     with run_log.line(folder.root, "merge") as line, waiting_for_others(folder):
         if arguments.partial:
-            result = merge_partial(folder, outputs, threads)
+            result = merge_partial(folder, outputs, threads, told)
         else:
-            result = merge(folder, outputs, max_failed, threads)
+            result = merge(folder, outputs, max_failed, threads, told)
         line.text = f"{_accounted(result.counts)}: {', '.join(result.outputs)}"
 
 
@@ -105,8 +109,14 @@ def _outputs(folder: Results) -> list[str]:
     return ["parquet"]
 
 
-def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int = 2) -> Delivery:
-    """Write the results of `folder`'s plan and return what manifest.json says.
+def merge(
+    folder: Results,
+    outputs: list[str],
+    max_failed: int,
+    num_threads: int = 2,
+    told: Mapping[str, Any] = MappingProxyType({}),
+) -> Delivery:
+    """Write the results of `folder`'s plan and return what manifest.json says, `told` included.
 
     Raises:
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
@@ -124,7 +134,7 @@ def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         delivery.remove(folder.partial.root)
-        result = _write(folder, plan, gatherer, outputs, counts, is_partial=False)
+        result = _write(folder, plan, gatherer, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     result.write(folder.delivery)
@@ -132,7 +142,12 @@ def merge(folder: Results, outputs: list[str], max_failed: int, num_threads: int
     return result
 
 
-def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> Delivery:
+def merge_partial(
+    folder: Results,
+    outputs: list[str],
+    num_threads: int = 2,
+    told: Mapping[str, Any] = MappingProxyType({}),
+) -> Delivery:
     """Write what is computed of `folder`'s plan by now; return what its manifest.json says.
 
     Results that are whole and of this plan make it needless: then their manifest is returned.
@@ -164,7 +179,7 @@ def merge_partial(folder: Results, outputs: list[str], num_threads: int = 2) -> 
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, [place.root / name for name in FAILED])
         chosen = [] if is_empty else outputs
-        result = _write(folder, plan, gatherer, chosen, counts, is_partial=True)
+        result = _write(folder, plan, gatherer, chosen, counts, {**told, "partial": True})
     result.write(place.delivery)
     _say(place, result)
     if counts.failed:
@@ -178,16 +193,17 @@ def _write(
     gatherer: Gatherer,
     outputs: list[str],
     counts: Accounts,
-    is_partial: bool,
+    told: Mapping[str, Any],
 ) -> Delivery:
     """Write the result files; return what manifest.json is going to say of them."""
+    is_partial = bool(told.get("partial"))
     place = folder.partial if is_partial else folder
     receipts = [part.receipt for part in gatherer.parts if part]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
     paths = {name: place.root / files()[name] for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
-    return delivery_of(plan, receipts, counts, written, is_partial)
+    return delivery_of(plan, receipts, counts, written, told)
 
 
 def open_parts(

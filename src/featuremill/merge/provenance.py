@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featuremill import __version__
 from featuremill.base.this_process import NAMED_VERSIONS
+from featuremill.config import Config
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -50,18 +51,25 @@ def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def carried(config: Config) -> dict[str, Any]:
+    """Return the keys of a config that manifest.json repeats: those which `Delivery` has a field
+    for, but for what the plan and the files themselves tell."""
+    both = Config.model_fields.keys() & Delivery.model_fields.keys()
+    return config.model_dump(mode="json", include=both - {"run", "inputs", "outputs"})
+
+
 def delivery_of(
     plan: Plan,
     receipts: list[Receipt],
     counts: Accounts,
     outputs: dict[str, Written],
-    is_partial: bool = False,
+    told: Mapping[str, Any],
 ) -> Delivery:
-    """Return what manifest.json says: where the numbers come from, and how many there are."""
+    """Return what manifest.json says: where the numbers come from, how many there are, and what is
+    `told` besides, such as keys of the config."""
     on_gpu = [r.seconds["total"] * len(r.devices) for r in receipts if r.is_on_gpu]
-    marks: dict[str, Any] = {"partial": True} if is_partial else {}
     return Delivery(
-        **marks,
+        **told,
         version=Delivery.NEWEST,
         run=plan.run,
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
