@@ -1,0 +1,243 @@
+"""What every workload passes: subclass `WorkloadContract` in your package's tests, and let pytest
+run it.
+
+    class TestMine(WorkloadContract):
+        workload = "mine"
+        inputs = ("tests/few.csv",)
+        options = {"vocabulary": "tests/words.json"}
+
+The verbs are those of a run, each in a process of its own, with the Python that pytest has.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill.extract.at_hand import values_in_batches
+from featuremill.lease.devices import cpu, with_processors
+from featuremill.store.formats import kind_of
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+from featuremill.workload import Record, Weights, find_workload, option_files, weights
+
+HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
+MANY_SHARDS = 7
+MOST_MERGE_MB = 1_200
+PATIENCE_SECONDS = 300.0
+
+
+def _pass_over(*_: object) -> None:
+    """Take what is told of records that cannot be computed: they are left out on both sides."""
+
+
+class Finished(NamedTuple):
+    """A run that is merged."""
+
+    folder: Results
+    plan: Plan
+    table: pa.Table
+    merge_peak_mb: float
+
+
+class WorkloadContract:
+    """The tests of one workload with some options and inputs."""
+
+    workload: str
+    """Its name, as a config has it."""
+    inputs: Sequence[str | Path]
+    """Files of at least twelve records that can be computed, seen from where pytest is started."""
+    options: Mapping[str, Any] = {}
+    tolerance: float = 0.0
+    """How far values may lie apart between batches, as a share of the largest; 0 for the same
+    bits."""
+
+    # ---- what it says of itself ----
+
+    def test_importing_it_costs_nothing(self) -> None:
+        code = (
+            "import sys; from featuremill.workload import find_workload; "
+            f"find_workload({self.workload!r}); print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+        )
+        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+        assert json.loads(said.stdout.decode().replace("'", '"')) == [], "imports belong in load"
+
+    def test_its_options_are_described_and_survive_json(self) -> None:
+        fields = self._module.Options.model_fields
+        assert [name for name, field in fields.items() if not field.description] == []
+        told = json.loads(json.dumps(self._options.model_dump(mode="json")))
+        assert self._module.Options.model_validate(told) == self._options
+
+    def test_it_delivers_the_kinds_that_it_says(self) -> None:
+        schema = self._module.schema(self._resolved, self._weights)
+        assert {kind_of(field.type) for field in schema} == self._options.delivers()
+
+    def test_each_record_costs_something_and_reads_the_same_twice(self) -> None:
+        records = self._records
+        assert records == list(self._module.records(self._paths, self._options))
+        good = [record for record in records if not record.reason]
+        assert len({record.payload for record in good}) >= 12, "give at least twelve records"
+        costs = [self._module.cost(record.payload, self._options) for record in good]
+        assert min(costs) >= 1 and all(isinstance(cost, int) for cost in costs)
+
+    # ---- what a run does with it ----
+
+    def test_every_record_comes_out_under_its_own_id_or_with_a_reason(
+        self, tmp_path_factory: Any
+    ) -> None:
+        run = self._finished(tmp_path_factory)
+        lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()[1:]
+        left_out = {line.split("\t")[0]: line.rsplit("\t", 1)[1] for line in lines}
+        assert all(left_out.values()), "a record that has no values has a reason"
+        first = dict.fromkeys(record.id for record in self._records)  # duplicates count once
+        assert run.table["id"].to_pylist() == [id for id in first if id not in left_out]
+        assert run.table.num_rows > 0, "all failed"
+
+    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory: Any) -> None:
+        one, many = self._finished(tmp_path_factory), self._finished(tmp_path_factory, MANY_SHARDS)
+        assert len(one.plan.shards) == 1 < len(many.plan.shards)
+        self._compare(one.table, many.table)
+
+    def test_what_else_is_in_its_batch_changes_no_value(self) -> None:
+        payloads = list(dict.fromkeys(r.payload for r in self._records if not r.reason))
+        device = with_processors([cpu()])
+        model = self._module.load(self._resolved, device, self._weights)
+
+        def values(budget: int) -> pa.Table:
+            found: dict[int, pa.RecordBatch] = {}
+            batches = values_in_batches(
+                *(self._module, model, self._resolved, payloads, budget),
+                *(_pass_over, _pass_over),
+            )
+            for places, rows in batches:
+                for row, equal in enumerate(places):
+                    found |= dict.fromkeys(equal, rows.slice(row, 1))
+            return pa.Table.from_batches([found[place] for place in sorted(found)])
+
+        usual = self._module.batch_cost(self._resolved, device[0])
+        self._compare(values(usual), values(1))
+
+    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory: Any) -> None:
+        folder, plan = self._planned(tmp_path_factory.mktemp("killed"))
+        (entry,) = plan.shards
+        process = self._start("extract", folder.root, entry.shard)
+        log = folder.journal(plan.recipe, entry.shard).with_suffix(".log")
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while process.poll() is None and not (log.exists() and b"commit" in log.read_bytes()):
+            assert time.monotonic() < deadline, "no batch was ever committed"
+            time.sleep(0.001)
+        if process.poll() is None:  # else it was quicker, and there is nothing to go on with
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        self._compare(self._finished(tmp_path_factory).table, self._merged(folder, plan).table)
+
+    def test_merge_needs_little_memory(self, tmp_path_factory: Any) -> None:
+        assert self._finished(tmp_path_factory).merge_peak_mb < MOST_MERGE_MB
+
+    # ---- how ----
+
+    @cached_property
+    def _module(self) -> Any:
+        return find_workload(self.workload)
+
+    @cached_property
+    def _paths(self) -> list[Path]:
+        return [Path(path).absolute() for path in self.inputs]
+
+    @cached_property
+    def _options(self) -> Any:
+        """The options, their paths as they are found from anywhere."""
+        kinds = option_files.kinds_of(self._module.Options)
+        given = {
+            name: str(Path(value).absolute()) if name in kinds and value else value
+            for name, value in self.options.items()
+        }
+        return self._module.Options.model_validate(given)
+
+    @cached_property
+    def _records(self) -> list[Record]:
+        return list(self._module.records(self._paths, self._options))
+
+    @cached_property
+    def _weights(self) -> Weights | None:
+        model = self._module.weights(self._options)
+        if model is None:
+            return None
+        return weights.weights_of(weights.convert(model, workload=self.workload))
+
+    @cached_property
+    def _resolved(self) -> Any:
+        return self._module.resolve(self._options, cpu(), self._weights)
+
+    def _start(self, verb: str, *words: str | Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "featuremill", verb, *map(str, words), "--quiet"]
+        return subprocess.Popen(command, start_new_session=True)
+
+    def _do(self, verb: str, *words: str | Path) -> float:
+        """Let a verb run to its end; return the most memory that it took, in MB."""
+        process = self._start(verb, *words)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0, f"featuremill {verb} ended with {process.returncode}"
+        return used.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+
+    def _planned(self, place: Path, num_shards: int = 1) -> tuple[Results, Plan]:
+        folder = Results(place / "results" / "contract")
+        cost = sum(self._module.cost(r.payload, self._options) for r in self._records)
+        config = {
+            "run": "contract",
+            "inputs": list(map(str, self._paths)),
+            "workload": self.workload,
+            "options": self._options.model_dump(mode="json"),
+            "device": "cpu",
+            "outputs": "parquet",
+            "shards": {"cost": max(1, cost // num_shards + 1)},
+        }
+        more: list[str | Path] = []
+        if (model := self._module.weights(self._options)) is not None:
+            made = place / "weights.json"
+            self._do("weights", model, "--workload", self.workload, "--output", made)
+            more = ["--weights", made]
+        self._do("plan", folder.root, "--config-json", json.dumps(config), *more)
+        return folder, folder.read_plan()
+
+    def _merged(self, folder: Results, plan: Plan) -> Finished:
+        for entry in plan.shards:
+            self._do("extract", folder.root, entry.shard)
+        most = str(plan.counts.input)
+        peak = self._do("merge", folder.root, "--outputs", "parquet", "--max-failed", most)
+        return Finished(folder, plan, pq.read_table(folder.root / "embeddings.parquet"), peak)
+
+    def _finished(self, tmp_path_factory: Any, num_shards: int = 1) -> Finished:
+        """Return a whole run, the same one for all tests of this class."""
+        cache: dict[int, Finished] = type(self).__dict__.get("_runs") or {}
+        type(self)._runs = cache  # type: ignore[attr-defined]
+        if num_shards not in cache:
+            place = tmp_path_factory.mktemp(f"shards{num_shards}")
+            cache[num_shards] = self._merged(*self._planned(place, num_shards))
+        return cache[num_shards]
+
+    def _compare(self, one: pa.Table, two: pa.Table) -> None:
+        assert one.schema.equals(two.schema) and one.num_rows == two.num_rows
+        for name in one.column_names:
+            first, second = one[name].combine_chunks(), two[name].combine_chunks()
+            if self.tolerance == 0 or kind_of(first.type) == "table":
+                assert first.equals(second), f"{name} differs"
+                continue
+            while pa.types.is_nested(first.type):
+                first, second = first.flatten(), second.flatten()
+            a, b = (each.to_numpy(zero_copy_only=False) for each in (first, second))
+            assert a.shape == b.shape
+            assert np.abs(a - b).max() <= self.tolerance * np.abs(a).max(), f"{name} differs"
