@@ -3,7 +3,7 @@
 A box says behind its fence what it is:
 
     bash       typed, a command after the other, each in the folder that the last one left
-    python     given to a Python of its own
+    python     given to a Python of its own, or text for a file
     yaml, snakemake, toml   text for a file; the comment above says for which
     output     what the box before it printed, on both streams
     files      a folder, and what stands in it: the first word of each further line
@@ -264,9 +264,9 @@ def box_script(box):
             lines += [f"__at {line}", text, f"__check {status}"]
     elif "" in box.lacks or box.way == "part of":
         return []
-    elif box.kind == "python":
+    elif box.kind == "python" and not box.way:
         lines += [f"python - <<'{END}'", *box.lines, END, f"__check {box.status}"]
-    elif box.kind in FOR_FILES:
+    elif box.kind in FOR_FILES or box.kind == "python":
         lines += [f"{WAYS[box.way]}{box.file} <<'{END}'", *box.lines, END, "__check 0"]
     elif box.kind == "files":
         folder, *rest = (line.split()[0] for line in box.lines if line.strip())

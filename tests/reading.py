@@ -22,16 +22,6 @@ FOLD = """\
 #!/bin/sh
 echo "$CUDA_VISIBLE_DEVICES" > "$2"
 """
-PACKAGE = """\
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "my-package"
-version = "1"
-
-"""
 
 
 class House:
@@ -85,9 +75,9 @@ class House:
             getattr(self, f"make_{folder.name}")(folder)
         site = "prefix/lib/python{}.{}/site-packages".format(*sys.version_info)
         more = {
-            "fold": "PATH=$PWD:$PATH",
-            "my_package": "export PIP_NO_BUILD_ISOLATION=0 PIP_NO_DEPS=1 PIP_PREFIX=$PWD/prefix "
+            "site-packages": "export PIP_NO_BUILD_ISOLATION=0 PIP_NO_DEPS=1 PIP_PREFIX=$PWD/prefix "
             f"PYTHONPATH=$PWD:$PWD/{site}:$PYTHONPATH",
+            "fold": "PATH=$PWD:$PATH",
         }
         return f"cp -a {folder}/. .; {more.get(thing, '')}"
 
@@ -147,12 +137,8 @@ class House:
     def make_train_py(self, folder):
         (folder / "train.py").write_text("import os\nprint(os.environ.get('RANK'))\n")
 
-    def make_my_package(self, folder):
-        (folder / "my_package").mkdir()
-        workload = ROOT / "src" / "featuremill" / "workloads" / "composition.py"
-        (folder / "my_package" / "__init__.py").touch()
-        shutil.copy2(workload, folder / "my_package" / "my_module.py")
-        (folder / "pyproject.toml").write_text(PACKAGE)
+    def make_site_packages(self, folder):
+        """Nothing stands there yet."""
 
 
 def demo(begin, end):

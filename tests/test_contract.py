@@ -1,4 +1,4 @@
-"""The contract's own test, over the built-in workloads and ones of the tests."""
+"""The contract's own test, over the built-in workloads and one with an option file."""
 
 from types import MappingProxyType
 
@@ -17,8 +17,6 @@ def surroundings(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("contract")
     (folder / "few.fa").write_text(fasta(random_records(15)))
     (folder / "number.txt").write_text("3")
-    (folder / "net").mkdir()
-    (folder / "net" / "a.txt").write_text("4")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -45,19 +43,3 @@ class TestAnOptionFile(WorkloadContract):
     workload = "numbered"
     inputs = ("few.fa",)
     options = MappingProxyType({"number": "number.txt"})
-
-
-class TestPlainWeights(WorkloadContract):
-    workload = "weighed"
-    inputs = ("few.fa",)
-    options = MappingProxyType({"network": "net"})
-
-
-class TestTables(WorkloadContract):
-    workload = "bulky"
-    inputs = ("few.fa",)
-
-    def test_it_delivers_the_kinds_that_it_says(self):
-        """It says table alone, and has a list of numbers beside."""
-        with pytest.raises(AssertionError):
-            super().test_it_delivers_the_kinds_that_it_says()
