@@ -1,7 +1,8 @@
-"""The contract's own test, over the built-in workloads and one with an option file."""
+"""The contract's own test, over the built-in workloads and two of the tests."""
 
 from types import MappingProxyType
 
+import pyarrow as pa
 import pytest
 from conftest import PLUGINS, ROOT
 from programs import fasta, random_records
@@ -17,10 +18,12 @@ def surroundings(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("contract")
     (folder / "few.fa").write_text(fasta(random_records(15)))
     (folder / "number.txt").write_text("3")
+    (folder / "poison.fa").write_text(">unlucky\nBDE\n")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
+        patch.setenv("BULKY_UNLUCKY", "B")
         patch.syspath_prepend(str(PLUGINS))
         patch.chdir(folder)
         yield
@@ -39,7 +42,51 @@ class TestEsm2(WorkloadContract):
     )
 
 
+@pytest.mark.slow
 class TestAnOptionFile(WorkloadContract):
     workload = "numbered"
     inputs = ("few.fa",)
     options = MappingProxyType({"number": "number.txt"})
+
+
+@pytest.mark.slow
+class TestTables(WorkloadContract):
+    workload = "bulky"
+    inputs = ("few.fa",)
+    poison = "poison.fa"
+    tolerance = 1e-6
+
+
+@pytest.fixture
+def contract():
+    """Return the contract over a workload whose `collect` can be spoiled, here in this process."""
+    found = TestTables()
+    return found, found._module
+
+
+def test_a_value_that_depends_on_its_batch_is_found(contract, monkeypatch):
+    test, module = contract
+    collect = module.collect
+
+    def spoiled(model, payloads):
+        rows = collect(model, payloads)
+        sizes = pa.array([len(payloads)] * rows.num_rows, pa.int64())
+        return rows.set_column(rows.schema.get_field_index("size"), "size", sizes)
+
+    monkeypatch.setattr(module, "collect", spoiled)
+    with pytest.raises(AssertionError, match="size differs"):
+        test.test_what_else_is_in_its_batch_changes_no_value()
+
+
+def test_a_wrong_word_about_what_is_delivered_is_found(contract, monkeypatch):
+    test, module = contract
+    monkeypatch.setattr(module.Options, "delivers", lambda self: {"pooled"})
+    with pytest.raises(AssertionError):
+        test.test_it_delivers_the_kinds_that_it_says()
+
+
+def test_a_cost_of_nothing_is_found(contract, monkeypatch):
+    test, module = contract
+    monkeypatch.setattr(module, "cost", lambda payload, options: 0)
+    with pytest.raises(AssertionError):
+        test.test_each_record_costs_something_and_reads_the_same_twice()

@@ -36,7 +36,7 @@ class Options(WorkloadOptions):
     """None."""
 
     def delivers(self):
-        return {"table"}
+        return {"per_residue", "table"}
 
 
 def schema(options, weights):
