@@ -33,29 +33,25 @@ def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.boo
 
 def is_missing(values: pa.RecordBatch) -> bool:
     """Tell whether there is no value at some place, be it in a list; looks into no structs."""
-    return any(map(_has_null, values.columns))
+    return any(_innermost(column) is None for column in values.columns)
 
 
-def _has_null(column: pa.Array) -> bool:
+def _innermost(column: pa.Array) -> pa.Array | None:
+    """Return what a column's lists hold in the end; None where a value is missing on the way."""
     while not column.null_count:
         if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
-            return False
+            return column
         column = column.flatten()
-    return True
+    return None
 
 
 def _has_bad(column: pa.Array) -> bool:
-    while True:
-        if column.null_count:
-            return True
-        if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
-            break
-        column = column.flatten()
-    if not pa.types.is_floating(column.type):
-        return False
-    # What `column.to_numpy()` is, which would import pandas, for a third of a second.
-    numbers = np.frombuffer(column.buffers()[1], column.type.to_pandas_dtype())
-    return not is_finite(numbers[column.offset : column.offset + len(column)])
+    inner = _innermost(column)
+    if inner is None or not pa.types.is_floating(inner.type):
+        return inner is None
+    # What `inner.to_numpy()` is, which would import pandas, for a third of a second.
+    numbers = np.frombuffer(inner.buffers()[1], inner.type.to_pandas_dtype())
+    return not is_finite(numbers[inner.offset : inner.offset + len(inner)])
 
 
 def is_finite(numbers: np.ndarray[Any, Any]) -> bool:

@@ -35,6 +35,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.files import remove
 from featuremill.store.formats import FAILED, files, names
 from featuremill.store.parts import Part, open_part
 from featuremill.store.plan import Plan, PlannedShard
@@ -133,7 +134,7 @@ def merge(
         counts = count(gatherer, folder, plan, listed)
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
-        delivery.remove(folder.partial.root)
+        remove(folder.partial.root)
         result = _write(folder, plan, gatherer, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
@@ -170,7 +171,7 @@ def merge_partial(
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
-    delivery.remove(folder.partial.root)
+    remove(folder.partial.root)
     place = folder.partial
     place.root.mkdir()
     is_empty = not any(parts)

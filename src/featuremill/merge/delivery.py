@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 from featuremill.base.errors import IntegrityError
@@ -18,14 +16,11 @@ from featuremill.merge.outputs import Target, open_writer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
 from featuremill.store.delivery import Written
-from featuremill.store.files import replacing, sync, write_json
+from featuremill.store.files import remove, replacing, replacing_folder, write_json
 from featuremill.store.formats import files, format_of, sidecar_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
-
-MOST_SYNCED = 1_000
-"""Files of a folder that are synced one by one; more of them all at once."""
 
 
 def clear(folder: Results, outputs: Sequence[str]) -> None:
@@ -42,14 +37,6 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
             remove(half)
 
 
-def remove(path: Path) -> None:
-    """Remove the file or folder `path`, where there is one."""
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def write(
     source: Gatherer, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
 ) -> dict[str, Written]:
@@ -63,7 +50,7 @@ def write(
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
         writers = []
         for name, path in paths.items():
-            opened = _replacing_folder(path) if format_of(name).is_folder else replacing(path)
+            opened = replacing_folder(path) if format_of(name).is_folder else replacing(path)
             temporary = stack.enter_context(opened)
             target = Target(temporary, source.values, num_ok, provenance)
             writers.append(open_writer(name, target))
@@ -99,31 +86,6 @@ def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
         for place in (*(folder for _ in paths), source.scratch):
             needs.append(disk_space.Need("values of varying size", place, beyond))
     disk_space.check(needs, run)
-
-
-@contextmanager
-def _replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path` when the block ends well."""
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    try:
-        inside = temporary / path.name  # made by us, so with everybody's permissions
-        inside.mkdir()
-        yield inside
-        _sync_folder(inside)
-        remove(path)
-        inside.replace(path)
-        sync(path.parent)
-    finally:
-        shutil.rmtree(temporary)
-
-
-def _sync_folder(folder: Path) -> None:
-    files = [*folder.rglob("*"), folder]
-    if len(files) > MOST_SYNCED:
-        os.sync()
-    else:
-        for file in files:
-            sync(file)
 
 
 def copy(path: Path, to: Path) -> None:

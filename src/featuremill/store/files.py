@@ -19,6 +19,8 @@ DIGEST_LENGTH = 32
 
 SEAL = "seal"
 """Key of a JSON file's own digest: a damaged byte must not pass for another number or name."""
+MOST_SYNCED = 1_000
+"""Files of a folder that are synced one by one; more of them all at once."""
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -93,18 +95,28 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder beside `path`, where nothing is, that becomes `path`, its files
-    synced, when the block ends well."""
+    """Yield a temporary folder that becomes `path`, synced, when the block ends well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
-        yield temporary
-        for name in files_below(temporary):
-            sync(temporary / name)
-        temporary.rename(path)
+        inside = temporary / path.name  # made by us, so with everybody's permissions
+        inside.mkdir()
+        yield inside
+        _sync_folder(inside)
+        remove(path)
+        inside.replace(path)
         sync(path.parent)
     finally:
-        remove(temporary)
+        shutil.rmtree(temporary)
+
+
+def _sync_folder(folder: Path) -> None:
+    files = [*folder.rglob("*"), folder]
+    if len(files) > MOST_SYNCED:
+        os.sync()
+    else:
+        for file in files:
+            sync(file)
 
 
 def remove(path: Path) -> None:
