@@ -214,7 +214,7 @@ def read(path: Path, has_weights: bool = False) -> Config:
     options = find_workload(config.workload).Options.model_validate(config.options)
     for name in option_files.paths_of(options):
         try:
-            option_files.digest(options, name)
+            option_files.refuse_missing(options, name)
         except UserError as error:
             raise UserError(f"{_place(str(path), places, ('options', name))}: {error}") from None
     model = model_of(config)

@@ -366,7 +366,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     for name, path in option_files.paths_of(options).items():
         if Path(path).exists() or plan is None or name not in plan.settings.files:
             with refusing(places.get(("options", name), named)):
-                option_files.digest(options, name)
+                option_files.refuse_missing(options, name)
     planned = {entry.path for entry in plan.inputs} if plan else set()
     for path in config.inputs:
         if path not in planned:

@@ -5,9 +5,9 @@ So an edit computes every record anew, and a file that was moved, renamed or tou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_args
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, get_args
 
 from pydantic import Field
 
@@ -16,6 +16,9 @@ from featuremill.store.files import digest_at, files_below
 
 if TYPE_CHECKING:
     from featuremill.workload import WorkloadOptions
+
+
+Found = TypeVar("Found")
 
 
 class PathOption(NamedTuple):
@@ -59,20 +62,30 @@ def paths_of(options: WorkloadOptions) -> dict[str, str]:
 
 
 def digests(options: WorkloadOptions) -> dict[str, str]:
-    """Return the sha256 of what each path of `options` holds, by the option's name.
+    """Return the sha256 of what each path of `options` holds, by the option's name; a folder's as
+    `digest_of_folder` has it.
 
     Raises:
         UserError: for a path that is not there, is of the other kind, or cannot be read.
     """
-    return {name: digest(options, name) for name in paths_of(options)}
+    return {name: _looked_at(options, name, digest_at) for name in paths_of(options)}
 
 
-def digest(options: WorkloadOptions, name: str) -> str:
-    """Return the sha256 of what the option `name` gives; a folder's as `digest_of_folder` has it.
+def refuse_missing(options: WorkloadOptions, name: str) -> None:
+    """Refuse what `digests` would, of one option and without reading it all.
 
     Raises:
         UserError: as `digests` does.
     """
+
+    def open_each(path: Path) -> None:
+        for file in (path / inside for inside in files_below(path)) if path.is_dir() else [path]:
+            file.open("rb").close()
+
+    _looked_at(options, name, open_each)
+
+
+def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found]) -> Found:
     is_folder = kinds_of(type(options))[name].is_folder
     path = Path(paths_of(options)[name])
     meant, found = ("folder", "file") if is_folder else ("file", "folder")
@@ -83,7 +96,7 @@ def digest(options: WorkloadOptions, name: str) -> str:
             raise _refusal(name, path, f"this is a {found}, and a {meant} is meant")
         if is_folder and not files_below(path):
             raise _refusal(name, path, "there is no file in this folder")
-        return digest_at(path)
+        return look(path)
     except OSError as error:
         problem = f"it cannot be read ({error.strerror})"
         raise _refusal(name, error.filename or path, problem) from None
