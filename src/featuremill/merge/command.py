@@ -256,9 +256,10 @@ def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -
 
 def _too_many(folder: Results, counts: Accounts, max_failed: int) -> str:
     table, fasta = (folder.store / name for name in FAILED)
+    sequences = f" and {fasta} their sequences" if fasta.stat().st_size else ""
     return (
         f"{counts.failed:,} of {counted(counts.input, 'record')} failed and max_failed is "
-        f"{max_failed:,}: {table} has each one's reason and {fasta} their sequences; "
+        f"{max_failed:,}: {table} has each one's reason{sequences}; "
         f"featuremill retry {folder.root} lets them be tried again, and a higher max_failed "
         "delivers the results of the others, which are computed and kept."
     )
