@@ -364,6 +364,14 @@ def test_what_does_not_fit_and_what_is_large_is_said_plainly(estimates):
     assert "What will be written, " in said and "that are free on the disk; plan will ref" in said
 
 
+def test_options_that_are_in_no_recipe_count(estimates):
+    def memory(batch_tokens):
+        estimates.esm2(batch_tokens=batch_tokens)
+        return estimates.json("--gpus", 1, "--device", DEVICE)["device_mb"]
+
+    assert memory(60_000) > 1.1 * memory(6_000)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

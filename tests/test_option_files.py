@@ -96,6 +96,17 @@ def test_files_that_were_put_away_after_the_run_are_not_missed(reading):
     assert reading.problems(status=0) == {"option_missing"}
 
 
+def test_a_search_computes_with_the_contents_of_the_run_or_says_what_is_not_the_same(reading):
+    reading(NO_REPORT)
+    (reading.folder / "query.fa").write_text(fasta(random_records(1, seed=1)))
+    asked = ("search", "results/test", "--query", "query.fa", "-k", 1)
+    assert "\np1.0\t1\tp0.0\t" in reading.verb(*asked).out
+    reading.put("number.txt", 2)
+    assert "number.txt: it has changed since" in reading.verb(*asked, status=2).err
+    (reading.folder / "number.txt").unlink()
+    assert "number.txt: there is no such file" in reading.verb(*asked, status=2).err
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -198,7 +209,7 @@ def steps(tmp_path, environment):
 def test_a_worker_refuses_another_content(steps):
     steps.put(2, 12)
     status, said = steps.take("extract", steps.shards()[0])
-    assert status == 2 and "options.number: number.txt: it has changed since" in said
+    assert status == 2 and "number.txt: it has changed since" in said
     steps.put(1, 12)
     assert steps.take("extract", steps.shards()[0])[0] == 0
 

@@ -18,7 +18,13 @@ from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
-from featuremill.workload import Weights, Workload, find_workload, refuse_without_packages
+from featuremill.workload import (
+    Weights,
+    Workload,
+    find_workload,
+    option_files,
+    refuse_without_packages,
+)
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import ENGINE_VERSION, settings_of
 
@@ -127,9 +133,11 @@ class Recipe:
             execution[name] = str(self._folder.placed(execution[name]))
         try:
             options = self.workload.Options.model_validate(told.options | execution)
-            here = settings_of(told.workload, self.workload, options, device, weights)
         except ValidationError:
             raise self._other_versions() from None
+        option_files.refuse_others(options, told.files, self._folder.plan)
+        try:
+            here = settings_of(told.workload, self.workload, options, device, weights)
         except UserError as error:
             raise UserError(
                 f"{self._root}: its recipe cannot be computed on this device: {error} Another one "

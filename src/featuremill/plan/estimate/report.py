@@ -226,7 +226,8 @@ class Case:
         """
         plan, options, is_gpu = self.work.plan, self.settings.options, self.device.kind == "cuda"
         workload = find_workload(self.config.workload)
-        resolved = workload.Options.model_validate(options)
+        # The recipe holds no option that says how to compute, nor the paths of files.
+        resolved = workload.Options.model_validate(self.config.options | options)
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
         cuts = [self._row(number, values, around, given, startup) for number in slots]
