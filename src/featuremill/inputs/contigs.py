@@ -22,40 +22,47 @@ MAX_CONTIG_BYTES = 10 * source.MAX_RECORD_BYTES
 """What a record may take: the human chromosome 1 has 250 MB."""
 PIECE_LETTERS = 2**20
 """So many are cleaned together."""
+WHITE = " \t\ufeff"
+"""What may stand before a line: files glued together keep their BOMs."""
+NO_LETTERS = tuple(">#;")
+"""How a line of something else begins."""
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
     """Stream the records of a FASTA file."""
     with source.open_text(path, "surrogateescape", MAX_CONTIG_BYTES) as text:
-        meter, record, header = source.meter_of(text), None, 0
+        meter, record = source.meter_of(text), None
         for number, is_begun, piece in _pieces(text):
             line = piece.strip()
             if not is_begun and not "A" <= line[:1] <= "z":
-                line = line.lstrip("\ufeff")  # files glued together keep their BOMs
+                line = line.lstrip(WHITE)
                 if line[:1] == ">":
                     if record:
                         yield record.made()
                     meter.num_open = 0
-                    record, header = _Growing(line[1:], str(path), number), number
+                    record = _Growing(line[1:], str(path), number)
                     continue
-                if line[:1] in ("", "#", ";"):
+                if not line or line[0] in NO_LETTERS:
                     continue
             if not record:
                 raise not_fasta(path, number, line, kind.readable)
-            if number != header:  # the rest of a very long one
-                record.add(line)
+            record.add(line)
         if record:
             yield record.made()
 
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[tuple[int, bool, str]]:
-    """Yield the lines of `text`, long ones in pieces: the line's number, whether it began in an
-    earlier piece, and the letters."""
+    """Yield the lines of `text`, long ones of letters in pieces: the line's number, whether it
+    began in an earlier piece, and what stands there."""
     number, is_begun = 1, False
     while piece := text.readline(PIECE_LETTERS):
+        is_whole = piece.endswith("\n")
+        if not is_whole and not is_begun and piece.lstrip(WHITE)[:1] in NO_LETTERS:
+            piece += text.readline()
+            is_whole = True
         yield number, is_begun, piece
-        is_begun = not piece.endswith("\n")
-        number += not is_begun
+        is_begun = not is_whole
+        number += is_whole
 
 
 class _Growing:

@@ -90,6 +90,7 @@ def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Tr
     way, program = _way(by, options, folder)
     for path in paths:
         source.check(path)
+    place.check(folder, paths)
     inputs = [
         place.InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))
         for path in paths
@@ -99,7 +100,7 @@ def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Tr
     if done and done.is_of(about) and done.is_whole(folder):
         log.info("%s is done already, of these files and options.", folder)
         return done
-    with place.ours(folder, paths):
+    with place.ours(folder):
         with place.writing(folder) as outputs:
             contigs, num_letters = _cut(paths, way, outputs)
         done = place.Translation(

@@ -90,18 +90,22 @@ class Translation(JsonFile):
         )
 
 
-@contextlib.contextmanager
-def ours(folder: Path, inputs: list[Path]) -> Iterator[None]:
-    """Have `folder` for this process alone during the block.
-
-    Raises:
-        UserError: when it is no folder, holds something else or an input, or somebody is at it.
-    """
+def check(folder: Path, inputs: Sequence[Path]) -> None:
+    """Raise UserError unless `folder` is one, or could be, and none of `inputs` stands in it."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; name a new folder with --output.")
     for path in inputs:
         if path.resolve().parent == folder.resolve():
             raise UserError(f"{path}: this input stands in the output folder; name another folder.")
+
+
+@contextlib.contextmanager
+def ours(folder: Path) -> Iterator[None]:
+    """Have `folder` for this process alone during the block.
+
+    Raises:
+        UserError: when it holds something else, or somebody is at it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     there = sorted(path.name for path in folder.iterdir())
     is_known = SUMMARY in there or LOCK in there
