@@ -27,6 +27,7 @@ from featuremill.base import environment, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 VERBS = {
+    "translate": "turn contigs or reads into proteins and the nucleotides that code them",
     "init": "write a commented config for your own input",
     "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
     "run": "compute a run: snakemake with this workflow and your config, from any folder",

@@ -175,6 +175,8 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
         line = _first_line(path) if kind.has_fastq else ""
         format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
+        if kind.of_entries and format is FASTA:
+            return import_module("featuremill.inputs.contigs")
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     return import_module(_module(format))
 
