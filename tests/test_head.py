@@ -1,4 +1,4 @@
-"""head: fitted as the bundled model was judged, applied to the right vectors, or a clear sentence."""
+"""head: fitted as the bundled model was judged, applied to the right vectors, or one sentence."""
 
 import csv
 import hashlib
@@ -28,7 +28,6 @@ from torch import nn
 
 import featuremill
 from featuremill import __main__
-from featuremill.base.errors import UserError
 from featuremill.head import features, figures, intervals
 from featuremill.head.features import Joined, RunFeatures
 from featuremill.merge.command import merge
@@ -48,9 +47,12 @@ def no_handlers(monkeypatch):
 def proteins(count, seed=0):
     """Return records of two kinds that composition tells apart more often than not."""
     rng = np.random.default_rng(seed)
-    kinds = ("DEFGHIKLMN", "IKLMNPQRST")
+    kinds = ("DEFGHIKLMN", "FGHIKLMNPQ")
     return [
-        (f"p{n}", "".join(rng.choice(list(kinds[n % 2] + "ACVWY"), rng.integers(20, 60))))
+        (
+            f"p{n}",
+            "".join(rng.choice(list(kinds[(n + (n % 7 == 0)) % 2] * 2), rng.integers(20, 60))),
+        )
         for n in range(count)
     ]
 
@@ -243,7 +245,7 @@ def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, 
     [
         ({"ids": ["a", "b"], "data": torch.ones(3, 15)}, "ValueError: 2 ids and 3 vectors"),
         ({"names": ["a"]}, "it is not what VirNucPro keeps features in"),
-        ({"ids": ["a", "b", "a"], "data": torch.ones(3, 15)}, "records 1 and 3 are both called 'a'"),
+        ({"ids": ["a", "b", "a"], "data": torch.ones(3, 15)}, "1 and 3 are both called 'a'"),
         ({"ids": ["a", "b"], "data": torch.tensor([[1.0] * 15, [torch.nan] * 15])}, "record 'b'"),
         (
             {"nucleotide": ["a"], "data": [{"label": "b", "mean_representation": [1.0] * 6}]},
@@ -301,7 +303,6 @@ def pickle_of(path, monkeypatch, model):
     """Write a whole model as a script does: its class is one of `__main__`, which is not here."""
     monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", MLPClassifier, raising=False)
     monkeypatch.setattr(MLPClassifier, "__module__", "__main__")
-    monkeypatch.setattr(MLPClassifier, "__qualname__", "MLPClassifier")
     torch.save(model, path)
     return path
 
@@ -489,7 +490,7 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
             refusal(capfd, *other)
         )
     both = refusal(capfd, "predict", tmp_path / "h", *runs, *output)
-    assert "this head takes 20 numbers (composition), and 2 runs with 1 column are given" in both
+    assert "this head takes 20 numbers (composition), and 2 are given" in both
     assert "is no such folder" in refusal(
         capfd, "predict", tmp_path / "h", tmp_path / "no", *output
     )
@@ -599,7 +600,7 @@ XY = every(lambda n: "xy"[n % 2])
         (XY, ("--group", "genus"), "there is no column 'genus'"),
         (XY, ("--feature", "residues"), "no column 'residues' with one vector a record; it has "
          "composition, hydropathy"),
-        (XY, ("--feature", "a", "--feature", "b"), "a, b and composition"),
+        (XY, ("--feature", "b"), "--feature: composition and b are 2 columns for 1 run;"),
         (XY, ("--labels", "gone.csv"), "gone.csv"),
     ],
 )  # fmt: skip
@@ -607,7 +608,7 @@ def test_bad_labels_are_one_sentence(runs, tmp_path, capfd, rows, more, sentence
     labels = write_labels(tmp_path / "labels.csv", rows)
     words = ["--labels", labels, "--column", "kind", "--output", tmp_path / "h", *more]
     if "residues" not in more:
-        words += COLUMN
+        words[4:4] = COLUMN
     assert sentence.format(run=runs[0]) in refusal(capfd, "train", runs[0], *words)
     assert not (tmp_path / "h").exists()
 

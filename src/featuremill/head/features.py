@@ -22,6 +22,7 @@ from xxhash import xxh3_64_intdigest
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped
+from featuremill.base.words import counted, listed
 from featuremill.search.opening import Searched, open_results
 from featuremill.store import command_line
 from featuremill.store.plan import Settings
@@ -120,6 +121,21 @@ def open_run(root: Path, column: str | None) -> RunFeatures:
             f"its end ({command_line.again(root)})."
         )
     return RunFeatures(searched)
+
+
+def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
+    """Return the column of each run: one of `columns` for each, one for all, or none where each run
+    has only one.
+
+    Raises:
+        UserError: when there are others.
+    """
+    if len(columns) not in (0, 1, num_runs):
+        raise UserError(
+            f"--feature: {listed(columns)} are {len(columns)} columns for "
+            f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
+        )
+    return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
 
 
 def _hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:

@@ -18,7 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.head import card, network
-from featuremill.head.features import Features, Joined, Lacking, open_run
+from featuremill.head.features import Features, Joined, Lacking, open_run, spread
 from featuremill.head.virnucpro import FileFeatures, layout_of
 from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
@@ -103,13 +103,12 @@ def _opened(
     lots: dict[int | str, list[Path]] = {}
     for number, run in enumerate(runs):
         lots.setdefault(layout_of(run) if run.is_file() else number, []).append(run)
-    known = [part.column for part in head.features]
-    wanted = [*columns] * len(lots) if len(columns) == 1 else columns or known
-    if len(wanted) != len(lots) and not {"merged"} >= lots.keys():
+    if len(lots) != len(head.features) and not lots.keys() <= {"merged"}:
         raise UserError(
-            f"{folder}: this head takes {_told(head)}, and {len(lots)} of "
-            f"{counted(len(wanted), 'column')} are given; name as many runs, in that order."
+            f"{folder}: this head takes {_told(head)}, and {len(lots)} are given; name those "
+            "that it takes, in that order."
         )
+    wanted = spread(columns, len(lots)) if columns else [part.column for part in head.features]
     return [
         FileFeatures(lot) if isinstance(key, str) else open_run(lot[0], column)
         for (key, lot), column in zip(lots.items(), wanted, strict=False)

@@ -17,7 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.head import card, figures, labels
-from featuremill.head.features import Features, Joined, Lacking, Matrix, open_run
+from featuremill.head.features import Joined, Lacking, Matrix, open_run, spread
 from featuremill.head.fitting import Kind, Logistic, Perceptron, chosen_and_fitted, out_of_fold
 from featuremill.head.intervals import Estimate, bootstrap
 from featuremill.store.files import replacing_folder, sha256_of
@@ -65,7 +65,8 @@ def train(chosen: Chosen) -> card.Card:
     refuse_without_packages(Needs)
     card.refuse_other_folder(chosen.output)
     found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
-    parts = open_runs(chosen.runs, chosen.feature)
+    columns = spread(chosen.feature, len(chosen.runs))
+    parts = [open_run(run, column) for run, column in zip(chosen.runs, columns, strict=True)]
     joined = Joined(parts, found)
     missing: list[Lacking] = []
     examples = _examples(joined, found, chosen, missing)
@@ -132,22 +133,6 @@ def train(chosen: Chosen) -> card.Card:
         made.write(folder / card.CARD)
     _say(made, chosen.output)
     return made
-
-
-def open_runs(runs: Sequence[Path], columns: Sequence[str]) -> list[Features]:
-    """Return the features of `runs`; of `columns` there is one a run, one for all, or none where
-    each has only one.
-
-    Raises:
-        UserError: when they do not fit.
-    """
-    if len(columns) not in (0, 1, len(runs)):
-        raise UserError(
-            f"--feature: {listed(columns)} are {len(columns)} columns for "
-            f"{counted(len(runs), 'run')}; name one for each run, in their order, or one for all."
-        )
-    wanted = columns if len(columns) == len(runs) else [*columns, None][:1] * len(runs)
-    return [open_run(run, column) for run, column in zip(runs, wanted, strict=True)]
 
 
 def _examples(

@@ -22,7 +22,7 @@ import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
-from featuremill.head.features import Matrix, Rows
+from featuremill.head.features import Index, Matrix, Rows
 from featuremill.store.plan import Settings
 from featuremill.workload import WorkloadOptions, refuse_without_packages
 
@@ -129,6 +129,7 @@ class FileFeatures:
         self.num_rows = int(self._edges[-1])
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         self.name = f"{paths[0]}{more}"
+        Index(self)  # no id twice, also in what is read from its beginning to its end
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         for path in self._paths:
