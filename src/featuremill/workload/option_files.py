@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class PathOption(NamedTuple):
 
     is_folder: bool
     is_weights: bool = False
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        format = "path" if self.is_weights else "directory-path" if self.is_folder else "file-path"
+        return {**handler(schema), "format": format}
 
 
 OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
