@@ -28,7 +28,7 @@ from featuremill.workload import find_workload, mistakes, refuse_without_package
 
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
-"""Options of a workload that the command line can set."""
+"""Options that the command line can set; a workload that lacks one refuses it."""
 
 log = logging.getLogger("featuremill.init")
 

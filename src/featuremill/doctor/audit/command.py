@@ -19,6 +19,7 @@ from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
     Device,
+    HasPrecisions,
     Workload,
     find_workload,
     refuse_without_packages,
@@ -88,8 +89,9 @@ def run(arguments: argparse.Namespace) -> int:
     if sample.survey.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
     network = weights.weights_of(weights.convert(workload.weights(options) or ""))
+    assert isinstance(workload, HasPrecisions)
     for dtype in dtypes:  # refused here, rather than when the others are computed
-        chosen = type(options).model_validate(options.model_dump() | {"dtype": dtype})
+        chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
         workload.resolve(chosen, device, network)
     options = workload.resolve(options, device, network)
     task = Task(workload, options, dtypes, device, network)
@@ -122,7 +124,7 @@ def _asked(
     run = config.read(arguments.config) if arguments.config else None
     name = run.workload if run else config.Config.model_fields["workload"].default
     workload = find_workload(name)
-    if "dtype" not in workload.Options.model_fields:
+    if not isinstance(workload, HasPrecisions):
         raise UserError(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             "give a config with workload: esm2."
@@ -131,7 +133,7 @@ def _asked(
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = dict(run.options) if run else {}
-    for key in ("model", "layers"):
+    for key in ("model", "layers"):  # ESM-2's; of another workload they are refused
         if (value := getattr(arguments, key)) is not None:
             options[key] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
@@ -139,7 +141,9 @@ def _asked(
     refuse_without_packages(workload.Options)
     choice = arguments.device or (run.device if run else "auto")
     (device,) = with_processors(devices_for(choice)[:1])
-    dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
+    dtypes = tuple(
+        dict.fromkeys(arguments.dtype or _usual(device, getattr(checked, workload.PRECISION)))
+    )
     if not dtypes:
         raise UserError(
             f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "

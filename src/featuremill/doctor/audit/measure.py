@@ -27,7 +27,7 @@ from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
-from featuremill.workload import Device, TellsMemory, Weights, Workload
+from featuremill.workload import Device, HasPrecisions, TellsMemory, Weights, Workload
 
 REFERENCE = "fp32"
 FLOAT_BYTES = 4
@@ -54,10 +54,15 @@ class Task(NamedTuple):
     device: Device
     weights: Weights
 
+    @property
+    def precisions(self) -> HasPrecisions:
+        """The same workload."""
+        assert isinstance(self.workload, HasPrecisions)
+        return self.workload
+
     def options_in(self, dtype: str) -> Any:
         """Return the options to compute with: every residue's values, unrounded."""
-        more = {"dtype": dtype, "per_residue": True, "output_dtype": "float32"}
-        return type(self.options).model_validate(self.options.model_dump() | more)
+        return self.precisions.audited(self.options, dtype)
 
     def costs(self, proteins: Sequence[Protein]) -> list[int]:
         """Return the work in each protein."""
@@ -65,14 +70,15 @@ class Task(NamedTuple):
 
     def num_residues(self, protein: Protein) -> int:
         """Return how many residues of a protein get a vector."""
-        length, options = len(protein.payload), self.options
-        return min(length, options.max_residues) if options.long == "truncate" else length
+        return self.precisions.num_vectors(protein.payload, self.options)
 
     @property
     def values_bytes(self) -> int:
         """What one residue's values take, in fp32."""
-        width = int(self.weights.metadata["embed_dim"])
-        return width * len(self.options.layers) * FLOAT_BYTES
+        values = self.workload.schema(self.options_in(REFERENCE), self.weights)
+        of_each = [column.type.value_type for column in values if pa.types.is_list(column.type)]
+        width: int = sum(vector.list_size for vector in of_each)
+        return width * FLOAT_BYTES
 
     @property
     def budget(self) -> int:
