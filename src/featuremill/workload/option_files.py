@@ -98,6 +98,8 @@ def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found
             raise _refusal(name, path, f"there is no such {meant}")
         if path.is_dir() != is_folder:
             raise _refusal(name, path, f"this is a {found}, and a {meant} is meant")
+        if not is_folder and not path.is_file():
+            raise _refusal(name, path, "this is no regular file, so it cannot be read twice")
         if is_folder and not files_below(path):
             raise _refusal(name, path, "there is no file in this folder")
         return look(path)
