@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
-from featuremill.workloads.encoder.mosaicbert import MosaicBert, alibi_slopes
+from featuremill.workloads.encoder.mosaicbert import MosaicBert, alibi_slopes, attention_bias
 
 DNABERT2 = {
     "alibi_starting_size": 512,
@@ -183,6 +183,17 @@ def test_slopes_are_those_of_the_authors(num_heads):
     assert alibi_slopes(num_heads) == [2.0**power for power in SLOPES[num_heads]]
 
 
+@pytest.mark.parametrize("num_tokens", [1, 8, 21])
+def test_cuda_takes_the_bias_as_it_is(num_tokens):
+    """Rows begin where its kernels read; and without padding one bias is for all sequences."""
+    is_token = torch.ones(3, num_tokens, dtype=torch.bool)
+    for padding, num_sequences in ((None, 1), (is_token, 3)):
+        bias = attention_bias(12, num_tokens, padding, torch.bfloat16, torch.device("cpu"))
+        assert bias.shape == (num_sequences, 12, num_tokens, num_tokens)
+        assert bias.dtype == torch.bfloat16 and bias.stride(-1) == 1
+        assert not any(stride % 8 for stride in bias.stride()[:-1])
+
+
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 40, 129])
 def test_one_sequence_equals_the_papers(name, length):
@@ -294,12 +305,14 @@ def test_a_config_of_something_else_is_refused(changes, sentence):
 
 @pytest.mark.slow
 def test_the_true_shape_equals_the_papers():
+    """Alone, a sequence of some tokens is multiplied by another kernel than in a batch, and after
+    twelve layers the order of its sums shows a little."""
     lengths = [100, 37, 600, 8]
     batch = in_batch("DNABERT-2", lengths, [0] * 4, 600)
     for length, values in zip(lengths, batch, strict=True):
         expected = exact("DNABERT-2", length)
         assert max(differences(alone_of("DNABERT-2", length), expected)) < 1e-5
         assert max(differences(values, expected)) < 1e-5
-        assert max(differences(values, alone_of("DNABERT-2", length))) < 1e-6
+        assert max(differences(values, alone_of("DNABERT-2", length))) < 2e-6
         narrow = alone(bf16_of("DNABERT-2"), tokens_of("DNABERT-2", length))
         assert min(cosines(narrow, expected)) > 0.9995
