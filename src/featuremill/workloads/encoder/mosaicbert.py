@@ -27,7 +27,8 @@ KEYS = (
 )
 """What is read of a config.json."""
 ALIGNED = 8
-"""Numbers in a row of the bias: CUDA's kernels copy it, layer by layer, where rows are not."""
+"""Rows of the bias begin at multiples of so many numbers. Where they do not, torch copies it for
+CUDA's kernels in each layer (`pad_bias` of its attention.cpp)."""
 
 
 class MosaicBert(nn.Module):
