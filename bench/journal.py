@@ -21,6 +21,7 @@ import xxhash
 
 from featuremill.extract import compute
 from featuremill.store.journal import Journal, part_schema
+from featuremill.workload.mistakes import refuse_answer
 from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options
 
@@ -67,7 +68,7 @@ class Batches:
 
     def checked(self, values: pa.RecordBatch) -> pa.RecordBatch:
         """Return rows of a part."""
-        compute.check(values, self.schema, len(LENGTHS))
+        refuse_answer("bench", values, len(LENGTHS), self.schema)
         return compute.rows_of_part(self.sha256, values, [None] * len(self.sha256))
 
     def journal(self) -> Journal:

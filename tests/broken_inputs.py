@@ -11,6 +11,7 @@ import functools
 import io
 import os
 import random
+import shutil
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -47,6 +48,20 @@ class Case:
     plan_fragment: str = ""
     unprivileged: bool = False
     """Root reads everything: use `as_ordinary_user` around the reading."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a workload of tests/plugins is asked for that it cannot have."""
+
+    name: str
+    workload: str
+    make: Callable[[Path], dict[str, object]]
+    """Write what there is into a folder, and return keys of the config beside those that fit."""
+    fragment: str
+    """Part of the one sentence."""
+    verb: Literal["plan", "weights"] = "plan"
+    unprivileged: bool = False
 
 
 @contextlib.contextmanager
@@ -437,5 +452,183 @@ BROKEN: list[Case] = [
         ),
         "refused",
         "no id",
+    ),
+]
+
+
+def _numbered(
+    change: Callable[[Path], object], **options: object
+) -> Callable[[Path], dict[str, object]]:
+    """Return a maker of a number and of a folder with one, of which `change` spoils something."""
+
+    def make(folder: Path) -> dict[str, object]:
+        (folder / "number.txt").write_text("1")
+        (folder / "more" / "inner").mkdir(parents=True)
+        (folder / "more" / "inner" / "a.txt").write_text("2")
+        change(folder)
+        return {"options": {"number": "number.txt", "more": "more", **options}}
+
+    return make
+
+
+def _weighed(change: Callable[[Path], object]) -> Callable[[Path], dict[str, object]]:
+    """The same of a folder of weights, `more`."""
+
+    def make(folder: Path) -> dict[str, object]:
+        _numbered(change)(folder)
+        return {"options": {"network": "more"}}
+
+    return make
+
+
+def _read(name: str, content: str | bytes) -> Callable[[Path], dict[str, object]]:
+    """Return a maker of an input."""
+
+    def make(folder: Path) -> dict[str, object]:
+        _file(content, name)(folder)
+        return {"inputs": [name]}
+
+    return make
+
+
+def _not_utf8(folder: Path) -> None:
+    Path(os.fsdecode(os.fsencode(folder / "more") + b"/caf\xe9.txt")).write_text("3")
+
+
+def _loop(folder: Path) -> None:
+    (folder / "loop").symlink_to("loop")
+
+
+def _pipe(name: str) -> Callable[[Path], object]:
+    return lambda folder: os.mkfifo(folder / name)
+
+
+def _closed(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).chmod(0)
+
+
+def _as_it_is(folder: Path) -> None:
+    """Spoil nothing."""
+
+
+ROWS = "id,age,count,text\n"
+ASKED = [
+    Asked(
+        "an option file without end",
+        "numbered",
+        _numbered(_pipe("pipe"), number="pipe"),
+        "options.number: pipe: this is no regular file",
+    ),
+    Asked(
+        "an option file that is a link to itself",
+        "numbered",
+        _numbered(_loop, number="loop"),
+        "options.number: loop: there is no such file",
+    ),
+    Asked(
+        "an option file below a file",
+        "numbered",
+        _numbered(_as_it_is, number="number.txt/inside"),
+        "options.number: number.txt/inside: there is no such file",
+    ),
+    Asked(
+        "an option file of an endless name",
+        "numbered",
+        _numbered(_as_it_is, number="n" * 5000),
+        "it cannot be read (File name too long)",
+    ),
+    Asked(
+        "an option file that is closed",
+        "numbered",
+        _numbered(_closed("number.txt")),
+        "options.number: number.txt: it cannot be read (Permission denied)",
+        unprivileged=True,
+    ),
+    Asked(
+        "two option files where one is due",
+        "numbered",
+        _numbered(_as_it_is, number=["number.txt", "b.txt"]),
+        "options.number: give the path of a file, not ['number.txt', 'b.txt']",
+    ),
+    Asked(
+        "a folder with a closed one in it",
+        "numbered",
+        _numbered(_closed("more/inner")),
+        "options.more: more/inner: it cannot be read (Permission denied)",
+        unprivileged=True,
+    ),
+    Asked(
+        "a folder with a name that is not in UTF-8",
+        "numbered",
+        _numbered(_not_utf8),
+        "more: the name of caf\ufffd.txt in it is not in UTF-8",
+    ),
+    Asked(
+        "weights without end",
+        "weighed",
+        _weighed(lambda folder: (shutil.rmtree(folder / "more"), _pipe("more")(folder))),
+        "more: this is no regular file; name the one with the weights",
+        "weights",
+    ),
+    Asked(
+        "weights with a closed folder",
+        "weighed",
+        _weighed(_closed("more/inner")),
+        "more: more/inner cannot be read (Permission denied)",
+        "weights",
+        unprivileged=True,
+    ),
+    Asked(
+        "weights with a closed file",
+        "weighed",
+        _weighed(_closed("more/inner/a.txt")),
+        "more/inner/a.txt: it cannot be read (Permission denied)",
+        "weights",
+        unprivileged=True,
+    ),
+    Asked(
+        "weights with a name that is not in UTF-8",
+        "weighed",
+        _weighed(_not_utf8),
+        "more: the name of caf\ufffd.txt in it is not in UTF-8",
+        "weights",
+    ),
+    Asked(
+        "rows that are not in UTF-8",
+        "cells",
+        _read("in.csv", ROWS.encode() + b"P1,1,1,caf\xe9\n"),
+        "in.csv",
+    ),
+    Asked(
+        "a row of too many cells",
+        "cells",
+        _read("in.csv", f"{ROWS}P1,1,1,x,y\n"),
+        "in.csv: the rows have more columns than the header",
+    ),
+    Asked(
+        "a column that the workload reads is not there",
+        "cells",
+        _read("in.tsv", "id\tage\ttext\nP1\t1\tx\n"),
+        "in.tsv: there is no column 'count', which this workload reads",
+    ),
+    Asked(
+        "a workbook named csv",
+        "cells",
+        _read("in.csv", b"PK\x03\x04\x14\x00rest"),
+        "is a zip archive",
+    ),
+    Asked(
+        "rows, all of another type",
+        "cells",
+        _read("in.csv", f"{ROWS}P1,old,1,x\nP2,young,1,x\n"),
+        "all 2 records were refused, 2 because: not of its column's type",
+    ),
+    Asked("reads, cut", "bases", _read("in.fq", "@r1\nACGT\n+\nII"), "in.fq:1: this FASTQ record"),
+    Asked("alignments as reads", "bases", _read("in.fq", b"BAM\x01rest"), "is a BAM file"),
+    Asked(
+        "proteins among nucleotides only",
+        "bases",
+        _read("in.fa", f">a\n{UBIQUITIN}\n"),
+        "in.fa:1: record 'a' is a protein",
     ),
 ]

@@ -61,6 +61,7 @@ SCHEMA = thing(
     batch_tokens=COUNT,
     device=thing(kind={"enum": ["cuda", "cpu"]}, name=TEXT),
     versions={"type": "object", "additionalProperties": TEXT, "required": ["torch", "numpy"]},
+    dtype_here=TEXT,
     reference=thing(dtype={"const": "fp32"}, backend=TEXT, matmul_precision={"const": "highest"}),
     dtypes=several(
         thing(

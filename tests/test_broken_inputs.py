@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from broken_inputs import BROKEN, as_ordinary_user
+from broken_inputs import ASKED, BROKEN, as_ordinary_user
 from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
+from conftest import PLUGINS
 from programs import Verbs
 
 from featuremill.__main__ import main
@@ -19,6 +20,7 @@ from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
+from featuremill.workload import find_workload
 from featuremill.workloads.esm2.sources import BUNDLED
 
 
@@ -97,11 +99,38 @@ def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, requ
     check_plan(case, folder, status, said)
 
 
+@pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
+def test_what_a_workload_cannot_have_is_one_sentence(case, capsys, monkeypatch):
+    """As root reads everything, and pytest's own folders are closed to other users, in a folder of
+    its own."""
+    monkeypatch.syspath_prepend(PLUGINS)
+    find_workload(case.workload)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        monkeypatch.chdir(folder)
+        (folder / "in.fa").write_text(">a\nMKV\n")
+        asked = {"inputs": ["in.fa"], "workload": case.workload, "device": "cpu"}
+        asked |= {"outputs": ["parquet"], **case.make(folder)}
+        words = ["plan", "run", "--config-json", json.dumps(asked)]
+        if case.verb == "weights":
+            words = ["weights", "more", "--workload", case.workload, "--output", "out/w.json"]
+        if case.unprivileged:
+            folder.chmod(0o777)
+        with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
+            assert main(words) == 2
+        said = capsys.readouterr().err
+        (sentence,) = [line for line in said.splitlines() if "error:" in line]
+        assert case.fragment in sentence and "Traceback" not in said
+        assert sentence.endswith(".") and sentence.isprintable()
+        assert not Path("run", "plan.json").exists() and not Path("out", "w.json").exists()
+        monkeypatch.undo()
+
+
 ANSWERS = [(damage, verb) for damage in DAMAGES for verb in damage.answers]
 
 
 def test_broken_things_are_many():
-    assert len([*BROKEN, *ANSWERS, *WEIGHTS]) >= 180
+    assert len([*BROKEN, *ANSWERS, *WEIGHTS, *ASKED]) >= 200
     for cases in (DAMAGES, BROKEN):
         names = [case.name for case in cases]
         assert len(names) == len(set(names)) >= 45

@@ -11,9 +11,11 @@ import pytest
 import xxhash
 import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
+from conftest import PLUGINS
 
 from featuremill import SNAKEFILE, config
 from featuremill.__main__ import main
+from featuremill.base.errors import UserError
 from featuremill.workload import find_workload
 
 DEMO = Path(__file__).parent.parent / "config" / "demo.fasta"
@@ -112,9 +114,64 @@ def test_several_inputs_and_another_model() -> None:
     assert run.options["model"] == ESM2[0]
 
 
-def test_another_workload() -> None:
-    assert main(["init", write("a.fa", GOOD), "--workload", "composition"]) == 0
-    assert config.read(Path("a.yaml")).workload == "composition"
+def keys_of(text: str) -> list[str]:
+    """Return the options that are set, and not commented out."""
+    options = text.partition("\noptions:\n")[2].partition("\nshards:\n")[0]
+    return re.findall(r"^  (\w+):", options, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("workload", "keys"), [("esm2", ["model"]), ("composition", [])])
+def test_another_workload(workload: str, keys: list[str]) -> None:
+    assert main(["init", write("a.fa", GOOD), "--workload", workload]) == 0
+    run, text = config.read(Path("a.yaml")), Path("a.yaml").read_text()
+    assert run.workload == workload and run.outputs == ("parquet", "per_protein_h5")
+    assert keys_of(text) == keys
+
+
+@pytest.mark.parametrize(
+    ("workload", "option", "words", "kind"),
+    [
+        ("numbered", "number", "A file with a number.", "the path of a file"),
+        (
+            "weighed",
+            "network",
+            "A file with a number, or a folder of such files.",
+            "the path of a file or folder",
+        ),
+    ],
+)
+def test_what_a_workload_cannot_do_without_is_left_to_be_filled_in(
+    workload: str,
+    option: str,
+    words: str,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    assert main(["init", write("a.fa", GOOD), "--workload", workload]) == 0
+    told = f"wrote a.yaml; fill in options.{option}, then: featuremill run a.yaml\n"
+    assert capsys.readouterr().err.endswith(told)
+    text = Path("a.yaml").read_text()
+    assert f"  # {words}\n  # Required: {kind}.\n  {option}:\n" in text
+    assert keys_of(text) == [option] and "\noutputs: [parquet]\n" in text
+    line = text[: text.index(f"\n  {option}:")].count("\n") + 2
+    with pytest.raises(UserError) as refusal:
+        config.read(Path("a.yaml"))
+    assert str(refusal.value) == f"a.yaml:{line}: options.{option}: this is empty; give {kind}."
+    filled = text.replace(f"  {option}:", f"  {option}: {write('number.txt', '7')}")
+    write("a.yaml", filled)
+    assert config.read(Path("a.yaml")).options[option] == "number.txt"
+
+
+def test_no_output_that_has_no_place_for_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the schema too, where the options promise vectors that do not come."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    for promised in ({"table"}, {"pooled", "table"}):
+        workload = find_workload("bulky")
+        monkeypatch.setattr(workload.Options, "delivers", lambda _, found=promised: found)
+        assert main(["init", write("a.fa", GOOD), "--workload", "bulky", "--force"]) == 0
+        assert config.read(Path("a.yaml")).outputs == ("parquet",)
 
 
 @pytest.mark.parametrize(
@@ -127,6 +184,8 @@ def test_another_workload() -> None:
         (["a.fa", "--workload", "esm3"], "there is no workload 'esm3'"),
         (["a.fa", "--workload", "composition", "--model", "x"], "there is no such key"),
         (["gone.fa"], "this file does not exist"),
+        (["gone.fa", "--workload", "numbered"], "gone.fa: there is no such file; check the path"),
+        (["a.fa", "--workload", "numbered", "--model", "x"], "options.model: there is no such key"),
         (["empty.fa"], "empty.fa: this file is empty"),
         (["a{b}.fa"], "'a{b}.fa' has a name in braces"),
         (["late.fa"], "late.fa: it was last changed in the future"),
@@ -138,8 +197,13 @@ def test_another_workload() -> None:
     ],
 )
 def test_refusals(
-    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str], folder: Path
+    arguments: list[str],
+    sentence: str,
+    capsys: pytest.CaptureFixture[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.syspath_prepend(str(PLUGINS))
     write("a.fa", GOOD)
     write("bad.fa", ">P1\n>P2\nMK*V\n")
     write("there.yaml", "mine")

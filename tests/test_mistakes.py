@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from broken_inputs import FASTQ, GENE, UBIQUITIN
 from conftest import PLUGINS, ROOT
+from programs import Verbs
 
 from featuremill.__main__ import main
 from featuremill.base.errors import WorkloadError
@@ -67,7 +68,10 @@ MISTAKES = {
     "cost is a float": "cost gave 1.5 for a record, where a whole number of at least 1 is due",
     "cost is None": "cost gave None for a record, where a whole number of at least 1 is due",
     "cost raises": "cost raised ValueError: of no length",
-    "resolve gives None": "resolve gave NoneType where Options are due",
+    "resolve gives None": "resolve gave None where Options are due",
+    "schema gives None": "schema gave None where a pyarrow.Schema is due",
+    "a column of nothing": "the column 'composition' is of type null in schema, which holds no "
+    "value",
     "schema gives a list": "schema gave list where a pyarrow.Schema is due",
     "schema is empty": "schema has no column",
     "a column is reserved": "schema has a column 'sha256', which is the core's (accession, "
@@ -82,6 +86,96 @@ def test_a_mistake_is_told_as_its_authors(what, tmp_path, capsys):
     assert status == WorkloadError.exit_status
     expected = MISTAKES[what].replace("\\\\n", "\\n")
     assert said == f"workload mistaken {WHO}: {expected}; this is for its author to mend."
+
+
+COLUMNS = [
+    f"{name}: fixed_size_list<item: float>[{width}]"
+    for name, width in {"composition": 20, "hydropathy": 1}.items()
+]
+COMPUTING = {
+    "batch_cost is None": "batch_cost gave None where a whole number of at least 1 is due",
+    "batch_cost is 0": "batch_cost gave 0 where a whole number of at least 1 is due",
+    "load raises": "load raised KeyError: 'info'",
+    "collect gives None": "collect gave None where a pyarrow.RecordBatch is due",
+    "collect gives too little": "collect gave 1 rows for 2 payloads",
+    "collect gives other columns": f"collect gave the columns hydropathy{COLUMNS[0][11:]}, "
+    f"composition{COLUMNS[1][10:]}, and schema says {', '.join(COLUMNS)}",
+}
+
+
+@pytest.mark.parametrize("what", COMPUTING)
+def test_a_mistake_while_computing_is_told_as_its_authors(what, verbs):
+    plan = verbs.plan([("a", UBIQUITIN), ("b", "MKV")], "mistaken", {"mistake": what})
+    said = verbs.extract(plan, WorkloadError.exit_status)
+    sentence = f"workload mistaken {WHO}: {COMPUTING[what]}; this is for its author to mend; what "
+    assert sentence in " ".join(said.split()) and "report this" not in said
+    if what == "load raises":
+        assert "featuremill_mistaken.py" in said, "the author sees where"
+
+
+OF_A_BATCH = dict.fromkeys(
+    ("prepare raises", "run raises", "collect raises"),
+    "prepare, run or collect raised KeyError: 'info'",
+)
+AT_HAND = {name: COMPUTING[name] for name in [*COMPUTING][:-1]} | OF_A_BATCH
+READING = {name: MISTAKES[name] for name in ("payload is None", "records raises", "cost raises")}
+
+
+def once(status, capsys, what):
+    """Check the one sentence of a verb."""
+    said = capsys.readouterr().err
+    assert status == WorkloadError.exit_status and "report this" not in said, said
+    (sentence,) = [line for line in said.splitlines() if "error:" in line]
+    told = ({**MISTAKES, **AT_HAND}[what]).replace("\\\\n", "\\n")
+    assert sentence.endswith(f"workload mistaken {WHO}: {told}; this is for its author to mend.")
+
+
+@pytest.mark.parametrize(
+    "what", [*READING, *AT_HAND, "schema gives None", "resolve gives None", "audited raises"]
+)
+def test_audit_tells_a_mistake_as_its_authors(what, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(AT_HAND, "audited raises", "audited raised KeyError: 'info'")
+    (tmp_path / "in.fa").write_text(f">a\n{UBIQUITIN}\n>b\nMKV\n")
+    (tmp_path / "net").write_text("of no matter")
+    options = {"mistake": what, "network": str(tmp_path / "net")}
+    config = {"inputs": str(tmp_path / "in.fa"), "workload": "mistaken", "options": options}
+    (tmp_path / "my.yaml").write_text(json.dumps(config))
+    words = ["audit", "--config", str(tmp_path / "my.yaml"), "--device", "cpu", "--dtype", "bf16"]
+    once(main(words), capsys, what)
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory, environment):
+    """Return the results of a run that went well."""
+    verbs = Verbs(tmp_path_factory.mktemp("searched"), environment)
+    verbs.extract(verbs.plan([("a", UBIQUITIN), ("b", "MKV")], "mistaken", outputs=["parquet"]))
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
+    return verbs.run_folder.root
+
+
+@pytest.mark.parametrize("what", ["", *READING, *AT_HAND, "resolve gives None"])
+def test_search_tells_a_mistake_as_its_authors(what, searched, tmp_path, capsys, monkeypatch):
+    """Of a workload that was good when the run was computed."""
+    workload = find_workload("mistaken")
+    for name in ("records", "cost", "resolve", "batch_cost", "load"):
+        good = getattr(workload, name)
+
+        def mistaken(*arguments, good=good):
+            place = next(n for n, one in enumerate(arguments) if isinstance(one, workload.Options))
+            options = arguments[place].model_copy(update={"mistake": what})
+            return good(*arguments[:place], options, *arguments[place + 1 :])
+
+        monkeypatch.setattr(workload, name, mistaken)
+    if what != "resolve gives None":  # what comes of it would be another recipe
+        monkeypatch.setattr(workload, "resolve", lambda options, device, weights: options)
+    (tmp_path / "new.fa").write_text(">q\nMKVL\n>r\nMKVI\n")
+    words = ["search", str(searched), "--query", str(tmp_path / "new.fa"), "--device", "cpu"]
+    words += ["--column", "composition"]
+    status = main(words)
+    if what:
+        once(status, capsys, what)
+    else:
+        assert status == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("raises", ["records raises", "cost raises"])

@@ -148,6 +148,105 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     assert part.exists()
 
 
+TWO = """
+from featuremill import SNAKEFILE
+
+COMMON = {"inputs": "short.fa", "device": "cpu", "outputs": "parquet"}
+
+rule both:
+    input: "results/letters/embeddings.parquet", "results/numbers/embeddings.parquet"
+
+rule short:
+    input: "in.fa"
+    output: "short.fa"
+    shell: "head -n 2 {input} > {output}"
+
+module letters:
+    snakefile: SNAKEFILE
+    config: {"run": "letters", "workload": "composition", **COMMON}
+
+use rule * from letters as letters_*
+
+module numbers:
+    snakefile: SNAKEFILE
+    config:
+        {"run": "numbers", "workload": "numbered", "options": {"number": "number.txt"}, **COMMON}
+
+use rule * from numbers as numbers_*
+"""
+
+
+def test_two_workloads_read_what_a_rule_makes(tmp_path, environment):
+    (tmp_path / "Snakefile").write_text(TWO)
+    (tmp_path / "in.fa").write_text(">p1\nMKVLAAGIVG\n>p2\nMKV\n")
+    (tmp_path / "number.txt").write_text("4")
+    snakemake(tmp_path, environment)
+    letters, numbers = (
+        pd.read_parquet(tmp_path / "results" / run / "embeddings.parquet")
+        for run in ("letters", "numbers")
+    )
+    assert letters["id"].tolist() == numbers["id"].tolist() == ["p1"]
+    assert round(10 * letters["composition"][0][0]) == "MKVLAAGIVG".count("A")
+    assert numbers["number"][0].tolist() == [4, 0]
+    assert "Nothing to be done" in snakemake(tmp_path, environment)
+
+
+MADE = """
+configfile: "config.yaml"
+
+rule all:
+    input: expand("below/results/{run}/manifest.json", run=["numbers", "weighs"])
+
+rule number:
+    output: "below/number.txt"
+    shell: "echo 4 > {output}"
+
+rule network:
+    output: "below/net.txt"
+    shell: "echo 5 > {output}"
+"""
+BELOW = """
+module {name}:
+    snakefile: "{root}/Snakefile"
+    prefix: "below"
+    config: config["{name}"]
+
+use rule * from {name} as {name}_*
+"""
+
+
+def test_what_options_name_moves_with_the_prefix(tmp_path, environment):
+    """Files and folders, made by rules or there, weights too; but no place that ~ stands for."""
+    common = {"inputs": "in.fa", "device": "cpu", "outputs": ["parquet"]}
+    numbers = {"workload": "numbered", "options": {"number": "number.txt", "more": "more"}}
+    weighs = {"workload": "weighed", "options": {"network": "net.txt"}}
+    runs = {"numbers": {**common, **numbers}, "weighs": {**common, **weighs}}
+    modules = [BELOW.format(name=name, root=ROOT) for name in runs]
+    (tmp_path / "Snakefile").write_text("".join([MADE, *modules]))
+    below = tmp_path / "below"
+    (below / "more").mkdir(parents=True)
+    (below / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    environment = {**environment, "HOME": str(tmp_path / "home")}
+
+    def values(**changed):
+        runs["weighs"] |= changed
+        config = {name: {"run": name, **run} for name, run in runs.items()}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        snakemake(tmp_path, environment)
+        assert "Nothing to be done" in snakemake(tmp_path, environment)
+        for run in runs:
+            Desk(tmp_path, environment).type("featuremill", "status", f"below/results/{run}")
+        tables = [pd.read_parquet(below / "results" / run / "embeddings.parquet") for run in runs]
+        return [table["number"][0].tolist() for table in tables]
+
+    (below / "more" / "a.txt").write_text("8")
+    assert values() == [[4, 8], [5]]
+    (below / "more" / "a.txt").write_text("9")
+    (tmp_path / "home" / "net").mkdir(parents=True)
+    (tmp_path / "home" / "net" / "b.txt").write_text("6")
+    assert values(options={"network": "~/net"}) == [[4, 9], [6]]
+
+
 def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path, environment):
     """Also where the module is called as the package is."""
     imported = HOST.replace("from featuremill import SNAKEFILE", "import featuremill")
@@ -193,7 +292,7 @@ def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path
     shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
     page = (ROOT / "docs" / "module.md").read_text("utf-8")
     blocks = re.findall(r"^ *```snakemake\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    core, changed, handler, leasing = map(textwrap.dedent, blocks)
+    core, changed, handler, _, leasing = map(textwrap.dedent, blocks)
     snakefile = tmp_path / "Snakefile"
     assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))
     assert leasing in (EXAMPLES / "lease" / "Snakefile").read_text()

@@ -11,16 +11,19 @@ from conftest import PLUGINS
 from programs import Verbs, random_records
 
 from featuremill.base import reasons, this_process
+from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
 from featuremill.flow import before, reach
 from featuremill.flow.begin import Flow
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
+from featuremill.plan import speeds
 from featuremill.plan.sizing import Sizing
 from featuremill.store.plan import Settings
 from featuremill.workload import BUILT_IN, find_workload
 from featuremill.workload.offers import Says, said
+from featuremill.workload.recipe import precision_told
 
 RECORDS = [
     (f"r{n}", f"{'DEF'[n % 3]}{sequence}") for n, (_, sequence) in enumerate(random_records(30))
@@ -72,6 +75,23 @@ def test_a_kind_of_reasons_that_is_taken_is_refused(kind):
     with pytest.raises(ValueError, match="the kind of reasons"):
         reasons.learn([kind])
     assert reasons.kind_of("out of memory: x") is reasons.OUT_OF_MEMORY
+
+
+def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
+    """A `dtype` and a `model` of somebody else's are options as others are, and so are metadata."""
+    options = {"dtype": "wide", "model": "of mine", "layers": 3}
+    settings = Settings(workload="numbered", version="1", options=options, weights_sha256=None)
+    other = settings.model_copy(update={"options": {**options, "layers": 4}})
+    assert precision_told(settings) == "" and not speeds.is_alike(settings, other)
+    shape = speeds.assumed.shape_told({"num_layers": "6", "embed_dim": "320"})
+    with pytest.raises(UserError, match="workload numbered: nothing is known of its speed on h100"):
+        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, shape)
+    monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
+    assert speeds.is_alike(settings, other)
+    monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
+    monkeypatch.setattr(numbered, "audited", print, raising=False)
+    monkeypatch.setattr(numbered, "num_vectors", print, raising=False)
+    assert precision_told(settings) == "wide"
 
 
 def test_a_workload_without_a_gpu_gets_none(monkeypatch):

@@ -15,7 +15,7 @@ import featuremill
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
 from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import check, values_of
+from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import (
     BUILT_IN,
@@ -26,6 +26,7 @@ from featuremill.workload import (
     find_workload,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.mistakes import refuse_answer
 
 CPU = cpu()
 OPTIONS = {
@@ -105,7 +106,7 @@ def test_runs_what_it_reads_and_delivers_its_schema(ready, tmp_path):
     schema = workload.schema(options, found)
     model = workload.load(options, [CPU], found)
     values = values_of(workload, model, [record.payload for record in good], max(costs))
-    check(values, schema, len(good))
+    refuse_answer("it", values, len(good), schema)
     assert not not_finite(values).any()
 
 

@@ -3,13 +3,12 @@
 import pyarrow as pa
 
 from featuremill.inputs import proteins
-from featuremill.workload import WorkloadOptions
+from featuremill.workload import OptionWeights, WorkloadOptions
 from featuremill.workloads import composition
-from featuremill.workloads.composition import batch_cost, collect, load, prepare, run, weights
 
-__all__ = ["batch_cost", "collect", "load", "prepare", "run", "weights"]
 VERSION = "1"
 COST_UNIT = "residues"
+PRECISION = "precision"
 
 
 class Options(WorkloadOptions):
@@ -19,6 +18,10 @@ class Options(WorkloadOptions):
     """As composition's."""
     mistake: str = ""
     """What is done wrong."""
+    precision: str = "bf16"
+    """What audit compares."""
+    network: OptionWeights | None = None
+    """A file, for audit."""
 
 
 CHANGED = {
@@ -63,12 +66,64 @@ def resolve(options, device, weights):
 def schema(options, weights):
     if options.mistake == "schema gives a list":
         return ["composition"]
+    if options.mistake == "schema gives None":
+        return None
+    if options.mistake == "a column of nothing":
+        return pa.schema({"composition": pa.null()})
     if options.mistake == "schema is empty":
         return pa.schema({})
     good = composition.schema(options, weights)
     if options.mistake == "a column is reserved":
         return good.append(pa.field("sha256", pa.list_(pa.float32(), 1)))
     return good.append(good.field(0)) if options.mistake == "a column stands twice" else good
+
+
+def weights(options):
+    return options.network
+
+
+def batch_cost(options, device):
+    return {"batch_cost is None": None, "batch_cost is 0": 0}.get(options.mistake, 1000)
+
+
+def load(options, devices, weights):
+    fail(options, "load")
+    return composition.schema(options, weights), options
+
+
+def prepare(model, payloads, batch_cost):
+    fail(model[1], "prepare")
+    return payloads
+
+
+def run(model, payloads):
+    fail(model[1], "run")
+    return composition.run(model[0], payloads)
+
+
+def collect(model, rows):
+    fail(model[1], "collect")
+    values = composition.collect(model[0], rows)
+    answers = {
+        "collect gives None": None,
+        "collect gives too little": values.slice(1),
+        "collect gives other columns": values.rename_columns(["hydropathy", "composition"]),
+    }
+    return answers.get(model[1].mistake, values)
+
+
+def fail(options, where):
+    if options.mistake == f"{where} raises":
+        raise KeyError("info")
+
+
+def audited(options, precision):
+    fail(options, "audited")
+    return options.model_copy(update={"precision": precision})
+
+
+def num_vectors(payload, options):
+    return 1
 
 
 class Lacking:

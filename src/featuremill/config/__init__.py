@@ -157,11 +157,15 @@ class Config(Section):
 
 
 def validate(
-    raw: Mapping[str, Any], source: str = "config", places: Places | None = None
+    raw: Mapping[str, Any],
+    source: str = "config",
+    places: Places | None = None,
+    has_options: bool = True,
 ) -> Config:
     """Return the validated config; raise UserError naming each wrong key and the nearest valid one.
 
     `places` say in the messages where in `raw` a key stands, and `source` does for all others.
+    Without `has_options`, they are still to be filled in and nobody looks at them.
     """
     places = places or {}
     _refuse_impossible(raw, source, places)
@@ -171,6 +175,8 @@ def validate(
         keys = find_workload(workload).Options
     except UserError as error:
         raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
+    if not has_options:
+        return config
     options = _checked(
         keys, config.options, ("options",), lambda: _others(workload), source, places
     )

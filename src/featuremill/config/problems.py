@@ -33,6 +33,9 @@ KINDS = {
     "boolean": "true or false",
     "null": "empty",
     "object": "a mapping of names to values",
+    "path": "the path of a file or folder",
+    "file-path": "the path of a file",
+    "directory-path": "the path of a folder",
 }
 
 
@@ -50,7 +53,7 @@ def kind_of(schema: Schema, definitions: Mapping[str, Schema]) -> str:
         return "a section with " + ", ".join(f"`{name}`" for name in schema["properties"])
     if schema.get("type") == "array":
         return f"a list (each entry {kind_of(schema.get('items', {}), definitions)})"
-    kind = KINDS.get(schema.get("type", ""), "any value")
+    kind = KINDS.get(schema.get("format", "")) or KINDS.get(schema.get("type", ""), "any value")
     bounds = {
         "minimum": "at least",
         "exclusiveMinimum": "more than",

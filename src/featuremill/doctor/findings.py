@@ -18,7 +18,7 @@ from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import devices, folder
 from featuremill.lease.condition import Condition, Failures, used_by_display, used_by_others
 from featuremill.lease.slots import Holder, holders
-from featuremill.workload import Device, TellsMemory, Weights, find_workload
+from featuremill.workload import Device, HasPrecisions, TellsMemory, Weights, find_workload
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
@@ -211,6 +211,7 @@ def _weights(model: str) -> Weights:
     """Return what is known of the weights of a model, a name or a path."""
     workload = find_workload(WORKLOAD)
     assert isinstance(workload, TellsMemory)
+    # The doctor's --model is the option of that name, as ESM-2 has it.
     return workload.weights_ahead(workload.Options.model_validate({"model": model}))
 
 
@@ -221,7 +222,8 @@ def _need(weights: Weights, device: Device) -> Need:
     options = workload.resolve(workload.Options(), device, weights)
     batch_cost = workload.batch_cost(options, device)
     memory_mb = workload.memory_mb(options, device, weights, batch_cost)
-    return Need(memory_mb, getattr(options, "dtype", ""), batch_cost)
+    assert isinstance(workload, HasPrecisions)
+    return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

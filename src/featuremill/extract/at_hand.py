@@ -12,7 +12,7 @@ import pyarrow as pa
 from featuremill.base import faults
 from featuremill.extract import compute
 from featuremill.extract.batches import Queue, make_batches
-from featuremill.workload import RecordFailed, Workload
+from featuremill.workload import RecordFailed, Workload, mistakes
 
 Refuse = Callable[[int, str], object]
 """Called with the place of a payload that cannot be computed, and why; may raise."""
@@ -27,19 +27,20 @@ def values_in_batches(
     refuse: Refuse,
     warn: Callable[[str], object],
     is_finite_only: bool = True,
+    name: str = "",
 ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
     """Yield values until all `payloads` are computed or refused, and for each of their rows the
     places in `payloads` that it is of: equal ones are computed once.
 
     The batches are those of a run with a single shard. Where memory runs out they get smaller,
     which `warn` hears once. Rows with a value that is not finite are refused, unless the caller
-    wants them (`is_finite_only`).
+    wants them (`is_finite_only`). What a workload called `name` does wrong is told as its own.
     """
     places: dict[bytes, list[int]] = {}
     for place, payload in enumerate(payloads):
         places.setdefault(payload, []).append(place)
     distinct = sorted(places, key=lambda payload: hashlib.sha256(payload).digest())
-    costs = [workload.cost(payload, options) for payload in distinct]
+    costs = mistakes.costs_of(name, workload, distinct, options)
 
     def refuse_all(row: int, reason: str) -> None:
         for place in places[distinct[row]]:
@@ -53,11 +54,13 @@ def values_in_batches(
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
             if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
-                raise
+                with mistakes.told(name, "prepare, run or collect"):
+                    raise
             if not compute.make_room(queue, batch, error):
                 refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()
+        mistakes.refuse_answer(name, values, len(chosen))
         values, why = compute.told_apart(values)
         if is_finite_only:
             why = compute.reasons_of(values, why)

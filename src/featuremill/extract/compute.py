@@ -15,10 +15,9 @@ from featuremill.base.text import one_line
 from featuremill.extract.batches import Batch, Queue
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
+from featuremill.workload.mistakes import REASON
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
-REASON = "reason"
-"""The column beside the values in which `collect` may say why a row has none."""
 
 
 def values_of(
@@ -65,12 +64,6 @@ def told_apart(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | None]
     told = values.column(REASON).to_pylist()
     found = [reasons.delivered(one_line(str(text))) if text else None for text in told]
     return values.drop_columns([REASON]), found
-
-
-def check(values: pa.RecordBatch, schema: pa.Schema, num_rows: int) -> None:
-    """Refuse a workload's answer that has another schema or another number of rows."""
-    assert values.schema.equals(schema), f"collect gave {values.schema}, schema says {schema}"
-    assert values.num_rows == num_rows, f"collect gave {values.num_rows} rows for {num_rows}"
 
 
 def rows_of_part(

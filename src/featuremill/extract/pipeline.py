@@ -29,7 +29,7 @@ from featuremill.extract.batches import Batch, Queue
 from featuremill.extract.hang_timer import Watch
 from featuremill.store.journal import Journal
 from featuremill.store.shard_file import digests
-from featuremill.workload import RecordFailed, Workload
+from featuremill.workload import RecordFailed, Workload, mistakes
 
 MOST_IN_FLIGHT = 2
 """On one device; each further one that the model is spread over has a batch of its own to be at."""
@@ -46,7 +46,11 @@ class _BehindAFailureError(Exception):
 class Shard:
     """The rows of a shard, and where their values go."""
 
-    def __init__(self, rows: pa.Table, journal: Journal, values: pa.Schema) -> None:
+    def __init__(
+        self, rows: pa.Table, journal: Journal, values: pa.Schema, workload: str = ""
+    ) -> None:
+        """`values` are the columns that the `workload` of this name says it delivers."""
+        self._workload = workload
         self.journal = journal
         self.values = values
         self.write_seconds = 0.0
@@ -75,8 +79,8 @@ class Shard:
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
         """Return what to commit for `rows`; one for which a reason is told failed, as did one with
         a value that is missing or not finite."""
+        mistakes.refuse_answer(self._workload, values, len(rows), self.values)
         values, told = compute.told_apart(values)
-        compute.check(values, self.values, len(rows))
         return self._of_part(rows, values, told)
 
     def commit_failed(self, row: int, reason: str) -> None:

@@ -245,7 +245,9 @@ class Supervisor:
         if trouble.errno is not None:
             raise OSError(trouble.errno, os.strerror(trouble.errno), trouble.filename)
         if status == WorkloadError.exit_status and message:
-            raise WorkloadError(f"{self._name}: {message}; {logs.place()} has the traceback.")
+            raise WorkloadError(
+                f"{self._name}: {message.rstrip('.')}; {logs.place()} has the traceback."
+            )
         if -status in this_process.INTERRUPTS:
             raise SystemExit(128 - status)
         if status == DeviceError.exit_status:

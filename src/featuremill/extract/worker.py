@@ -40,6 +40,7 @@ from featuremill.workload import (
     Weights,
     Workload,
     find_workload,
+    mistakes,
     option_files,
     refuse_without_packages,
     said,
@@ -132,14 +133,15 @@ class Worker:
         self._refuse_other_files()
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
-        values = self.workload.schema(self.options, self.weights)
-        self.costs = [self.workload.cost(p.as_py(), self.options) for p in rows["payload"]]
+        name, payloads = job.settings.workload, (each.as_py() for each in rows["payload"])
+        values = mistakes.schema_of(name, self.workload, self.options, self.weights, ())
+        self.costs = mistakes.costs_of(name, self.workload, payloads, self.options)
         self.journal = journal.Journal(
             folder.journal(job.recipe, job.shard),
             journal.part_schema(values),
-            self.workload.batch_cost(self.options, self.devices[0]),
+            mistakes.batch_cost_of(name, self.workload, self.options, self.devices[0]),
         )
-        self.shard = Shard(rows, self.journal, values)
+        self.shard = Shard(rows, self.journal, values, name)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
         self.watch = Watch(job.stall_seconds, job.stacks)
         self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
@@ -189,7 +191,8 @@ class Worker:
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
         try:
-            self.model = self.workload.load(self.options, self.devices, self.weights)
+            with mistakes.told(self.job.settings.workload, "load"):
+                self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
             if faults.is_out_of_memory(error):
                 raise DeviceError(f"{self._device_name}: {self._too_large(error)}") from error

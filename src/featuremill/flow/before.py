@@ -407,7 +407,9 @@ def option_inputs(config: Config, there: Config) -> list[str]:
 def _with_inside(path: str, place: str) -> list[str]:
     """Return `path`, and of a folder each file in it: its own time does not change when one of them
     is edited."""
-    inside = files_below(Path(place)) if Path(place).is_dir() else []
+    inside: list[str] = []
+    with contextlib.suppress(OSError, UserError):  # which `refuse_missing` says
+        inside = files_below(Path(place)) if Path(place).is_dir() else []
     return [path, *(str(Path(path) / name) for name in inside)]
 
 

@@ -109,8 +109,12 @@ class Flow:
 
     @property
     def weights_names(self) -> str:
-        """The expression that only the names of the run's weights match."""
-        return "|".join(re.escape(Path(path).stem) for path in self.weights)
+        """The expression that only the names of the run's weights match.
+
+        Of a run without any that is no name: an empty expression would match all, and in a workflow
+        of several runs its rule would offer to make the weights of the others.
+        """
+        return "|".join(re.escape(Path(path).stem) for path in self.weights) or "(?!)"
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a verb's jobs: the workload's own where they compute with

@@ -32,7 +32,7 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
     if model and is_path(model, config.workload):
         paths |= set(model_key(config)[1:])
     options = {
-        key: moved(value) if value and key in paths else value
+        key: moved(value) if value and key in paths and value[0] != "~" else value
         for key, value in config.options.items()
     }
     file = config.labels.file and moved(config.labels.file)

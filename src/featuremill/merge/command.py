@@ -36,7 +36,7 @@ from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
-from featuremill.store.formats import FAILED, files, names
+from featuremill.store.formats import FAILED, files, format_of, names
 from featuremill.store.parts import Part, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace) -> None:
         told = carried(config)
     elif outputs is None:
         outputs = _outputs(folder)
+    for name in outputs:
+        format_of(name)  # one that is broken is refused while the last results still stand
     pa.set_cpu_count(threads)
     if not folder.plan.exists():
         raise UserError(
@@ -202,7 +204,7 @@ def _write(
     receipts = [part.receipt for part in gatherer.parts if part]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
-    paths = {name: place.root / files()[name] for name in outputs}
+    paths = {name: place.root / format_of(name).file for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
     return delivery_of(plan, receipts, counts, written, told)
 

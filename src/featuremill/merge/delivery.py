@@ -12,12 +12,12 @@ from pathlib import Path
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import Gatherer
-from featuremill.merge.outputs import Target, open_writer
+from featuremill.merge.outputs import Target, Writer, open_writer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space
 from featuremill.store.delivery import Written
 from featuremill.store.files import remove, replacing, replacing_folder, write_json
-from featuremill.store.formats import files, format_of, sidecar_of
+from featuremill.store.formats import files, format_of, sidecar_of, told
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.merge")
@@ -53,16 +53,18 @@ def write(
             opened = replacing_folder(path) if format_of(name).is_folder else replacing(path)
             temporary = stack.enter_context(opened)
             target = Target(temporary, source.values, num_ok, provenance)
-            writers.append(open_writer(name, target))
-            stack.callback(writers[-1].close)
+            with told(name, "Writer"):
+                writers.append(open_writer(name, target))
+            stack.callback(_close, name, writers[-1])
         num_written = 0
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
             writing = [pool.submit(writer.write, block) for writer in writers]
             wait(writing)  # for all: none may still write when another's failure ends this
-            for future in writing:
-                future.result()
+            for name, future in zip(paths, writing, strict=True):
+                with told(name, "write"):
+                    future.result()
             shown.at(num_written, num_ok)
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
@@ -72,6 +74,11 @@ def write(
             write_json(path.with_name(sidecar_of(path.name)), {**provenance, "columns": columns})
     described = in_order(Written.of, paths.values(), source.num_threads)
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
+
+
+def _close(name: str, writer: Writer) -> None:
+    with told(name, "close"):
+        writer.close()
 
 
 def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:

@@ -25,7 +25,7 @@ from featuremill.merge.provenance import provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.files import write_json
-from featuremill.store.formats import FAILED, files, format_of, names, sidecar_of
+from featuremill.store.formats import FAILED, format_of, names, sidecar_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -98,7 +98,7 @@ def _targets(
         output.mkdir(parents=True, exist_ok=True)
         if output.samefile(folder.root):
             output = None
-    paths = {name: (output or folder.root) / files()[name] for name in formats}
+    paths = {name: (output or folder.root) / format_of(name).file for name in formats}
     for name, path in list(paths.items()):
         beside = [path.with_name(sidecar_of(path.name))] if format_of(name).has_sidecar else []
         taken = next((place for place in (path, *beside) if place.exists()), None)

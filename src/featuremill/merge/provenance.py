@@ -17,7 +17,8 @@ from featuremill.store.receipt import Receipt
 from featuremill.workload.weights import model_told
 
 SAID = ("layers", "pool", "dtype", "long")
-"""Options that are said by themselves, where a workload has them; `options` has all."""
+"""Options that are said by themselves, where a workload has them, as ESM-2 does: names of
+attributes that readers of its files know. `options` has all of any workload."""
 
 
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:

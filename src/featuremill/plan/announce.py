@@ -18,6 +18,7 @@ from featuremill.store.disk_space import Need
 from featuremill.store.formats import format_of, kind_of
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
+from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
 LEAST_SHARDS_A_JOB = 2
@@ -51,7 +52,7 @@ def describe(
     values: pa.Schema,
 ) -> list[str]:
     """Return the lines that say what will be done."""
-    told = (model_told(plan.settings), str(plan.settings.options.get("dtype", "")))
+    told = (model_told(plan.settings), precision_told(plan.settings))
     model = ", ".join(filter(None, told)) or "no model"
     return [
         *sizes_of(folder, plan, why_cut),

@@ -9,23 +9,26 @@ import logging
 import re
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from featuremill import config, inputs
 from featuremill.base.errors import UserError
-from featuremill.base.words import counted
+from featuremill.base.words import counted, listed
+from featuremill.config.problems import kind_of as kind_of_value
+from featuremill.plan.command import RESERVED, planning_device
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
-from featuremill.workload import find_workload, refuse_without_packages, said, weights
+from featuremill.store.formats import Kind, format_of, kind_of
+from featuremill.workload import find_workload, mistakes, refuse_without_packages, said, weights
 
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
-"""Options of a workload that the command line can set."""
+"""Options that the command line can set; a workload that lacks one refuses it."""
 
 log = logging.getLogger("featuremill.init")
 
@@ -67,31 +70,77 @@ def run(arguments: argparse.Namespace) -> None:
         "workload": arguments.workload,
         "options": {key: value for key in SET if (value := getattr(arguments, key))},
     }
-    checked = config.validate(settings, str(output))  # before the long part, as it may be wrong
-    workload = find_workload(checked.workload)
-    options = workload.Options.model_validate(checked.options)
-    _refuse_what_a_run_would(checked, output)
-    found = surveyed(arguments.inputs, checked.workload, workload, options)
-    for line in found.describe(arguments.inputs, workload, options):
-        log.info("%s", line)
-    if not found.lengths:
-        raise UserError(f"{names(arguments.inputs)}: every record is refused, see above.")
-    if found.is_nucleotides:
-        log.warning("these look like nucleotides, not proteins; translate them first.")
-    text = config_text(settings, found)
-    config.validate(yaml.safe_load(text), str(output))
+    unfilled = _unfilled(arguments.workload, settings["options"])
+    # Before the long part, as it may be wrong.
+    checked = config.validate(settings, str(output), has_options=not unfilled)
+    _refuse_what_a_run_would(checked, output, unfilled)
+    checked = checked.model_copy(update={"outputs": _outputs(checked, unfilled)})
+    found = None if unfilled else _look(checked)
+    text = config_text(checked, settings["options"], unfilled, found)
+    config.validate(yaml.safe_load(text), str(output), has_options=not unfilled)
     with _placed(output), files.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
-    log.info("wrote %s; next: %s", output, command_line.first(output))
+    todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
+    log.info("wrote %s; %s: %s", output, todo, command_line.first(output))
 
 
-def _refuse_what_a_run_would(checked: config.Config, output: Path) -> None:
+def _unfilled(workload: str, options: Mapping[str, Any]) -> list[str]:
+    """Return the options that the workload cannot do without and nobody has given; none where
+    something else is wrong with the others, which is said together with these."""
+    try:
+        find_workload(workload).Options.model_validate(options)
+    except ValidationError as error:
+        problems = error.errors()
+        if all(problem["type"] == "missing" for problem in problems):
+            return [str(problem["loc"][0]) for problem in problems]
+    return []
+
+
+def _look(checked: config.Config) -> Survey:
+    """Read the input and say what it holds; refuse one without a good record."""
+    workload, paths = find_workload(checked.workload), [Path(path) for path in checked.inputs]
+    options = workload.Options.model_validate(checked.options)
+    found = surveyed(paths, checked.workload, workload, options)
+    for line in found.describe(paths, workload, options):
+        log.info("%s", line)
+    if not found.lengths:
+        raise UserError(f"{names(paths)}: every record is refused, see above.")
+    if found.is_nucleotides:
+        log.warning("these look like nucleotides, not proteins; translate them first.")
+    return found
+
+
+def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
+    """Return those of the usual outputs that have a place for what the workload delivers.
+
+    What depends on options that are still to be filled in goes into those that take any values.
+    """
+    delivered: set[Kind] = set()
+    if not unfilled:
+        name, workload = checked.workload, find_workload(checked.workload)
+        options = workload.Options.model_validate(checked.options)
+        delivered = options.delivers()
+        if workload.weights(options) is None:  # what is not known before there are weights
+            device = planning_device(checked.device)
+            settled = mistakes.resolved(name, workload, options, device, None)
+            values = mistakes.schema_of(name, workload, settled, None, RESERVED)
+            delivered &= {kind_of(column.type) for column in values}
+    usual = config.Config.model_fields["outputs"].default
+    return [output for output in usual if format_of(output).kind in {None, *delivered}]
+
+
+def _refuse_what_a_run_would(
+    checked: config.Config, output: Path, unfilled: Collection[str]
+) -> None:
     """Refuse a model, names and times of files that a run of this config would end on.
 
     Of packages that are missing it is only said: the jobs may have environments of their own.
     """
-    if model := config.model_of(checked):
+    if not unfilled and (model := config.model_of(checked)):
         weights.refuse_missing(model, checked.workload)
+    for path in checked.inputs if unfilled else ():  # reading them all says it otherwise
+        if not Path(path).exists():
+            raise UserError(f"{path}: there is no such file; check the path.")
     config.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
         inputs.source.refuse_future(checked.inputs, Path(clock.name))
@@ -110,17 +159,21 @@ def _placed(output: Path) -> Iterator[None]:
         raise UserError(f"{output}: {error.strerror}; choose another place.") from None
 
 
-def config_text(settings: Mapping[str, Any], found: Survey) -> str:
-    """Return the YAML of `settings`, every key explained by the models that will check it.
+def config_text(
+    checked: config.Config, given: Collection[str], unfilled: Collection[str], found: Survey | None
+) -> str:
+    """Return the YAML of a config, every key explained by the models that will check it.
 
-    Options that `settings` leaves out, and what is empty, stand in it as comments.
+    Options that nobody has `given`, and what is empty, stand in it as comments; those that are
+    `unfilled`, as keys without a value.
     """
-    checked = config.Config.model_validate(settings)
     unit = said(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
         f"# A run of featuremill on {names([Path(path) for path in checked.inputs])}:",
         f"# {counted(found.lengths.total(), 'good record')}, "
-        f"{counted(found.tally.total_length, unit.removesuffix('s'))}.",
+        f"{counted(found.tally.total_length, unit.removesuffix('s'))}."
+        if found
+        else f"# To be filled in first: {_listed(unfilled)}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]
     for name, about in config.Config.model_fields.items():
@@ -128,7 +181,7 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
         if lines[-1]:
             lines.append("")
         if name == "options":
-            lines += ["options:", *_options(checked)]
+            lines += ["options:", *_options(checked, given, unfilled)]
         elif isinstance(value, BaseModel):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
         else:
@@ -137,23 +190,34 @@ def config_text(settings: Mapping[str, Any], found: Survey) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _options(checked: config.Config) -> Iterator[str]:
-    """Yield the options: the model and what was set as keys, the others as comments."""
-    model = find_workload(checked.workload).Options
-    values = model.model_validate(checked.options).model_dump(mode="json")
-    yield from _entries(model, values, "  ", active={"model", *checked.options})
-
-
-def _entries(
-    model: type[BaseModel], values: Mapping[str, Any], indent: str, active: set[str] | None = None
+def _options(
+    checked: config.Config, given: Collection[str], unfilled: Collection[str]
 ) -> Iterator[str]:
+    """Yield the options: what is to be filled in, what was given and what names the model as keys,
+    the others as comments."""
+    model = find_workload(checked.workload).Options
+    schema = model.model_json_schema()
+    values = model.model_construct(**checked.options).model_dump(mode="json", warnings=False)
+    has_model = not unfilled and config.model_of(checked)
+    active = {*given, config.model_key(checked)[-1]} if has_model else {*given}
+    for name, field in model.model_fields.items():
+        yield from _comment(field.description, "  ")
+        if name in unfilled:
+            kind = kind_of_value(schema["properties"][name], schema.get("$defs", {}))
+            yield from [*_comment(f"Required: {kind}.", "  "), f"  {name}:"]
+        else:
+            yield f"  {'' if name in active else '# '}{name}: {_scalar(values[name])}"
+        yield ""
+
+
+def _listed(options: Collection[str]) -> str:
+    return listed(f"options.{name}" for name in options)
+
+
+def _entries(model: type[BaseModel], values: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in values.items():
         yield from _comment(model.model_fields[name].description, indent)
-        is_active = value != "" if active is None else name in active
-        mark = "" if is_active else "# "
-        yield f"{indent}{mark}{name}: {_scalar(value)}"
-        if active is not None:
-            yield ""
+        yield f"{indent}{'# ' if value == '' else ''}{name}: {_scalar(value)}"
 
 
 def _comment(description: str | None, indent: str) -> Iterator[str]:

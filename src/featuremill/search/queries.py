@@ -135,8 +135,7 @@ class Reader:
 
     def _of_file(self, path: Path) -> Iterator[Queries]:
         self._recipe = recipe = self._recipe or self._make_recipe()
-        records = recipe.workload.records([path], recipe.options)
-        for some in _in_pieces(self._good(records), self._num_at_once):
+        for some in _in_pieces(self._good(recipe.records(path)), self._num_at_once):
             vectors = recipe.vectors(
                 [record.payload for record in some],
                 lambda place, why, some=some: self._refuse(some[place], why),  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +19,11 @@ from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.workload import (
+    Record,
     Weights,
     Workload,
     find_workload,
+    mistakes,
     option_files,
     refuse_without_packages,
 )
@@ -55,10 +57,12 @@ class Recipe:
         found = self._weights(weights)
         refuse_without_packages(self.workload.Options)
         self.options = self._resolved(devices[0], found)
-        self._budget = self.workload.batch_cost(self.options, devices[0])
+        name = self._settings.workload
+        self._budget = mistakes.batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
-            self._model: Any = self.workload.load(self.options, devices, found)
+            with mistakes.told(name, "load"):
+                self._model: Any = self.workload.load(self.options, devices, found)
         except Exception as error:
             if not faults.is_out_of_memory(error):
                 raise
@@ -68,6 +72,10 @@ class Recipe:
                 "Records of the run are found by their ids without."
             ) from None
 
+    def records(self, path: Path) -> Iterator[Record]:
+        """Stream the records of a file as the workload reads them."""
+        return mistakes.records_of(self._settings.workload, self.workload, [path], self.options)
+
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
 
@@ -75,7 +83,14 @@ class Recipe:
         """
         vectors: Matrix | None = None
         for places, values in values_in_batches(
-            self.workload, self._model, self.options, payloads, self._budget, refuse, log.warning
+            self.workload,
+            self._model,
+            self.options,
+            payloads,
+            self._budget,
+            refuse,
+            log.warning,
+            name=self._settings.workload,
         ):
             computed = matrix(pa.chunked_array([values.column(self._column)]))
             if vectors is None:

@@ -11,7 +11,9 @@ import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from featuremill.base.errors import UserError
 
 DIGEST_LENGTH = 32
 """Hex digits of a shard's or recipe's name: 128 bits."""
@@ -39,9 +41,25 @@ def sha256_of(path: Path) -> str:
 
 def files_below(folder: Path) -> list[str]:
     """Return the files below `folder`, sorted, as paths inside it; names that begin with a dot do
-    not count, be they of files or folders."""
-    found = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    return sorted(name for name in found if not any(p[0] == "." for p in name.split("/")))
+    not count, be they of files or folders.
+
+    Raises:
+        OSError: it, or a folder in it, cannot be read.
+        UserError: a name is not in UTF-8.
+    """
+    found = []
+    for place, folders, names in os.walk(folder, onerror=_raise):
+        folders[:] = [name for name in folders if name[0] != "."]
+        paths = [Path(place, name) for name in names if name[0] != "."]
+        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    for name in found:
+        if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:
+            raise UserError(f"{folder}: the name of {shown} in it is not in UTF-8; rename it.")
+    return sorted(found)
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
 
 
 def digest_at(path: Path) -> str:

@@ -7,23 +7,29 @@ imported by its `Writer`. The config, plan's estimate, merge and all who read re
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import pkgutil
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.base.errors import IntegrityError, UserError, WorkloadError
+from featuremill.base.text import clipped
 from featuremill.store.files import digest_of_folder, sha256_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP = "featuremill.outputs"
+OF_ITS_AUTHOR = "that is for its author to mend"
+OF_SNAKEMAKE = ".snakemake_timestamp"
+"""A file that Snakemake has in each folder that a rule makes."""
 BUILT_IN = "featuremill.merge.outputs"
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
@@ -36,6 +42,9 @@ ONE_BY_ONE = (
     "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
     "parquet_dataset is the output for so many."
 )
+
+
+log = logging.getLogger("featuremill.outputs")
 
 
 class Format(NamedTuple):
@@ -94,26 +103,47 @@ def module_of(name: str) -> ModuleType:
     if point is None:
         known = ", ".join(f"`{known}`" for known in names())
         raise UserError(f"give one of {known}, not {name!r}.")
-    package = point.dist.name if point.dist else point.value
     try:
         module = import_module(point.module)
     except Exception as error:
         raise UserError(
-            f"output {name} of package {package} cannot be imported "
-            f"({type(error).__name__}: {error}); that is for its author to mend."
+            f"{_who(name)} cannot be imported ({type(error).__name__}: {error}); {OF_ITS_AUTHOR}."
         ) from error
     if not isinstance(getattr(module, "FORMAT", None), Format) or not hasattr(module, "Writer"):
         raise UserError(
-            f"output {name} of package {package} lacks its FORMAT (a "
-            "featuremill.store.formats.Format) or its Writer; that is for its author to mend."
+            f"{_who(name)} lacks its FORMAT (a featuremill.store.formats.Format) or its Writer; "
+            f"{OF_ITS_AUTHOR}."
         )
-    taken = [other for other in built_in() if format_of(other).file == module.FORMAT.file]
-    if taken or Path(module.FORMAT.file).name != module.FORMAT.file:
+    file = module.FORMAT.file
+    taken = {format_of(other).file for other in built_in()} | set(OF_THE_RUN)
+    if taken & {file, sidecar_of(file)} or Path(file).name != file or file.startswith("."):
         raise UserError(
-            f"output {name} of package {package} cannot call its file {module.FORMAT.file!r}: "
-            "it is another output's, or no plain name; that is for its author to mend."
+            f"{_who(name)} cannot call its file {file!r}: it is another output's, the run's own, "
+            f"or no plain name; {OF_ITS_AUTHOR}."
         )
     return module
+
+
+def _who(name: str) -> str:
+    """Return the output called `name` with the package that it is of."""
+    point = _registered()[name]
+    return f"output {name} of package {point.dist.name if point.dist else point.value}"
+
+
+@contextlib.contextmanager
+def told(name: str, what: str) -> Iterator[None]:
+    """Tell what the output called `name` raises in `what` as its own, where it is another
+    package's."""
+    try:
+        yield
+    except (UserError, WorkloadError, IntegrityError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        if name in built_in():
+            raise
+        log.debug("where the output raised it", exc_info=True)
+        text = clipped(" ".join(f"{type(error).__name__}: {error}".split()))
+        raise WorkloadError(f"{_who(name)}: {what} raised {text}; {OF_ITS_AUTHOR}.") from error
 
 
 def format_of(name: str) -> Format:
@@ -144,6 +174,11 @@ EXPORTS = "exports.json"
 """What `featuremill export` wrote beside the results; a merge removes it with the files."""
 PARTIAL = "partial"
 """The folder in `results/<run>/` with what was computed when someone asked: the same files."""
+OF_THE_RUN = (
+    *("plan.json", "manifest.parquet", "manifest.json", "receipts", "store"),
+    *(*FAILED, EXPORTS, PARTIAL, "report.html", "figures"),
+)
+"""What else stands in `results/<run>/`, so that no output may be called like it."""
 ABOUT = ("id", "accession", "description", "length", "sha256")
 """Columns of a finished table that are no values."""
 
@@ -199,7 +234,10 @@ def files_of(path: Path) -> list[Path]:
     """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
     if not path.is_dir():
         return [path]
-    found = [*path.glob("part-*.parquet"), *path.rglob("*.pt")]
+    if path.name in {format_of(name).file for name in built_in()}:
+        found = [*path.glob("part-*.parquet"), *path.rglob("*.pt")]
+    else:  # of another package
+        found = [file for file in path.rglob("*") if file.name != OF_SNAKEMAKE]
     return sorted(file for file in found if file.is_file())  # headers make folders of any name
 
 

@@ -30,6 +30,7 @@ from featuremill.workload.offers import Checkpoint as Checkpoint
 from featuremill.workload.offers import Checkpoints as Checkpoints
 from featuremill.workload.offers import Converted as Converted
 from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
+from featuremill.workload.offers import HasPrecisions as HasPrecisions
 from featuremill.workload.offers import TellsMemory as TellsMemory
 from featuremill.workload.offers import TellsWays as TellsWays
 from featuremill.workload.offers import said as said

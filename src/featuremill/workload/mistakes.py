@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from featuremill.base import faults
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.text import clipped
 
@@ -28,6 +29,8 @@ GROUP = "featuremill.workloads"
 OWN_SENTENCE = (UserError, WorkloadError, DeviceError, IntegrityError, OSError)
 MOST_SHOWN = 200
 """Letters of what an error says."""
+REASON = "reason"
+"""The column beside the values in which `collect` may say why a row has none."""
 DUE = {
     "id": (str,),
     "description": (str,),
@@ -67,20 +70,23 @@ def described(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def told(name: str, what: str) -> Iterator[None]:
-    """Tell whatever the workload called `name` raises in `what` as its own; log where it did."""
+    """Tell whatever the workload called `name` raises in `what` as its own; log where it did.
+
+    Not what memory, a device or an installation is to blame for, and not what a built-in one
+    raises: that is a bug of featuremill.
+    """
     try:
         yield
     except OWN_SENTENCE:
         raise
     except Exception as error:
-        raise _raised(name, what, error) from None
+        of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
+        if name not in registered() or of_device or faults.fault_of_installation(error):
+            raise
+        raise _raised(name, what, error) from error
 
 
-def _raised(name: str, what: str, error: Exception, where: str = "") -> Exception:
-    """Return what to raise for an `error` that came out of a workload; a built-in one's is a bug of
-    featuremill and stays what it is."""
-    if name not in registered():
-        return error
+def _raised(name: str, what: str, error: Exception, where: str = "") -> WorkloadError:
     log.debug("where the workload raised it", exc_info=True)
     return mistake(name, f"{what} raised {described(error)}{where}")
 
@@ -156,7 +162,7 @@ def _checked(
     except OWN_SENTENCE:
         raise
     except Exception as error:
-        raise _raised(name, "records", error, f" at record {number + 1:,}") from None
+        raise _raised(name, "records", error, f" at record {number + 1:,}") from error
 
 
 def _refuse_record(name: str, record: Any, number: int) -> None:
@@ -164,17 +170,19 @@ def _refuse_record(name: str, record: Any, number: int) -> None:
     from featuremill.workload import Record
 
     if not isinstance(record, Record):
-        kind = type(record).__name__
-        raise mistake(name, f"records gave {kind} as number {number:,} where a Record is due")
+        raise mistake(
+            name, f"records gave {_kind(record)} as number {number:,} where a Record is due"
+        )
     for field, types in DUE.items():
         if not isinstance(value := getattr(record, field), types):
-            kind = "None" if value is None else type(value).__name__
             due = types[0].__name__
-            raise mistake(name, f"record {number:,} has {kind} as {field} where {due} is due")
+            raise mistake(
+                name, f"record {number:,} has {_kind(value)} as {field} where {due} is due"
+            )
 
 
 def costs_of(
-    name: str, workload: Workload, payloads: Sequence[bytes], options: Any
+    name: str, workload: Workload, payloads: Iterable[bytes], options: Any
 ) -> Sequence[int]:
     """Return what the workload called `name` says that each of `payloads` costs.
 
@@ -207,8 +215,7 @@ def schema_of(
     with told(name, "schema"):
         schema = workload.schema(options, weights)
     if not isinstance(schema, pa.Schema):
-        kind = type(schema).__name__
-        raise mistake(name, f"schema gave {kind} where a pyarrow.Schema is due")
+        raise mistake(name, f"schema gave {_kind(schema)} where a pyarrow.Schema is due")
     names: list[str] = schema.names
     if not names:
         raise mistake(name, "schema has no column")
@@ -217,6 +224,8 @@ def schema_of(
         raise mistake(name, f"schema has a column {taken!r}, which is the core's ({others} are)")
     if twice := next((column for column in names if names.count(column) > 1), None):
         raise mistake(name, f"the column {twice!r} stands twice in schema")
+    if empty := next((field.name for field in schema if pa.types.is_null(field.type)), None):
+        raise mistake(name, f"the column {empty!r} is of type null in schema, which holds no value")
     return schema
 
 
@@ -229,6 +238,42 @@ def resolved(name: str, workload: Workload, options: Any, device: Any, weights: 
     with told(name, "resolve"):
         settled = workload.resolve(options, device, weights)
     if not isinstance(settled, workload.Options):
-        kind = type(settled).__name__
-        raise mistake(name, f"resolve gave {kind} where Options are due")
+        raise mistake(name, f"resolve gave {_kind(settled)} where Options are due")
     return settled
+
+
+def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> int:
+    """Return what a batch of the workload called `name` may cost on a device.
+
+    Raises:
+        WorkloadError: it is no whole number of at least 1.
+    """
+    with told(name, "batch_cost"):
+        cost: Any = workload.batch_cost(options, device)
+    if not isinstance(cost, Integral) or cost < 1:
+        raise mistake(
+            name, f"batch_cost gave {cost!r:.50} where a whole number of at least 1 is due"
+        )
+    return int(cost)
+
+
+def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | None = None) -> None:
+    """Refuse what `collect` of the workload called `name` gave for a batch of `num_rows`: no table,
+    of another number of rows, or of other columns than those of the `schema`, if that is known."""
+    import pyarrow as pa
+
+    if not isinstance(values, pa.RecordBatch):
+        raise mistake(name, f"collect gave {_kind(values)} where a pyarrow.RecordBatch is due")
+    if values.num_rows != num_rows:
+        raise mistake(name, f"collect gave {values.num_rows} rows for {num_rows} payloads")
+    found = pa.schema([field for field in values.schema if field.name != REASON])
+    if schema is not None and not found.equals(schema):
+        gave, due = (
+            clipped(", ".join(f"{field.name}: {field.type}" for field in each), MOST_SHOWN)
+            for each in (found, schema)
+        )
+        raise mistake(name, f"collect gave the columns {gave}, and schema says {due}")
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

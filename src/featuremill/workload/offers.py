@@ -37,6 +37,9 @@ class Says:
     VERSIONS_OF: Sequence[str] = ()
     """Distributions that values depend on besides torch and featuremill: their versions stand in
     receipts, and merge warns where they are mixed."""
+    SPEED_OPTIONS: Sequence[str] | None = None
+    """Options that change how long a unit of cost takes; None: any may. Earlier runs that agree in
+    them tell the speed of new ones."""
     REASONS: Sequence[Kind] = ()
     """Kinds of reasons of its own why a record fails, each with its remedy."""
 
@@ -121,6 +124,22 @@ class TellsMemory(Protocol):
         `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
         a batch may cost.
         """
+
+
+@runtime_checkable
+class HasPrecisions(Protocol):
+    """A number type to compute in, of several: audit compares them, and plan and estimate tell it.
+    A workload that lacks these has nothing to audit."""
+
+    PRECISION: str
+    """The option that names it: bf16, fp16, fp32, or auto until it is resolved."""
+
+    def audited(self, options: Any, precision: str) -> Any:
+        """Return resolved `options` by which audit computes in this precision: with every value
+        that the network gives, unrounded, so that a record has at least one vector in a column."""
+
+    def num_vectors(self, payload: bytes, options: Any) -> int:
+        """Return how many vectors a record has at most in one column of `audited` options."""
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class PathOption(NamedTuple):
 
     is_folder: bool
     is_weights: bool = False
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        format = "path" if self.is_weights else "directory-path" if self.is_folder else "file-path"
+        return {**handler(schema), "format": format}
 
 
 OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
@@ -94,6 +98,8 @@ def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found
             raise _refusal(name, path, f"there is no such {meant}")
         if path.is_dir() != is_folder:
             raise _refusal(name, path, f"this is a {found}, and a {meant} is meant")
+        if not is_folder and not path.is_file():
+            raise _refusal(name, path, "this is no regular file, so it cannot be read twice")
         if is_folder and not files_below(path):
             raise _refusal(name, path, "there is no file in this folder")
         return look(path)

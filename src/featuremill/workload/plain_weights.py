@@ -28,11 +28,18 @@ def name_of(path: str) -> str:
 
 def refuse_missing(path: str) -> None:
     """Raise UserError where there is neither a file nor a folder with files at `path`."""
-    at = Path(path).expanduser()
-    if not at.exists():
-        raise UserError(f"{path}: there is no such file or folder; name the one with the weights.")
-    if at.is_dir() and not files_below(at):
-        raise UserError(f"{path}: there is no file in this folder; name the one with the weights.")
+    at, problem = Path(path).expanduser(), ""
+    try:
+        if not at.exists():
+            problem = "there is no such file or folder"
+        elif not (at.is_file() or at.is_dir()):
+            problem = "this is no regular file"
+        elif at.is_dir() and not files_below(at):
+            problem = "there is no file in this folder"
+    except OSError as error:
+        problem = f"{error.filename or at} cannot be read ({error.strerror})"
+    if problem:
+        raise UserError(f"{path}: {problem}; name the one with the weights.")
 
 
 def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:

@@ -15,7 +15,14 @@ from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
 from featuremill.store.plan import Settings
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload, mistakes, option_files
+from featuremill.workload import (
+    HasPrecisions,
+    Weights,
+    Workload,
+    find_workload,
+    mistakes,
+    option_files,
+)
 from featuremill.workload.option_files import execution_of
 
 ENGINE_VERSION = 1
@@ -51,6 +58,17 @@ def recipe_of(settings: Settings) -> str:
     told = settings.as_json()
     canonical = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return digest_of([canonical.encode()])
+
+
+def precision_told(settings: Settings) -> str:
+    """Return the number type that a recipe tells of; "" where it tells of none."""
+    try:
+        workload = find_workload(settings.workload)
+    except UserError:
+        return ""
+    if not isinstance(workload, HasPrecisions):
+        return ""
+    return str(settings.options.get(workload.PRECISION, ""))
 
 
 def versions(workload: Workload) -> dict[str, Any]:

@@ -19,8 +19,9 @@ from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
     Device,
-    Workload,
+    HasPrecisions,
     find_workload,
+    mistakes,
     refuse_without_packages,
     weights,
 )
@@ -81,18 +82,20 @@ def run(arguments: argparse.Namespace) -> int:
     from featuremill.doctor.audit import report
     from featuremill.doctor.audit.measure import Task, check_room, measure
 
-    paths, workload, options, device, dtypes = _asked(arguments)
-    sample = draw(workload.records(paths, options), arguments.sample)
+    paths, name, options, device, dtypes = _asked(arguments)
+    workload = find_workload(name)
+    assert isinstance(workload, HasPrecisions)
+    sample = draw(mistakes.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
     if sample.survey.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
-    network = weights.weights_of(weights.convert(workload.weights(options) or ""))
+    network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refused here, rather than when the others are computed
-        chosen = type(options).model_validate(options.model_dump() | {"dtype": dtype})
-        workload.resolve(chosen, device, network)
-    options = workload.resolve(options, device, network)
-    task = Task(workload, options, dtypes, device, network)
+        chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
+        mistakes.resolved(name, workload, chosen, device, network)
+    options = mistakes.resolved(name, workload, options, device, network)
+    task = Task(workload, options, dtypes, device, network, name)
     check_room(task, sample.proteins)
     found = measure(task, sample.proteins)
     if (precision := report.matmul_precision()) != "highest":
@@ -109,10 +112,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(
     arguments: argparse.Namespace,
-) -> tuple[list[Path], Workload, Any, Device, tuple[str, ...]]:
+) -> tuple[list[Path], str, Any, Device, tuple[str, ...]]:
     """Check the command line and the config together, but for what only the model can tell.
 
-    Returns the input files, the workload, its options, the device and the dtypes to audit.
+    Returns the input files, the workload's name, its options, the device and the dtypes to audit.
     """
     if arguments.sample < 1:
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
@@ -122,7 +125,7 @@ def _asked(
     run = config.read(arguments.config) if arguments.config else None
     name = run.workload if run else config.Config.model_fields["workload"].default
     workload = find_workload(name)
-    if "dtype" not in workload.Options.model_fields:
+    if not isinstance(workload, HasPrecisions):
         raise UserError(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             "give a config with workload: esm2."
@@ -131,7 +134,7 @@ def _asked(
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = dict(run.options) if run else {}
-    for key in ("model", "layers"):
+    for key in ("model", "layers"):  # ESM-2's; of another workload they are refused
         if (value := getattr(arguments, key)) is not None:
             options[key] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
@@ -139,13 +142,15 @@ def _asked(
     refuse_without_packages(workload.Options)
     choice = arguments.device or (run.device if run else "auto")
     (device,) = with_processors(devices_for(choice)[:1])
-    dtypes = tuple(dict.fromkeys(arguments.dtype or _usual(device, checked.dtype)))
+    dtypes = tuple(
+        dict.fromkeys(arguments.dtype or _usual(device, getattr(checked, workload.PRECISION)))
+    )
     if not dtypes:
         raise UserError(
             f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "
             "reference; audit where the GPU is, or say --dtype fp16 (slow on a CPU)."
         )
-    return inputs, workload, checked, device, dtypes
+    return inputs, name, checked, device, dtypes
 
 
 def _usual(device: Device, own: str) -> list[str]:

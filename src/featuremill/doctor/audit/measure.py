@@ -27,7 +27,15 @@ from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
 from featuremill.extract.at_hand import values_in_batches
-from featuremill.workload import Device, TellsMemory, Weights, Workload
+from featuremill.store.formats import kind_of
+from featuremill.workload import (
+    Device,
+    HasPrecisions,
+    TellsMemory,
+    Weights,
+    Workload,
+    mistakes,
+)
 
 REFERENCE = "fp32"
 FLOAT_BYTES = 4
@@ -53,32 +61,45 @@ class Task(NamedTuple):
     dtypes: tuple[str, ...]
     device: Device
     weights: Weights
+    name: str = ""
+    """Of the workload."""
+
+    @property
+    def precisions(self) -> HasPrecisions:
+        """The same workload."""
+        assert isinstance(self.workload, HasPrecisions)
+        return self.workload
 
     def options_in(self, dtype: str) -> Any:
         """Return the options to compute with: every residue's values, unrounded."""
-        more = {"dtype": dtype, "per_residue": True, "output_dtype": "float32"}
-        return type(self.options).model_validate(self.options.model_dump() | more)
+        with mistakes.told(self.name, "audited"):
+            return self.precisions.audited(self.options, dtype)
 
-    def costs(self, proteins: Sequence[Protein]) -> list[int]:
+    def costs(self, proteins: Sequence[Protein]) -> Sequence[int]:
         """Return the work in each protein."""
-        return [self.workload.cost(protein.payload, self.options) for protein in proteins]
+        payloads = [protein.payload for protein in proteins]
+        return mistakes.costs_of(self.name, self.workload, payloads, self.options)
 
     def num_residues(self, protein: Protein) -> int:
         """Return how many residues of a protein get a vector."""
-        length, options = len(protein.payload), self.options
-        return min(length, options.max_residues) if options.long == "truncate" else length
+        with mistakes.told(self.name, "num_vectors"):
+            return self.precisions.num_vectors(protein.payload, self.options)
 
     @property
     def values_bytes(self) -> int:
         """What one residue's values take, in fp32."""
-        width = int(self.weights.metadata["embed_dim"])
-        return width * len(self.options.layers) * FLOAT_BYTES
+        options = self.options_in(REFERENCE)
+        values = mistakes.schema_of(self.name, self.workload, options, self.weights, ())
+        lists = [column.type for column in values if kind_of(column.type) == "per_residue"]
+        pooled = [column.type for column in values if kind_of(column.type) == "pooled"]
+        return max(1, sum(map(_width, lists or pooled))) * FLOAT_BYTES
 
     @property
     def budget(self) -> int:
         """What a batch may cost: as in a run, or less if its values would take too much."""
         fitting = max(1, VALUES_BYTES // self.values_bytes)
-        return min(self.workload.batch_cost(self.options, self.device), fitting)
+        usual = mistakes.batch_cost_of(self.name, self.workload, self.options, self.device)
+        return min(usual, fitting)
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
         """Return what the model in `dtype` takes on the device, at most; 0 where nobody tells."""
@@ -197,7 +218,8 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
     it was computed."""
     options = task.options_in(dtype)
     try:
-        model: Any = task.workload.load(options, [task.device], task.weights)
+        with mistakes.told(task.name, "load"):
+            model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
         if faults.is_out_of_memory(error):
             raise UserError(
@@ -217,9 +239,12 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
         lambda row, reason: _refuse(task, dtype, proteins[row], reason),
         log.warning,
         is_finite_only=dtype == REFERENCE,
+        name=task.name,
     ):
         rows = [row for (row,) in places]  # no two proteins of a sample are equal
         for name, column in zip(values.schema.names, values.columns, strict=True):
+            if kind_of(column.type) == "table":  # there is no cosine of it
+                continue
             for row, values_VD in zip(rows, _matrices(column), strict=True):
                 take(row, name, values_VD)
         done += sum(costs[row] for row in rows)
@@ -229,12 +254,20 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
     return backend
 
 
+def _width(kind: pa.DataType) -> int:
+    """Return the length of a vector in a column of this type; 1 for a number for each residue."""
+    inner = kind if pa.types.is_fixed_size_list(kind) else kind.value_type
+    return int(inner.list_size) if pa.types.is_fixed_size_list(inner) else 1
+
+
 def _matrices(column: pa.Array) -> Iterator[Matrix]:
     """Yield each protein's vectors, shape (vectors, width), without copying: a column has one
     vector a protein, or a list of them."""
-    is_list = pa.types.is_list(column.type)
+    is_list = not pa.types.is_fixed_size_list(column.type)
     vectors = column.values if is_list else column
-    matrix = vectors.flatten().to_numpy().reshape(-1, vectors.type.list_size)
+    is_number = not pa.types.is_fixed_size_list(vectors.type)
+    numbers = vectors if is_number else vectors.flatten()
+    matrix = numbers.to_numpy().astype(np.float32, copy=False).reshape(-1, _width(column.type))
     bounds = column.offsets.to_numpy() if is_list else range(len(column) + 1)
     for start, end in itertools.pairwise(bounds):
         yield matrix[start:end]

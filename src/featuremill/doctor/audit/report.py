@@ -97,6 +97,8 @@ class Audit(BaseModel):
     device: dict[Literal["kind", "name"], str]
     versions: dict[str, str]
     reference: dict[Literal["dtype", "backend", "matmul_precision"], str]
+    dtype_here: str
+    """What a run would take here."""
     dtypes: list[Audited]
 
     def lines(self) -> Iterator[str]:
@@ -127,7 +129,7 @@ class Audit(BaseModel):
         cut = f"; {sample['truncated']:,} truncated" if sample["truncated"] else ""
         yield "sample", f"{told}; the longest has {sample['longest']:,}{cut}"
         yield "model", self.model
-        yield "device", f"{self.device['name']}; a run's dtype here: {self.options['dtype']}"
+        yield "device", f"{self.device['name']}; a run's dtype here: {self.dtype_here}"
         yield "kernels", f"{REFERENCE}: {self.reference['backend']}"
         for found in self.dtypes:
             yield "", f"{found.dtype}: {found.backend}"
@@ -165,6 +167,7 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
             "backend": reference.backend,
             "matmul_precision": matmul_precision(),
         },
+        dtype_here=getattr(task.options, task.precisions.PRECISION),
         dtypes=dtypes,
     )
 

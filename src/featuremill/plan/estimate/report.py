@@ -30,6 +30,8 @@ from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Device, TellsMemory, Weights, find_workload
+from featuremill.workload.recipe import precision_told
+from featuremill.workload.weights import model_told
 
 WIDTH = 96
 TABLE_WIDTH = 200
@@ -105,7 +107,8 @@ class Estimate(BaseModel):
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
-        model = f" ({_safe(self.model)}, {self.dtype})" if self.model else ""
+        told = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
+        model = f" ({told})" if told else ""
         shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
         yield from wrapped(
             f"{counted(self.counts.input, 'record')}, {self.counts.unique:,} distinct; "
@@ -261,8 +264,8 @@ class Case:
         return Estimate(
             run=self.config.run,
             workload=self.config.workload,
-            model=options.get("model"),
-            dtype=options.get("dtype"),
+            model=model_told(self.settings) or None,
+            dtype=precision_told(self.settings) or None,
             cost_unit=plan.cost_unit,
             source=work.source,
             is_planned=work.is_planned,

@@ -22,6 +22,8 @@ from featuremill.store.plan import Plan, Settings
 from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
+from featuremill.workload import find_workload, said
+from featuremill.workload.recipe import precision_told
 
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
@@ -142,12 +144,12 @@ def find(
             "no GPU is here and none has computed this model yet; say which it will be with "
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
-    if shape is None:
+    dtype = precision_told(asked.settings)
+    if shape is None or not dtype:
         raise UserError(
             f"workload {asked.settings.workload}: nothing is known of its speed on {name}; "
             "compute a shard or two there first, or give --tokens-per-second."
         )
-    dtype = str(asked.settings.options["dtype"])
     if not asked.is_gpu:
         at = assumed.on_cpu(shape, mean_cost, dtype, asked.threads or 1)
         source = (
@@ -207,8 +209,8 @@ def earlier_parts(asked: Asked, results: Path) -> tuple[Sequence[Receipt], list[
     """Return the newest receipts below `results` that answer what is `asked`, the oldest first,
     and the folders of their runs.
 
-    They are of runs that computed the same thing: workload, its version, and the model and dtype
-    where it has any, else all options. Where none had as many threads, others answer.
+    They are of runs that computed the same thing: workload, its version, and the options that its
+    speed depends on. Where none had as many threads, others answer.
     """
     runs = [path.parent for path in sorted(results.glob("*/plan.json"))]
     answers_of = {run: _answers_of(Results(run), asked) for run in runs}
@@ -231,12 +233,12 @@ def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
 
 def is_alike(one: Settings, other: Settings) -> bool:
     """Tell whether two settings cost a device the same time, nearly: other layers and pools of the
-    same model do."""
+    same ESM-2 do."""
     if (one.workload, one.version) != (other.workload, other.version):
         return False
-    if "model" not in one.options or "model" not in other.options:
+    keys = said(find_workload(one.workload), "SPEED_OPTIONS")
+    if keys is None:
         return one.options == other.options
-    keys = ("model", "dtype", "per_residue")
     return all(one.options.get(key) == other.options.get(key) for key in keys)
 
 

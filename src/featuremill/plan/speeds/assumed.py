@@ -65,7 +65,11 @@ class Shape(NamedTuple):
 
 
 def shape_told(metadata: Mapping[str, str]) -> Shape | None:
-    """Return the architecture that the metadata of weights tell; None where they tell none."""
+    """Return the architecture that the metadata of weights tell; None where they tell none.
+
+    The keys are those of ESM-2, as all formulas here are; other weights that tell them are an
+    encoder of the same kind.
+    """
     found = [metadata.get(key, "") for key in ("num_layers", "embed_dim")]
     return Shape(*map(int, found)) if all(number.isdecimal() for number in found) else None
 

@@ -30,14 +30,18 @@ __all__ = [
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "PRECISION",
+    "SPEED_OPTIONS",
     "VERSION",
     "WAYS",
     "Options",
+    "audited",
     "batch_cost",
     "collect",
     "cost",
     "load",
     "memory_mb",
+    "num_vectors",
     "prepare",
     "records",
     "resolve",
@@ -53,6 +57,8 @@ VERSION = "1"
 COST_UNIT = "tokens"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
+PRECISION = "dtype"
+SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
@@ -169,6 +175,18 @@ def weights_mb(weights: Weights) -> float:
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
     """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
     return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
+
+
+def audited(options: Options, precision: str) -> Options:
+    """Return the options that deliver every residue's vector, unrounded."""
+    more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
+    return Options.model_validate(options.model_dump() | more)
+
+
+def num_vectors(payload: bytes, options: Options) -> int:
+    """Return how many residues of a protein get a vector."""
+    length = len(payload)
+    return min(length, options.max_residues) if options.long == "truncate" else length
 
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:

@@ -1,0 +1,222 @@
+"""MosaicBERT, the encoder of DNABERT-2 and DNABERT-S, without its pooler and heads.
+
+Written from the papers: BERT (Devlin et al. 2019, a LayerNorm behind each residual) with ALiBi in
+place of position embeddings (Press et al. 2022) and a GEGLU feed-forward part (Shazeer 2020), put
+together by Portes et al. 2023. Modules bear the names of the published checkpoints.
+
+In bf16 the matrix products, what passes between them and the bias of attention are narrow;
+embeddings, residual stream, LayerNorm and, inside torch's kernels, softmax are fp32.
+
+Shape legend: B sequences, T tokens of the longest, E width, H heads, d width of a head, I width of
+the feed-forward part.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featuremill.base.errors import UserError
+
+KEYS = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("vocab_size", "type_vocab_size", "layer_norm_eps", "hidden_act"),
+)
+"""What is read of a config.json."""
+ALIGNED = 8
+"""Rows of the bias begin at multiples of so many numbers. Where they do not, torch copies it for
+CUDA's kernels in each layer (`pad_bias` of its attention.cpp)."""
+
+
+class MosaicBert(nn.Module):
+    """The encoder with weights of torch's initialization, to be filled by `load_state_dict`.
+
+    It has parameters only, so it may be built on the meta device and filled with `assign=True`.
+    `config` is what config.json holds. UserError if it is of another architecture.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        if missing := [key for key in KEYS if key not in config]:
+            raise UserError(
+                f"config.json: {', '.join(missing)} is missing; get the file again from where the "
+                "weights are from."
+            )
+        width, num_heads = config["hidden_size"], config["num_attention_heads"]
+        if config["hidden_act"] != "gelu":
+            raise UserError(
+                f"config.json: hidden_act is {config['hidden_act']!r}, and only 'gelu' is computed "
+                "of MosaicBERT; take a checkpoint that has it."
+            )
+        if width % num_heads:
+            raise UserError(
+                f"config.json: hidden_size {width} does not divide by num_attention_heads "
+                f"{num_heads}; get the file again from where the weights are from."
+            )
+        self.num_heads: int = num_heads
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+
+    @torch.no_grad()
+    def forward(self, tokens_BT: Tensor, is_token_BT: Tensor | None = None) -> list[Tensor]:
+        """Return hidden_BTE in fp32, the embeddings first and then one a layer.
+
+        `is_token_BT` is False (bool) where a sequence is padded; None means nowhere. Each sequence
+        has a token. What stands at padding means nothing.
+        """
+        hidden_BTE: Tensor = self.embeddings(tokens_BT)
+        dtype = next(self.encoder.parameters()).dtype
+        bias_BHTT = attention_bias(
+            self.num_heads, tokens_BT.shape[1], is_token_BT, dtype, tokens_BT.device
+        )
+        hidden = [hidden_BTE]
+        for layer in self.encoder.layer:
+            hidden.append(layer(hidden[-1], bias_BHTT))
+        return hidden
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return what a token's distance costs in each head: 2^(-8/n), 2^(-16/n), … of n heads.
+
+    That holds for powers of two. Other numbers of heads take the slopes of the next lower one,
+    and then the first, third, … of its double (Press et al. 2022, and their code).
+    """
+    power = 1 << (num_heads.bit_length() - 1)
+    exponents = [8 * (head + 1) / power for head in range(power)]
+    exponents += [4 * (2 * head + 1) / power for head in range(num_heads - power)]
+    return [2.0**-exponent for exponent in exponents]
+
+
+def attention_bias(
+    num_heads: int,
+    num_tokens: int,
+    is_token_BT: Tensor | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Return what is added to the logits of attention: bias_BHTT, with B = 1 without padding.
+
+    It is -slope · |i - j|, the symmetric ALiBi of Portes et al. 2023, and -inf for keys that are
+    padding. Its B · H · T · T numbers are most of the memory of long sequences.
+    """
+    num_keys = -(-num_tokens // ALIGNED) * ALIGNED
+    slopes_H11 = torch.tensor(alibi_slopes(num_heads), device=device)[:, None, None]
+    queries_T1 = torch.arange(num_tokens, dtype=torch.float32, device=device)[:, None]
+    keys_K = torch.arange(num_keys, dtype=torch.float32, device=device)
+    bias_BHTK = ((queries_T1 - keys_K).abs() * -slopes_H11).to(dtype)[None]
+    if is_token_BT is not None:
+        is_padding_BK = F.pad(~is_token_BT, (0, num_keys - num_tokens))
+        bias_BHTK = bias_BHTK.masked_fill(is_padding_BK[:, None, None], -torch.inf)
+    return bias_BHTK[..., :num_tokens]
+
+
+class Norm(nn.LayerNorm):
+    """LayerNorm in fp32, also where its weights are narrow."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight_E, bias_E = self.weight.float(), self.bias.float()
+        return F.layer_norm(input, self.normalized_shape, weight_E, bias_E, self.eps)
+
+
+class Product(nn.Linear):
+    """A matrix product in the dtype of its weights."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.to(self.weight.dtype))
+
+
+class Embeddings(nn.Module):
+    """Tokens, all of the first type, with no word on where they stand."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width = config["hidden_size"]
+        self.word_embeddings = nn.Embedding(config["vocab_size"], width)
+        self.token_type_embeddings = nn.Embedding(config["type_vocab_size"], width)
+        self.LayerNorm = Norm(width, config["layer_norm_eps"])
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        words_BTE: Tensor = self.word_embeddings(tokens_BT).float()
+        hidden_BTE: Tensor = self.LayerNorm(words_BTE + self.token_type_embeddings.weight[0])
+        return hidden_BTE
+
+
+class Encoder(nn.Module):
+    """The layers, under their published name."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.layer = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward part, each added to what came in and then normed."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.attention = Attention(config)
+        self.mlp = FeedForward(config)
+
+    def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
+        output_BTE: Tensor = self.mlp(self.attention(hidden_BTE, bias_BHTT))
+        return output_BTE
+
+
+class Attention(nn.Module):
+    """Attention of all heads, and what adds it to the residual stream."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.self = SelfAttention(config)
+        self.output = AttentionOutput(config)
+
+    def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
+        output_BTE: Tensor = self.output(self.self(hidden_BTE, bias_BHTT), hidden_BTE)
+        return output_BTE
+
+
+class SelfAttention(nn.Module):
+    """Attention of all heads; query, key and value come from one product."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.num_heads: int = config["num_attention_heads"]
+        self.Wqkv = Product(config["hidden_size"], 3 * config["hidden_size"])
+
+    def forward(self, hidden_BTE: Tensor, bias_BHTT: Tensor) -> Tensor:
+        qkv_BT3Hd = self.Wqkv(hidden_BTE).unflatten(-1, (3, self.num_heads, -1))
+        query, key, value = qkv_BT3Hd.permute(2, 0, 3, 1, 4)
+        context_BHTd = F.scaled_dot_product_attention(query, key, value, bias_BHTT)
+        return context_BHTd.transpose(1, 2).flatten(2)
+
+
+class AttentionOutput(nn.Module):
+    """What adds attention to the residual stream."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.dense = Product(config["hidden_size"], config["hidden_size"])
+        self.LayerNorm = Norm(config["hidden_size"], config["layer_norm_eps"])
+
+    def forward(self, context_BTE: Tensor, residual_BTE: Tensor) -> Tensor:
+        hidden_BTE: Tensor = self.LayerNorm(residual_BTE + self.dense(context_BTE))
+        return hidden_BTE
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward part and what adds it to the residual stream."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        width, inner = config["hidden_size"], config["intermediate_size"]
+        self.gated_layers = Product(width, 2 * inner, bias=False)
+        self.wo = Product(inner, width)
+        self.layernorm = Norm(width, config["layer_norm_eps"])
+
+    def forward(self, residual_BTE: Tensor) -> Tensor:
+        gate_BTI, up_BTI = self.gated_layers(residual_BTE).chunk(2, dim=-1)
+        hidden_BTE: Tensor = self.layernorm(residual_BTE + self.wo(F.gelu(gate_BTI) * up_BTI))
+        return hidden_BTE
