@@ -19,7 +19,6 @@ from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
     Device,
-    Workload,
     find_workload,
     refuse_without_packages,
     weights,
@@ -81,13 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
     from featuremill.doctor.audit import report
     from featuremill.doctor.audit.measure import Task, check_room, measure
 
-    paths, workload, options, device, dtypes = _asked(arguments)
+    paths, name, options, device, dtypes = _asked(arguments)
+    workload = find_workload(name)
     sample = draw(workload.records(paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
     if sample.survey.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
-    network = weights.weights_of(weights.convert(workload.weights(options) or ""))
+    network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refused here, rather than when the others are computed
         chosen = type(options).model_validate(options.model_dump() | {"dtype": dtype})
         workload.resolve(chosen, device, network)
@@ -109,10 +109,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _asked(
     arguments: argparse.Namespace,
-) -> tuple[list[Path], Workload, Any, Device, tuple[str, ...]]:
+) -> tuple[list[Path], str, Any, Device, tuple[str, ...]]:
     """Check the command line and the config together, but for what only the model can tell.
 
-    Returns the input files, the workload, its options, the device and the dtypes to audit.
+    Returns the input files, the workload's name, its options, the device and the dtypes to audit.
     """
     if arguments.sample < 1:
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
@@ -145,7 +145,7 @@ def _asked(
             f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "
             "reference; audit where the GPU is, or say --dtype fp16 (slow on a CPU)."
         )
-    return inputs, workload, checked, device, dtypes
+    return inputs, name, checked, device, dtypes
 
 
 def _usual(device: Device, own: str) -> list[str]:

@@ -71,8 +71,10 @@ class Task(NamedTuple):
     @property
     def values_bytes(self) -> int:
         """What one residue's values take, in fp32."""
-        width = int(self.weights.metadata["embed_dim"])
-        return width * len(self.options.layers) * FLOAT_BYTES
+        columns = self.workload.schema(self.options_in(REFERENCE), self.weights)
+        vectors = [field.type.value_type for field in columns if pa.types.is_list(field.type)]
+        width: int = sum(vector.list_size for vector in vectors)
+        return width * FLOAT_BYTES
 
     @property
     def budget(self) -> int:
