@@ -2,20 +2,27 @@
 
 import json
 import random
+import runpy
 import shutil
+import subprocess
+import sys
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+import yaml
 from encoder_models import IUPAC, KINDS, Reference, dna, write
-from esm2_models import cosines, demo_proteins, relative_l2
+from esm2_models import ROOT, cosines, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import fasta, random_records
 from safetensors.torch import load_file, save_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.contract import WorkloadContract
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
@@ -536,3 +543,82 @@ def test_the_audit_serves_it(folders, tmp_path, capsys):
     names = [column["column"] for column in found["columns"]]
     assert names == ["mean_layer_3", "mean_all_layer_3", "residues_layer_3"]
     assert found["within"]
+
+
+def test_special_tokens_are_read_without_the_library_and_held_against_it(copy):
+    folder = copy("modernbert")
+    path = folder / "tokenizer.json"
+    told = json.loads(path.read_text())
+    assert vocabulary.of(folder, "modernbert").first == (1,)
+    for processor, first, last in [
+        ({"type": "Sequence", "processors": [told["post_processor"]]}, (1,), (2,)),
+        ({"type": "BertProcessing", "sep": ["[SEP]", 2], "cls": ["[CLS]", 1]}, (1,), (2,)),
+        (None, (), ()),
+    ]:
+        path.write_text(json.dumps(told | {"post_processor": processor}))
+        vocabulary.of.cache_clear()
+        words = vocabulary.of(folder, "modernbert")
+        assert (words.first, words.last) == (first, last)
+        assert len(words.tokens(b"ACGTACGT")) > len(first + last)
+    unknown = told["post_processor"] | {"type": "Unknown"}
+    path.write_text(json.dumps(told | {"post_processor": unknown}))
+    vocabulary.of.cache_clear()
+    with pytest.raises(UserError, match="in a way that is not known here"):
+        vocabulary.of(folder, "modernbert").tokens(b"ACGT")
+    path.write_text(json.dumps({"model": {"vocab": 3}}))
+    vocabulary.of.cache_clear()
+    with pytest.raises(UserError, match="not what the library tokenizers writes"):
+        vocabulary.of(folder, "modernbert")
+
+
+def test_a_plan_needs_neither_torch_nor_the_libraries_of_the_model(folders):
+    """It may be made in an environment that has none of them."""
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from featuremill.workloads.encoder import architectures, vocabulary\n"
+        "folder = Path(sys.argv[1])\n"
+        "architectures.facts_of(folder), vocabulary.of(folder, 'modernbert')\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'safetensors'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code, folders("modernbert")], check=True)
+
+
+def test_the_example_that_is_shipped(tmp_path, monkeypatch):
+    """docs/encoders.md types all of it; here is what its script writes and its config says."""
+    script = ROOT / "config" / "examples" / "random_encoder.py"
+    monkeypatch.setattr(sys, "argv", [str(script), str(tmp_path / "random_encoder")])
+    runpy.run_path(str(script), run_name="__main__")
+    assert "RANDOM" in script.read_text().splitlines()[0]
+    told = yaml.safe_load((ROOT / "config" / "examples" / "encoder.yaml").read_text("utf-8"))
+    monkeypatch.chdir(tmp_path)
+    found = weights.weights_of(weights.convert(told["options"]["model"], workload="encoder"))
+    resolved = encoder.resolve(encoder.Options.model_validate(told["options"]), CPU, found)
+    model = encoder.load(resolved, [CPU], found)
+    values = values_of(encoder, model, [b"MKV", b"MKVLA"], 4096)
+    assert values.schema == encoder.schema(resolved, found) and values.num_rows == 2
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory, environment):
+    """Let the contract's own processes find an encoder and few records."""
+    folder = tmp_path_factory.mktemp("contract")
+    write(folder / "protbert", "protbert")
+    (folder / "few.fa").write_text(fasta(random_records(15)))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("surroundings")
+class TestTheContract(WorkloadContract):
+    workload = "encoder"
+    inputs = ("few.fa",)
+    options = MappingProxyType(
+        {"model": "protbert", "alphabet": "proteins", "pool": ["mean", "cls"], "layers": [1, -1],
+         "per_residue": True, "dtype": "fp32"}
+    )  # fmt: skip
+    tolerance = 1e-5

@@ -59,7 +59,6 @@ USUAL_MULTIPROCESSORS = 132
 """Stands in where nobody has asked the driver yet, as when a plan is announced."""
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends."""
-PRINTABLE = range(0x21, 0x7F)
 NUM_SPECIAL = 2
 """Special tokens that costs are reckoned with; a network may have one less."""
 
@@ -101,7 +100,6 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     options = _settled(options, Path(options.model).expanduser())
     _, words = _opened(Path(options.model).expanduser())
-    unknown = vocabulary.unknown_letters(words, PRINTABLE)
     cut = f"longer than {options.max_residues} residues, truncated"
     for record in sequences(inputs, options):
         if record.reason:
@@ -121,7 +119,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             continue
         if words.rare_as_x and len(letters.translate(None, b"UZOB")) < len(letters):
             notes.append("U, Z, O and B read as X")
-        if len(letters.translate(None, unknown)) < len(letters):
+        if letters.translate(None, words.letters):
             notes.append("letters that the model does not know")
         yield record._replace(note="; ".join(filter(None, notes)))
 

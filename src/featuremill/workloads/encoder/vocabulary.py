@@ -21,8 +21,13 @@ from featuremill.workloads.encoder import folder as folders
 from featuremill.workloads.encoder import spiece
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+Ends = tuple[int, ...]
+"""Special tokens at one end of a sequence."""
 WORD_START = "▁"
-"""SentencePiece's mark of a token that begins a word: there, every residue is a word."""
+"""SentencePiece's mark of a token that begins a word: to a T5, every residue is a word."""
+JOINTS = "▁Ġ#"
+"""Marks of tokens that begin a word or go on with one."""
+PADS, UNKNOWNS = ("<pad>", "[PAD]"), ("<unk>", "[UNK]")
 SPECIAL = re.compile(r"[<\[].*[>\]]")
 AS_X = bytes.maketrans(b"UZOB", b"XXXX")
 """What the authors of ProtBERT and of the T5s for proteins have read in their place."""
@@ -38,9 +43,9 @@ class Vocabulary(NamedTuple):
 
     own: Callable[[bytes], Ids]
     """Letters → the ids of their own tokens, without special ones."""
-    first: tuple[int, ...]
+    first: Ends
     """Special tokens before them."""
-    last: tuple[int, ...]
+    last: Ends
     """And behind them."""
     pad: int
     unknown: int
@@ -52,6 +57,8 @@ class Vocabulary(NamedTuple):
     """Whether each letter has a token of its own, and so a vector."""
     rare_as_x: bool = False
     """Whether U, Z, O and B are read as X."""
+    letters: bytes = b""
+    """The letters that it knows."""
 
     @property
     def num_special(self) -> int:
@@ -83,49 +90,54 @@ def of(folder: Path, model_type: str) -> Vocabulary:
     found = _read(folder)
     plain = {token: id for token, id in found.ids.items() if not SPECIAL.fullmatch(token)}
     if all(token.startswith(WORD_START) for token in plain if len(token) > 1):
-        plain = {token.removeprefix(WORD_START): id for token, id in plain.items()}
+        starts = {token for token in plain if token.startswith(WORD_START)}
+        bare = {token: id for token, id in plain.items() if token not in starts}
+        plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
     first, last = _around(found, model_type)
-    special = functools.partial(_special, found.ids, folder)
-    pad, unknown = special("<pad>", "[PAD]"), special("<unk>", "[UNK]")
-    make = functools.partial(Vocabulary, first=first, last=last, pad=pad, unknown=unknown)
-    if k := _kmer_length(plain):
-        if model_type == "esm":
-            own = _kmers_in_a_row(plain, k, unknown)
-            return make(own, letters_per_token=k, is_by_letter=False)
-        if model_type == "bert":
-            own = _overlapping_kmers(plain, k, unknown)
-            return make(own, letters_per_token=1, least_letters=k, is_by_letter=False)
+    pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
+    known = {token.lstrip(JOINTS) for token in plain}
+
+    def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
+        letters = "".join(sorted(token for token in known if len(token) == 1))
+        told = {"letters": letters.encode("ascii", "ignore")} | more
+        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **told)
+
+    if (k := _kmer_length(plain)) and model_type == "esm":
+        return make(_kmers_in_a_row(plain, k, unknown), k, is_by_letter=False)
+    if k and model_type == "bert":
+        own = _overlapping_kmers(plain, k, unknown)
+        letters = BASES.encode()
+        return make(own, 1, least_letters=k, is_by_letter=False, letters=letters)
     if plain and max(map(len, plain)) == 1:
-        rare_as_x = model_type in ("bert", "t5") and "X" in plain
-        return make(_letters(plain, unknown, rare_as_x), letters_per_token=1, rare_as_x=rare_as_x)
+        if rare_as_x := model_type in ("bert", "t5") and "X" in plain:
+            known |= set("UZOB")
+        return make(_letters(plain, unknown, rare_as_x), 1, rare_as_x=rare_as_x)
     if found.tokenizer is None:
         raise UserError(
             f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
             "tokenizer.json that says how sequences are cut; save the model's fast tokenizer there."
         )
-    own = _learned(found.tokenizer)
-    return make(own, letters_per_token=LEARNED_LETTERS, is_by_letter=False)
+    return make(_learned(found.tokenizer, first, last), LEARNED_LETTERS, is_by_letter=False)
 
 
 class _Found(NamedTuple):
     """What the files of a folder tell."""
 
     ids: Mapping[str, int]
-    tokenizer: Any
-    """The `tokenizers.Tokenizer` of tokenizer.json; None without one."""
-    settings: Mapping[str, Any]
-    """Of tokenizer_config.json."""
+    around: tuple[Sequence[str], Sequence[str]] | None = None
+    """The special tokens before and behind a sequence, where a file says so."""
+    tokenizer: Path | None = None
+    """The tokenizer.json."""
+    has_end: bool = True
+    """False where there is expressly no token for an end, as in the Nucleotide Transformer."""
 
 
 def _read(folder: Path) -> _Found:
-    settings_path = folder / "tokenizer_config.json"
-    settings = folders.json_of(settings_path) if settings_path.is_file() else {}
     fast, plain, pieces = (
         folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
     )
     if fast.is_file():
-        tokenizer = _tokenizer(fast)
-        return _Found(tokenizer.get_vocab(with_added_tokens=True), tokenizer, settings)
+        return _read_fast(fast)
     if plain.is_file():
         tokens = [line.strip() for line in plain.read_text("utf-8").splitlines()]
     elif pieces.is_file():
@@ -136,22 +148,45 @@ def _read(folder: Path) -> _Found:
             "vocab.txt or a spiece.model."
         )
     ids = {token: id for id, token in reversed(list(enumerate(tokens)))}
-    added = folder / "added_tokens.json"
+    added, settings = folder / "added_tokens.json", folder / "tokenizer_config.json"
     if added.is_file():
         ids |= {token: int(id) for token, id in folders.json_of(added).items()}
-    return _Found(ids, None, settings)
+    told = folders.json_of(settings) if settings.is_file() else {}
+    return _Found(ids, has_end=told.get("eos_token", "") is not None)
 
 
-def _tokenizer(path: Path) -> Any:
-    from tokenizers import Tokenizer
-
+def _read_fast(path: Path) -> _Found:
+    """Return what a tokenizer.json says; the library that it is for may not be installed here."""
+    told = folders.json_of(path)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library's own are plain Exceptions
-        raise UserError(f"{path}: it cannot be read ({error}); download it again.") from None
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
+        words = told["model"]["vocab"]
+        if isinstance(words, list):  # of a Unigram: each with its score, in the order of ids
+            words = {word: id for id, (word, _) in enumerate(words)}
+        added = {token["content"]: token["id"] for token in told.get("added_tokens") or ()}
+        ids = dict(words) | added
+        around = _template(told.get("post_processor") or {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: this is not what the library tokenizers writes ({type(error).__name__}: "
+            f"{error}); save it anew."
+        ) from None
+    return _Found(ids, around, path)
+
+
+def _template(processor: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the special tokens that a tokenizer.json puts before and behind a sequence."""
+    kind = processor.get("type")
+    if kind == "Sequence":
+        each = map(_template, processor["processors"])
+        return next((found for found in each if any(found)), ([], []))
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return [processor["cls"][0]], [processor["sep"][0]]
+    if kind != "TemplateProcessing":
+        return [], []
+    parts = processor["single"]
+    place = next(number for number, part in enumerate(parts) if "Sequence" in part)
+    names = [part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part]
+    return names[:place], names[place:]
 
 
 def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
@@ -161,24 +196,21 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     raise UserError(f"{folder}: its vocabulary has no token {' or '.join(names)}; is it whole?")
 
 
-def _around(found: _Found, model_type: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _around(found: _Found, model_type: str) -> tuple[Ends, Ends]:
     """Return the special tokens before and behind a sequence's own."""
-    ids = found.ids
-    if found.tokenizer is not None:
-        encoded = found.tokenizer.encode("A")
-        own = [place for place, is_special in enumerate(encoded.special_tokens_mask)
-               if not is_special]  # fmt: skip
-        start, end = (own[0], own[-1] + 1) if own else (len(encoded.ids), len(encoded.ids))
-        first, last = encoded.ids[:start], encoded.ids[end:]
+    if found.around is None:
+        usual: dict[str, tuple[list[str], list[str]]]
+        usual = {"bert": (["[CLS]"], ["[SEP]"]), "t5": ([], ["</s>"])}
+        before, behind = usual.get(model_type, (["<cls>"], ["<eos>"]))
+        behind = behind if found.has_end else []
     else:
-        names = {"bert": (["[CLS]"], ["[SEP]"]), "t5": ([], ["</s>"])}
-        before, behind = names.get(model_type, (["<cls>"], ["<eos>"]))
-        if found.settings.get("eos_token", "") is None:  # as of the Nucleotide Transformer
-            behind = []
-        first, last = ([ids[name] for name in names if name in ids] for names in (before, behind))
-    if FOLDING in ids and ids[FOLDING] not in first:
-        first = [ids[FOLDING], *first]
-    return tuple(first), tuple(last)
+        before, behind = map(list, found.around)
+    if FOLDING in found.ids and FOLDING not in before:
+        before.insert(0, FOLDING)
+    first, last = (
+        tuple(found.ids[name] for name in names if name in found.ids) for names in (before, behind)
+    )
+    return first, last
 
 
 def _kmer_length(plain: Mapping[str, int]) -> int:
@@ -245,19 +277,31 @@ def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[
     return own
 
 
-def _learned(tokenizer: Any) -> Callable[[bytes], Ids]:
+def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
+    """Return what the library tokenizers makes of letters by the tokenizer.json at `path`."""
+    tokenizer = functools.cache(functools.partial(_tokenizer, path, first, last))
+
     def own(letters: bytes) -> Ids:
-        encoded = tokenizer.encode(letters.decode("ascii"), add_special_tokens=False)
+        encoded = tokenizer().encode(letters.decode("ascii"), add_special_tokens=False)
         return np.array(encoded.ids, np.int64)
 
     return own
 
 
-def unknown_letters(vocabulary: Vocabulary, letters: Sequence[int]) -> bytes:
-    """Return those of `letters` (as bytes) that the vocabulary does not know."""
-    filler = vocabulary.least_letters - 1
-    return bytes(
-        letter
-        for letter in letters
-        if vocabulary.unknown in vocabulary.own(bytes([letter]) + b"A" * filler)
-    )
+def _tokenizer(path: Path, first: Ends, last: Ends) -> Any:
+    """Return the tokenizer at `path`, after a look whether its ends are those that were read."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's own are plain Exceptions
+        raise UserError(f"{path}: it cannot be read ({error}); save it anew.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    bare = tokenizer.encode(BASES, add_special_tokens=False).ids
+    if tokenizer.encode(BASES).ids != [*first, *bare, *last]:
+        raise UserError(
+            f"{path}: its post_processor puts special tokens in a way that is not known here; save "
+            "it with a TemplateProcessing."
+        )
+    return tokenizer
