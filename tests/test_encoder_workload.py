@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from encoder_models import IUPAC, KINDS, Reference, dna, write
+from encoder_models import IUPAC, KINDS, NT_TOKENS, Reference, dna, write
 from esm2_models import ROOT, cosines, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,6 +108,15 @@ def test_tokens_are_those_of_the_models_own_tokenizer(folders, name):
         for letters in (common, common * 9 + LETTERS[kind.alphabet]):
             text = "".join(drawn.choices(letters, k=length))
             assert words.tokens(text.encode()).tolist() == reference.ids(text), text
+
+
+def test_the_nucleotide_transformers_tokens_are_those_of_its_readme(folders):
+    words = vocabulary.of(folders("nucleotide_transformer"), "esm")
+    found = [NT_TOKENS[id] for id in words.tokens(b"ACGTGTACNTGCACGGANCGACTAGTCTGA")]
+    assert found == [
+        "<cls>",
+        *["ACGTGT", "A", "C", "N", "TGCACG", "G", "A", "N", "CGACTA", "GTCTGA"],
+    ]
 
 
 @pytest.mark.parametrize("name", ["dnabert1", "protbert", "prott5", "nucleotide_transformer"])
@@ -305,6 +314,14 @@ def with_a_decoder(folder):
 def test_a_checkpoint_may_be_laid_out_in_the_ways_there_are(folders, copy, name, change):
     folder = copy(name)
     change(folder)
+    assert same_values(folder, folders(name), name)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_transformers_itself_saves_can_be_read(folders, copy, name):
+    folder = copy(name)
+    (folder / "model.safetensors").unlink()
+    Reference(folders(name), name).model.save_pretrained(folder)
     assert same_values(folder, folders(name), name)
 
 

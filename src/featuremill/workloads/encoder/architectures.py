@@ -33,8 +33,10 @@ OLD_NAMES = (
     (re.compile(r"(?<=LayerNorm\.)beta$"), "bias"),
 )
 """What TensorFlow calls scale and shift of a LayerNorm."""
-ROTARY = re.compile(r"^encoder\.layer\.\d+\.attention\.self\.rotary_embeddings\.inv_freq$")
+ROTARY = re.compile(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.inv_freq")
 FREQUENCIES = "rotary_embeddings.inv_freq"
+"""Once for all layers; older files have it for each, and transformers 5 writes an asterisk for the
+number of a layer."""
 POSITIONS = "embeddings.position_embeddings.weight"
 """A table that some ESM-2 were saved with, and do not use."""
 T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
@@ -232,7 +234,7 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
             continue
         for old, new in OLD_NAMES:
             bare = old.sub(new, bare)
-        if ROTARY.match(bare):
+        if ROTARY.fullmatch(bare):
             bare = FREQUENCIES
             if bare in found and not bool((found[bare] == tensor).all()):
                 raise UserError(f"{folder}: its layers differ in their rotary frequencies.")
