@@ -368,7 +368,7 @@ def _sections() -> dict[str, str]:
 def _others(workload: str) -> dict[str, str]:
     """Return where a key belongs that is no option of `workload`."""
     hints = dict.fromkeys(Config.model_fields, "it belongs to the top level, outside 'options:'")
-    for other in BUILT_IN:
+    for other in (DEFAULT, *BUILT_IN):
         for name in find_workload(other).Options.model_fields:
             text = f"it is one of workload {other!r}, but this run's is {workload!r}"
             hints.setdefault(name, text)
