@@ -215,6 +215,7 @@ use rule * from {name} as {name}_*
 """
 
 
+@pytest.mark.slow
 def test_what_options_name_moves_with_the_prefix(tmp_path, environment):
     """Files and folders, made by rules or there, weights too; but no place that ~ stands for."""
     common = {"inputs": "in.fa", "device": "cpu", "outputs": ["parquet"]}
