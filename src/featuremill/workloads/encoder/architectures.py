@@ -310,8 +310,6 @@ class Encoder:
 
         with torch.inference_mode():
             if not self._is_of_transformers:
-                if is_token_BT is None:
-                    is_token_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
                 states = self._network(tokens_BT, is_token_BT)
             else:
                 mask = None if is_token_BT is None else is_token_BT.long()
