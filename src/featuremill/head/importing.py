@@ -74,6 +74,7 @@ def import_head(chosen: Chosen) -> card.Card:
     tensors = named(_tensors(chosen, content, sha256), chosen)
     with replacing_folder(chosen.output) as folder:
         made = card.Card(
+            version=card.Card.NEWEST,
             kind="mlp",
             classes=list(chosen.classes),
             features=[card.Part(width=width) for width in chosen.widths],

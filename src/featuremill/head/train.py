@@ -100,6 +100,7 @@ def train(chosen: Chosen) -> card.Card:
     with replacing_folder(chosen.output) as folder:
         _write_missing(folder / card.MISSING, missing)
         made = card.Card(
+            version=card.Card.NEWEST,
             kind="mlp" if chosen.kind == "mlp" else "logistic",
             classes=examples.classes,
             features=[
