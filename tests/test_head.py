@@ -686,13 +686,17 @@ rule all:
     default_target: True
     input:
         "predictions/kind/again.tsv",
+        "predictions/theirs/old.tsv",
 """
 
 
 def test_the_rules_train_and_predict(runs, labels, tmp_path, environment):
     config = {"runs": [str(runs[0])], "labels": str(labels), "column": "kind", "group": "family"}
     config |= {"features": ["composition"], "predict": {"again": [str(runs[0])]}}
-    (tmp_path / "config.yaml").write_text(json.dumps({"heads": {"kind": config}}))
+    torch.save(network(20).state_dict(), tmp_path / "model.pth")
+    head(*import_words(tmp_path / "model.pth", tmp_path / "heads" / "theirs", "20"))
+    theirs = {"predict": {"old": [str(runs[1])]}, "any_recipe": True, "features": ["composition"]}
+    (tmp_path / "config.yaml").write_text(json.dumps({"heads": {"kind": config, "theirs": theirs}}))
     rules = Path(ROOT, "workflow", "rules", "head.smk")
     (tmp_path / "Snakefile").write_text(SNAKEFILE.format(rules=rules))
     desk = Desk(tmp_path, environment)
@@ -700,5 +704,6 @@ def test_the_rules_train_and_predict(runs, labels, tmp_path, environment):
     said = desk.type("snakemake", "--cores", "2", PATH=path).text
     assert "rule head_train:" in said and "rule head_predict:" in said
     assert len(table_of(tmp_path / "predictions/kind/again.tsv")) == 120
+    assert len(table_of(tmp_path / "predictions/theirs/old.tsv")) == 115
     assert card_of(tmp_path / "heads" / "kind")["labels"]["group"] == "family"
     assert "Nothing to be done" in desk.type("snakemake", "--cores", "2", PATH=path).text

@@ -26,7 +26,7 @@ from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.head import card
 from featuremill.store.files import replacing_folder
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.workload import refuse_without_packages
 
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -34,12 +34,6 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints keep a state dict beside other things."""
 SHAPE = "Linear, BatchNorm, ReLU, Linear"
 log = logging.getLogger("featuremill.head")
-
-
-class Needs(WorkloadOptions):
-    """What state dicts are read with."""
-
-    PACKAGES = dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]")
 
 
 class Chosen(NamedTuple):
@@ -59,7 +53,7 @@ def import_head(chosen: Chosen) -> card.Card:
     Raises:
         UserError: when the file is none, is not to be trusted, or is of another shape.
     """
-    refuse_without_packages(Needs)
+    refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
     if len(set(chosen.classes)) != len(chosen.classes) or len(chosen.classes) < 2:
         raise UserError(

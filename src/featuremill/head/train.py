@@ -7,7 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,9 @@ from featuremill.head.features import Joined, Lacking, Matrix, open_run, spread
 from featuremill.head.fitting import Kind, Logistic, Perceptron, chosen_and_fitted, out_of_fold
 from featuremill.head.intervals import Estimate, bootstrap
 from featuremill.store.files import replacing_folder, sha256_of
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.workload import refuse_without_packages
 
 log = logging.getLogger("featuremill.head")
-
-
-class Needs(WorkloadOptions):
-    """What heads are fitted with."""
-
-    PACKAGES = dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]")
 
 
 class Chosen(NamedTuple):
@@ -39,7 +33,7 @@ class Chosen(NamedTuple):
     labels: Path
     column: str
     group: str | None
-    kind: str
+    kind: Literal["logistic", "mlp"]
     feature: Sequence[str]
     output: Path
     seed: int
@@ -62,7 +56,7 @@ def train(chosen: Chosen) -> card.Card:
     Raises:
         UserError: when runs or labels are not fit for it.
     """
-    refuse_without_packages(Needs)
+    refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
     found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     columns = spread(chosen.feature, len(chosen.runs))
@@ -101,7 +95,7 @@ def train(chosen: Chosen) -> card.Card:
         _write_missing(folder / card.MISSING, missing)
         made = card.Card(
             version=card.Card.NEWEST,
-            kind="mlp" if chosen.kind == "mlp" else "logistic",
+            kind=chosen.kind,
             classes=examples.classes,
             features=[
                 card.Part(
