@@ -106,11 +106,17 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         return _trusted(chosen, content, sha256)
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
-    for key in WRAPPERS:
-        if isinstance(told, Mapping) and isinstance(told.get(key), Mapping):
-            told = told[key]
+    told = unwrapped(told)
     if not isinstance(told, Mapping) or not all(isinstance(t, torch.Tensor) for t in told.values()):
         raise _no_head(chosen, "it is no state dict")
+    return told
+
+
+def unwrapped(told: Any) -> Any:
+    """Return the state dict, or the model, that a checkpoint keeps beside other things."""
+    for key in WRAPPERS:
+        if isinstance(told, Mapping) and key in told:
+            told = told[key]
     return told
 
 
@@ -124,9 +130,10 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         again += ["--classes", ",".join(chosen.classes)]
         again += ["--dims", ",".join(map(str, chosen.widths)), "--output", str(chosen.output)]
         raise UserError(
-            f"{chosen.path}: this is a whole model that somebody pickled (sha256 {sha256}), and to "
-            "read a pickle is to run, as you, whatever code its maker put into it, so it is read "
-            "only if you trust that maker, in a process of its own and for its tensors alone: "
+            f"{chosen.path}: this is a pickled model, or has more in it than tensors (sha256 "
+            f"{sha256}), and to read it is to run, as you, whatever code its maker put into it, so "
+            "that is done only if you trust that maker, in a process of its own and for its "
+            "tensors alone: "
             f"{shlex.join(again)} --trust {sha256}"
         )
     if chosen.trusted.lower() != sha256:
@@ -163,8 +170,8 @@ def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
     linears = [layer for layer in layers.values() if layer.keys() == {"weight", "bias"}]
     total, num_classes = sum(chosen.widths), len(chosen.classes)
     if len(norms) != 1 or len(linears) != 2 or len(layers) != 3:
-        told = listed(f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8])
-        raise _no_head(chosen, f"it holds {clipped(told, 300) or 'nothing'}")
+        told = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8]]
+        raise _no_head(chosen, f"it holds {clipped(listed(told or ['no tensor']), 300)}")
     (norm,) = norms
     size = len(norm["running_mean"])
     hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)

@@ -86,7 +86,7 @@ def _read(path: Path) -> Content:
         told = torch.load(path, weights_only=True, map_location="cpu")
         layout = next((layout for layout in LAYOUTS if layout.ids in told), None)
         if layout is None:
-            raise ValueError(f"it holds {listed(map(str, told)) or 'nothing'}")
+            raise ValueError(f"it holds {listed([*map(str, told)] or ['nothing'])}")
         ids = [str(id) for id in told[layout.ids]]
         if len(ids) != len(told["data"]):
             raise ValueError(f"{len(ids)} ids and {len(told['data'])} vectors")
