@@ -17,7 +17,7 @@
 #   in    results/<run>/manifest.json of each run, the labels
 #   out   heads/<head>/ with head.json, and predictions/<head>/<name>.tsv with <name>.missing.tsv
 
-heads = config["heads"]
+heads = config.get("heads", {})
 
 
 def manifests_of_head(wildcards):

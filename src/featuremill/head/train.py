@@ -69,7 +69,7 @@ def train(chosen: Chosen) -> card.Card:
 
     import torch
 
-    torch.set_num_threads(chosen.threads)
+    torch.set_num_threads(max(1, chosen.threads))
     kind: Kind = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
     log.info(
         "%s of %s, %s numbers each; %s",
