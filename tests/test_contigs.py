@@ -1,6 +1,7 @@
 """From contigs to verdicts: the workflow that imports this one for proteins and for nucleotides."""
 
 import csv
+import json
 import random
 
 import pyarrow.parquet as pq
@@ -33,23 +34,16 @@ class Contigs(Desk):
         config = {"run": "my", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
         run = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
         config |= {"proteins": run, "head": "kinds", **more}
+        config["train"] = {"labels": "kinds.csv", "column": "kind", "features": ["composition"]}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def __call__(self, *words, status=0):
         given = ("-s", SNAKEFILE, "--configfile", "config.yaml", "--cores", 2)
         return self.type("snakemake", *given, *words, status=status).text
 
-    def train(self):
-        """Make the head from the contigs that are here: the odd ones are viruses."""
-        with (self.folder / "labels.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["id", "kind", "contig"])
-            for row in self.fragments():
-                kind = CLASSES[int(row["contig"][1:]) % 2]
-                table.writerow([row["id"], kind, row["contig"]])
-        labels = ("--labels", "labels.csv", "--column", "kind", "--group", "contig")
-        feature = ("--feature", "composition", "--output", "heads/kinds")
-        self.type("featuremill", "head", "train", "results/my-proteins", *labels, *feature)
+    def label(self, told):
+        lines = [f"{id},{CLASSES[int(id[1:]) % 2]}\n" for id in told]
+        (self.folder / "kinds.csv").write_text("id,kind\n" + "".join(lines))
 
     def fragments(self):
         return pq.read_table(self.folder / "translated" / "my" / "fragments.parquet").to_pylist()
@@ -68,18 +62,26 @@ def line(tmp_path, environment):
 
 
 def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
-    line("results/my-proteins/manifest.json")
-    line.train()
-    line.write({**contigs(16), "new": contigs(1, seed=8)["c0"], "stops": "TAGC" * 60})
-    line()
+    """Trained on some contigs, of which one has no fragment; judged are all."""
+    others = {"new": contigs(1, seed=8)["c0"], "c98": "TAGC" * 60}
+    line.write({**contigs(16), **others})
+    line.label([*contigs(16), "c98"])
+    said = line()
+    assert "1 labelled contig has no fragment in translated/my" in said
     found = line.verdicts()
-    assert set(found) == {*contigs(16), "new", "stops"}
-    assert found["stops"]["status"] == "without" and found["stops"]["verdict"] == "-"
-    right = [
-        row["verdict"] == CLASSES[int(id[1:]) % 2] for id, row in found.items() if id[0] == "c"
-    ]
-    assert sum(right) >= 14
+    assert set(found) == {*contigs(16), *others}
+    assert found["c98"]["status"] == "without" and found["c98"]["verdict"] == "-"
+    right = sum(found[id]["verdict"] == CLASSES[int(id[1:]) % 2] for id in contigs(16))
+    assert right >= 14
     counted = {id: int(row["fragments"]) for id, row in found.items()}
     rows = [row["contig"] for row in line.fragments()]
     assert counted == {id: rows.count(id) for id in found}
+    card = json.loads((line.folder / "heads" / "kinds" / "head.json").read_text())
+    assert card["counts"]["groups"] == 16 and card["labels"]["group"] == "contig"
     assert "Nothing to be done" in line("-n")
+
+
+def test_labels_that_are_of_no_contig_are_one_sentence(line):
+    line.label(["c77", "c78"])
+    said = line(status=1)
+    assert "kinds.csv: none of its ids is a contig with fragments in translated/my" in said

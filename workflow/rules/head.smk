@@ -7,14 +7,18 @@
 #       labels: labels.csv               a table of ids and classes
 #       column: kingdom                  the classes
 #       group: genus                     optional; kept whole in folds
+#       fragments: translated/a          optional; where the labels are of its contigs
 #       kind: mlp                        optional; logistic if not given
 #       features: [mean_layer_6]         optional; which vectors, where runs have several
 #       predict: {more: [results/c, …]}  optional; predictions/NAME/more.tsv
+#       any_recipe: true                 optional; predict takes features of other recipes
+#
+# A head that was imported has only the last three.
 #
 #   in    results/<run>/manifest.json of each run, the labels
 #   out   heads/<head>/ with head.json, and predictions/<head>/<name>.tsv with <name>.missing.tsv
 
-heads = config["heads"]
+heads = config.get("heads", {})
 
 
 def manifests_of_head(wildcards):
@@ -27,11 +31,23 @@ def runs_to_predict(wildcards):
     return heads[wildcards.head]["predict"][wildcards.name]
 
 
+def features_of(told):
+    """Return the words that say which vectors of the runs are meant."""
+    return [f"--feature={column}" for column in told.get("features", [])]
+
+
 def options_of_head(wildcards):
     """Return the optional words of `featuremill head train`."""
     told = heads[wildcards.head]
-    words = [f"--feature={column}" for column in told.get("features", [])]
-    return words + [f"--{key}={told[key]}" for key in ("group", "kind") if key in told]
+    return features_of(told) + [
+        f"--{key}={told[key]}" for key in ("group", "kind", "fragments") if key in told
+    ]
+
+
+def options_to_predict(wildcards):
+    """Return the optional words of `featuremill head predict`."""
+    told = heads[wildcards.head]
+    return features_of(told) + ["--any-recipe"] * told.get("any_recipe", False)
 
 
 rule head_train:
@@ -47,7 +63,7 @@ rule head_train:
         "logs/heads/{head}.log",
     wildcard_constraints:
         head="|".join(name for name in heads if "labels" in heads[name]) or "$.",
-    threads: 2
+    threads: 1  # so that the same labels give the same bytes; --set-threads has others
     params:
         folder=subpath(output.card, parent=True),
         runs=lambda wildcards: heads[wildcards.head]["runs"],
@@ -74,6 +90,7 @@ rule head_predict:
     params:
         folder=subpath(input.card, parent=True),
         runs=runs_to_predict,
+        options=options_to_predict,
     shell:
-        "exec featuremill head predict {params.folder:q} {params.runs:q} --output {output.table:q}"
-        " --log-file {log:q}"
+        "exec featuremill head predict {params.folder:q} {params.runs:q} {params.options:q}"
+        " --output {output.table:q} --log-file {log:q}"

@@ -20,9 +20,15 @@ FILES = (CARD, TENSORS, PAGE, MISSING)
 
 
 class Needs(WorkloadOptions):
-    """What heads are read and written with."""
+    """What heads are read and applied with."""
 
-    PACKAGES = {"safetensors": "featuremill[esm2]"}  # noqa: RUF012  (as every workload's)
+    PACKAGES = dict.fromkeys(("safetensors",), "featuremill[esm2]")
+
+
+class NeedsTorch(WorkloadOptions):
+    """What they are made with, and what VirNucPro's files are read with."""
+
+    PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
 
 
 class Part(Record):

@@ -43,6 +43,13 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "fold (default: each record by itself)",
     )
     add(
+        "--fragments",
+        type=Path,
+        metavar="FOLDER",
+        help="of featuremill translate: the labels are of its contigs, and each is for all of one's "
+        "fragments, which stay on one side of a fold",
+    )
+    add(
         "--kind",
         choices=("logistic", "mlp"),
         default="logistic",

@@ -26,7 +26,7 @@ from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.head import card
 from featuremill.store.files import replacing_folder
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.workload import refuse_without_packages
 
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -34,12 +34,6 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which checkpoints keep a state dict beside other things."""
 SHAPE = "Linear, BatchNorm, ReLU, Linear"
 log = logging.getLogger("featuremill.head")
-
-
-class Needs(WorkloadOptions):
-    """What state dicts are read with."""
-
-    PACKAGES = dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]")
 
 
 class Chosen(NamedTuple):
@@ -59,7 +53,7 @@ def import_head(chosen: Chosen) -> card.Card:
     Raises:
         UserError: when the file is none, is not to be trusted, or is of another shape.
     """
-    refuse_without_packages(Needs)
+    refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
     if len(set(chosen.classes)) != len(chosen.classes) or len(chosen.classes) < 2:
         raise UserError(
@@ -74,6 +68,7 @@ def import_head(chosen: Chosen) -> card.Card:
     tensors = named(_tensors(chosen, content, sha256), chosen)
     with replacing_folder(chosen.output) as folder:
         made = card.Card(
+            version=card.Card.NEWEST,
             kind="mlp",
             classes=list(chosen.classes),
             features=[card.Part(width=width) for width in chosen.widths],
@@ -111,11 +106,17 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         return _trusted(chosen, content, sha256)
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
-    for key in WRAPPERS:
-        if isinstance(told, Mapping) and isinstance(told.get(key), Mapping):
-            told = told[key]
+    told = unwrapped(told)
     if not isinstance(told, Mapping) or not all(isinstance(t, torch.Tensor) for t in told.values()):
         raise _no_head(chosen, "it is no state dict")
+    return told
+
+
+def unwrapped(told: Any) -> Any:
+    """Return the state dict, or the model, that a checkpoint keeps beside other things."""
+    for key in WRAPPERS:
+        if isinstance(told, Mapping) and key in told:
+            told = told[key]
     return told
 
 
@@ -129,9 +130,10 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         again += ["--classes", ",".join(chosen.classes)]
         again += ["--dims", ",".join(map(str, chosen.widths)), "--output", str(chosen.output)]
         raise UserError(
-            f"{chosen.path}: this is a whole model that somebody pickled (sha256 {sha256}), and to "
-            "read a pickle is to run, as you, whatever code its maker put into it, so it is read "
-            "only if you trust that maker, in a process of its own and for its tensors alone: "
+            f"{chosen.path}: this is a pickled model, or has more in it than tensors (sha256 "
+            f"{sha256}), and to read it is to run, as you, whatever code its maker put into it, so "
+            "that is done only if you trust that maker, in a process of its own and for its "
+            "tensors alone: "
             f"{shlex.join(again)} --trust {sha256}"
         )
     if chosen.trusted.lower() != sha256:
@@ -168,8 +170,8 @@ def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
     linears = [layer for layer in layers.values() if layer.keys() == {"weight", "bias"}]
     total, num_classes = sum(chosen.widths), len(chosen.classes)
     if len(norms) != 1 or len(linears) != 2 or len(layers) != 3:
-        told = listed(f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8])
-        raise _no_head(chosen, f"it holds {clipped(told, 300) or 'nothing'}")
+        told = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8]]
+        raise _no_head(chosen, f"it holds {clipped(listed(told or ['no tensor']), 300)}")
     (norm,) = norms
     size = len(norm["running_mean"])
     hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)

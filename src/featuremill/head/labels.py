@@ -68,6 +68,29 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
     return found, num_empty
 
 
+def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, Label], int]:
+    """Return the label of each fragment in the folder `translated` whose contig has one, and how
+    many of those contigs have no fragment. A contig's group is that of its fragments.
+
+    Raises:
+        UserError: when that is no finished translation.
+    """
+    import pyarrow.parquet as pq
+
+    from featuremill.translate.folder import FRAGMENTS, whole
+
+    whole(translated)
+    labelled: dict[str, Label] = {}
+    without = set(found)
+    with pq.ParquetFile(translated / FRAGMENTS) as file:
+        for batch in file.iter_batches(columns=["id", "contig"]):
+            for id, contig in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                if contig in found:
+                    labelled[id] = found[contig]
+                    without.discard(contig)
+    return labelled, len(without)
+
+
 def _text(value: object) -> str:
     """Return a cell as text: what is no text in Parquet (numbers, yes and no) as JSON has it."""
     if value is None:

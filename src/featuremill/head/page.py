@@ -72,7 +72,7 @@ def _scores(card: Card) -> Figure:
     scale = alt.Scale(domain=[0, 1])
     base = alt.Chart(values(rows))
     chart = (
-        base.mark_rule(strokeWidth=3, opacity=0.5).encode(
+        base.mark_bar(size=4, opacity=0.5).encode(
             y=axis, x=alt.X("low:Q", title="score", scale=scale), x2="high:Q"
         )
         + base.mark_circle(size=90, opacity=1).encode(

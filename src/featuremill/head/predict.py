@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,7 +65,7 @@ def predict(
     with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
-            WRITERS[output.suffix](temporary, head) as writer,
+            WRITERS[output.suffix](temporary, head) as write,
         ):
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
             table.writerow(Lacking._fields)
@@ -76,7 +76,7 @@ def predict(
                 table.writerow([one_line(text) for text in lacking])
 
             for ids, vectors in joined.blocks(tell):
-                writer.write(ids, network.softmax(network.logits(tensors, vectors)))
+                write(ids, network.softmax(network.logits(tensors, vectors)))
                 num_predicted += len(ids)
             for lacking in chain(joined.not_in_first(), joined.failed()):
                 tell(lacking)
@@ -168,11 +168,8 @@ def _flat(settings: Settings) -> dict[str, Any]:
     return {**told.pop("options", {}), **told}
 
 
-class Writer(Protocol):
-    """An open table of predictions."""
-
-    def write(self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
-        """Append rows."""
+Write = Callable[[Sequence[str], npt.NDArray[np.float64]], None]
+"""Appends rows to a table: ids, and scores (N, C)."""
 
 
 def _columns(head: card.Card) -> list[str]:
@@ -180,22 +177,21 @@ def _columns(head: card.Card) -> list[str]:
 
 
 @contextmanager
-def _tsv(path: Path, head: card.Card) -> Iterator[Writer]:
+def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(["id", "class", *_columns(head)])
 
-        class Tsv:
-            def write(self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
-                names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
-                for id, name, scores in zip(ids, names, scores_NC.tolist(), strict=True):
-                    table.writerow([one_line(id), name, *(f"{score:.9g}" for score in scores)])
+        def write(ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
+            names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
+            for id, name, scores in zip(ids, names, scores_NC.tolist(), strict=True):
+                table.writerow([one_line(id), name, *(f"{score:.9g}" for score in scores)])
 
-        yield Tsv()
+        yield write
 
 
 @contextmanager
-def _parquet(path: Path, head: card.Card) -> Iterator[Writer]:
+def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -205,13 +201,12 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Writer]:
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(told, sort_keys=True)})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
-        class Parquet:
-            def write(self, ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
-                names = [head.classes[number] for number in scores_NC.argmax(1)]
-                arrays = [pa.array(ids), pa.array(names), *map(pa.array, scores_NC.T.copy())]
-                file.write_table(pa.table(arrays, schema=schema))
+        def write(ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
+            names = [head.classes[number] for number in scores_NC.argmax(1)]
+            arrays = [pa.array(ids), pa.array(names), *map(pa.array, scores_NC.T.copy())]
+            file.write_table(pa.table(arrays, schema=schema))
 
-        yield Parquet()
+        yield write
 
 
 WRITERS = {".tsv": _tsv, ".parquet": _parquet}

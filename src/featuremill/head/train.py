@@ -7,7 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,9 @@ from featuremill.head.features import Joined, Lacking, Matrix, open_run, spread
 from featuremill.head.fitting import Kind, Logistic, Perceptron, chosen_and_fitted, out_of_fold
 from featuremill.head.intervals import Estimate, bootstrap
 from featuremill.store.files import replacing_folder, sha256_of
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.workload import refuse_without_packages
 
 log = logging.getLogger("featuremill.head")
-
-
-class Needs(WorkloadOptions):
-    """What heads are fitted with."""
-
-    PACKAGES = dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]")
 
 
 class Chosen(NamedTuple):
@@ -39,7 +33,9 @@ class Chosen(NamedTuple):
     labels: Path
     column: str
     group: str | None
-    kind: str
+    fragments: Path | None
+    """A translation's folder, where the labels are of its contigs."""
+    kind: Literal["logistic", "mlp"]
     feature: Sequence[str]
     output: Path
     seed: int
@@ -62,9 +58,20 @@ def train(chosen: Chosen) -> card.Card:
     Raises:
         UserError: when runs or labels are not fit for it.
     """
-    refuse_without_packages(Needs)
+    refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
     found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
+    if chosen.fragments:
+        found, num_without = labels.of_fragments(found, chosen.fragments)
+        if not found:
+            raise UserError(
+                f"{chosen.labels}: none of its ids is a contig with fragments in "
+                f"{chosen.fragments}; write the ids as the contigs have them."
+            )
+        if num_without:
+            says = counted(num_without, "labelled contig has", "labelled contigs have")
+            log.warning("%s no fragment in %s.", says, chosen.fragments)
+        chosen = chosen._replace(group=chosen.group or "contig")
     columns = spread(chosen.feature, len(chosen.runs))
     parts = [open_run(run, column) for run, column in zip(chosen.runs, columns, strict=True)]
     joined = Joined(parts, found)
@@ -75,7 +82,7 @@ def train(chosen: Chosen) -> card.Card:
 
     import torch
 
-    torch.set_num_threads(chosen.threads)
+    torch.set_num_threads(max(1, chosen.threads))
     kind: Kind = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
     log.info(
         "%s of %s, %s numbers each; %s",
@@ -100,7 +107,8 @@ def train(chosen: Chosen) -> card.Card:
     with replacing_folder(chosen.output) as folder:
         _write_missing(folder / card.MISSING, missing)
         made = card.Card(
-            kind="mlp" if chosen.kind == "mlp" else "logistic",
+            version=card.Card.NEWEST,
+            kind=chosen.kind,
             classes=examples.classes,
             features=[
                 card.Part(

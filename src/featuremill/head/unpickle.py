@@ -22,6 +22,8 @@ def main() -> None:
     import torch
     from safetensors.torch import save
 
+    from featuremill.head.importing import unwrapped
+
     class StandIn(torch.nn.Module):
         """A module of an unknown class."""
 
@@ -38,8 +40,10 @@ def main() -> None:
         weights_only=False,
         pickle_module=SimpleNamespace(Unpickler=Unpickler, load=pickle.load, __name__="pickle"),
     )
+    told = unwrapped(told)
     tensors = told.state_dict() if isinstance(told, torch.nn.Module) else dict(told)
-    out.write(save({name: tensor.detach().contiguous() for name, tensor in tensors.items()}))
+    kept = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+    out.write(save({name: tensor.detach().contiguous() for name, tensor in kept.items()}))
     out.close()
 
 

@@ -22,19 +22,15 @@ import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
+from featuremill.base.words import listed
+from featuremill.head.card import NeedsTorch
 from featuremill.head.features import Index, Matrix, Rows
 from featuremill.store.plan import Settings
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.workload import refuse_without_packages
 
 WRONG = (ValueError, KeyError, TypeError)
 KEPT_FILES = 2
 """Files whose content is in memory."""
-
-
-class Needs(WorkloadOptions):
-    """What such files are read with."""
-
-    PACKAGES = {"torch": "featuremill[esm2]"}  # noqa: RUF012  (as every workload's)
 
 
 class Layout(NamedTuple):
@@ -88,7 +84,9 @@ def _read(path: Path) -> Content:
 
     try:
         told = torch.load(path, weights_only=True, map_location="cpu")
-        (layout,) = (layout for layout in LAYOUTS if layout.ids in told)
+        layout = next((layout for layout in LAYOUTS if layout.ids in told), None)
+        if layout is None:
+            raise ValueError(f"it holds {listed([*map(str, told)] or ['nothing'])}")
         ids = [str(id) for id in told[layout.ids]]
         if len(ids) != len(told["data"]):
             raise ValueError(f"{len(ids)} ids and {len(told['data'])} vectors")
@@ -108,24 +106,26 @@ def _read(path: Path) -> Content:
 
 
 class FileFeatures:
-    """Features in files of one layout, one after the other."""
+    """Features in files of one layout, one after the other; memory holds the ids of all."""
 
     recipe: str | None = None
     settings: Settings | None = None
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
-        contents = (_read(path) for path in paths)
-        sizes = []
-        for path, content in zip(paths, contents, strict=True):
-            self.column, self.width = content.layout.called, content.vectors.shape[1]
-            sizes.append(len(content.ids))
-            if self.width != _read(paths[0]).vectors.shape[1]:
+        self._ids: list[list[str]] = []
+        widths = []
+        for path in paths:
+            content = _read(path)
+            self._ids.append(content.ids)
+            widths.append(content.vectors.shape[1])
+            if widths[-1] != widths[0]:
                 raise UserError(
-                    f"{path}: its vectors have {self.width:,} numbers, and those of {paths[0]} "
-                    "have others; name files of one run."
+                    f"{path}: its vectors have {widths[-1]:,} numbers, and those of {paths[0]} "
+                    f"have {widths[0]:,}; name files of one run."
                 )
-        self._edges = np.cumsum([0, *sizes])
+        self.column, self.width = content.layout.called, widths[0]
+        self._edges = np.cumsum([0, *map(len, self._ids)])
         self.num_rows = int(self._edges[-1])
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         self.name = f"{paths[0]}{more}"
@@ -136,24 +136,24 @@ class FileFeatures:
             content = _read(path)
             yield content.ids, content.vectors
 
-    def _contents(self, rows: Rows) -> Iterator[tuple[Rows, Rows, Content]]:
-        """Yield, of each file with some of `rows`, their places among them and in the file."""
+    def _files_of(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
+        """Yield the number of each file with some of `rows`, their places here and there."""
         number_of = np.searchsorted(self._edges, rows, "right") - 1
-        for number in np.unique(number_of):
+        for number in np.unique(number_of).tolist():
             places = np.flatnonzero(number_of == number)
-            yield places, rows[places] - self._edges[number], _read(self._paths[number])
+            yield number, places, rows[places] - self._edges[number]
 
     def ids_of(self, rows: Rows) -> list[str]:
         found = np.empty(len(rows), object)
-        for places, inside, content in self._contents(rows):
-            found[places] = [content.ids[row] for row in inside]
+        for number, places, inside in self._files_of(rows):
+            found[places] = [self._ids[number][row] for row in inside]
         ids: list[str] = found.tolist()
         return ids
 
     def take(self, rows: Rows) -> Matrix:
         found = np.empty((len(rows), self.width), np.float32)
-        for places, inside, content in self._contents(rows):
-            found[places] = content.vectors[inside]
+        for number, places, inside in self._files_of(rows):
+            found[places] = _read(self._paths[number]).vectors[inside]
         return found
 
     def failures(self) -> dict[str, str]:
@@ -166,5 +166,5 @@ def layout_of(path: Path) -> str:
     Raises:
         UserError: when torch is not installed, or the file has none of the layouts.
     """
-    refuse_without_packages(Needs)
+    refuse_without_packages(NeedsTorch)
     return _read(path).layout.called

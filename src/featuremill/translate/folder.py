@@ -90,6 +90,25 @@ class Translation(JsonFile):
         )
 
 
+def whole(folder: Path) -> Translation:
+    """Return what the translation in `folder` says of itself, once its tables are seen to be those
+    that it was written for.
+
+    Raises:
+        UserError: when it is not finished, or a table is another.
+    """
+    found = Translation.find(folder / SUMMARY)
+    if found is None:
+        raise UserError(
+            f"{folder}: there is no finished translation; make one with featuremill translate."
+        )
+    for name in (FRAGMENTS, UNTRANSLATED):
+        path = folder / name
+        if not path.is_file() or sha256_of(path) != found.files[name]:
+            raise UserError(f"{path}: it is not what translate wrote; translate again.")
+    return found
+
+
 def check(folder: Path, inputs: Sequence[Path]) -> None:
     """Raise UserError unless `folder` is one, or could be, and none of `inputs` stands in it."""
     if folder.exists() and not folder.is_dir():

@@ -12,8 +12,8 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed
-from featuremill.store.files import replacing, sha256_of
-from featuremill.translate.folder import FRAGMENTS, SUMMARY, UNTRANSLATED, Translation
+from featuremill.store.files import replacing
+from featuremill.translate.folder import SUMMARY, UNTRANSLATED, whole
 from featuremill.verdict import page
 from featuremill.verdict.contigs import Contig, class_of, contigs
 from featuremill.verdict.counts import Counts
@@ -36,7 +36,7 @@ def write(
     """
     if output.suffix != ".tsv":
         raise UserError(f"{output}: verdicts are a .tsv; give such a name with --output.")
-    translation = _translation(folder)
+    translation = whole(folder)
     predictions = open_predictions(predicted)
     preferred = _preferred(predictions, prefer)
     verdicts: Counter[str] = Counter()
@@ -85,19 +85,6 @@ def write(
     page.write_page(output.with_suffix(".html"), output.stem, names[preferred], counts, tracks, by)
     _say(output, counts)
     return counts
-
-
-def _translation(folder: Path) -> Translation:
-    found = Translation.find(folder / SUMMARY)
-    if found is None:
-        raise UserError(
-            f"{folder}: there is no finished translation; make one with featuremill translate."
-        )
-    for name in (FRAGMENTS, UNTRANSLATED):
-        path = folder / name
-        if not path.is_file() or sha256_of(path) != found.files[name]:
-            raise UserError(f"{path}: it is not what translate wrote; translate again.")
-    return found
 
 
 def _preferred(predictions: Predictions, prefer: str | None) -> int:
