@@ -46,7 +46,7 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "--fragments",
         type=Path,
         metavar="FOLDER",
-        help="of featuremill translate: the labels are of its contigs, and each is for all of one's "
+        help="of featuremill translate: the labels are of its contigs, each for all of one's "
         "fragments, which stay on one side of a fold",
     )
     add(
