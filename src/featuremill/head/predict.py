@@ -19,7 +19,7 @@ from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.head import card, network
 from featuremill.head.features import Features, Joined, Lacking, open_run, spread
-from featuremill.head.virnucpro import FileFeatures, layout_of
+from featuremill.head.virnucpro import FileFeatures, open_files
 from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
 
@@ -100,18 +100,22 @@ def _opened(
 ) -> list[Features]:
     """Return the features in the order of `runs`; VirNucPro's files of one layout are one of them,
     where the first of these stands."""
-    lots: dict[int | str, list[Path]] = {}
-    for number, run in enumerate(runs):
-        lots.setdefault(layout_of(run) if run.is_file() else number, []).append(run)
-    if len(lots) != len(head.features) and not lots.keys() <= {"merged"}:
+    opened = open_files([run for run in runs if run.is_file()])
+    of_file = {path: features for features in opened for path in features.paths}
+    sources: list[FileFeatures | Path] = []
+    for run in runs:
+        if (source := of_file.get(run, run)) not in opened or source not in sources:
+            sources.append(source)
+    is_merged = [source.column for source in opened] == ["merged"] and len(sources) == 1
+    if len(sources) != len(head.features) and not is_merged:
         raise UserError(
-            f"{folder}: this head takes {_told(head)}, and {len(lots)} are given; name those "
+            f"{folder}: this head takes {_told(head)}, and {len(sources)} are given; name those "
             "that it takes, in that order."
         )
-    wanted = spread(columns, len(lots)) if columns else [part.column for part in head.features]
+    wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
     return [
-        FileFeatures(lot) if isinstance(key, str) else open_run(lot[0], column)
-        for (key, lot), column in zip(lots.items(), wanted, strict=False)
+        open_run(source, column) if isinstance(source, Path) else source
+        for source, column in zip(sources, wanted, strict=False)
     ]
 
 

@@ -12,15 +12,18 @@ of how they were made.
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import logging
 import pickle
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.head.card import NeedsTorch
@@ -29,8 +32,8 @@ from featuremill.store.plan import Settings
 from featuremill.workload import refuse_without_packages
 
 WRONG = (ValueError, KeyError, TypeError)
-KEPT_FILES = 2
-"""Files whose content is in memory."""
+ROWS_AT_ONCE = 4096
+log = logging.getLogger("featuremill.head")
 
 
 class Layout(NamedTuple):
@@ -73,7 +76,6 @@ class Content(NamedTuple):
     vectors: Matrix
 
 
-@functools.lru_cache(KEPT_FILES)
 def _read(path: Path) -> Content:
     """Return what stands in the file `path`.
 
@@ -106,65 +108,70 @@ def _read(path: Path) -> Content:
 
 
 class FileFeatures:
-    """Features in files of one layout, one after the other; memory holds the ids of all."""
+    """Features in files of one layout, one after the other: memory holds their ids, and a temporary
+    file their vectors, as torch takes seconds to read some of these files."""
 
     recipe: str | None = None
     settings: Settings | None = None
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths = paths
-        self._ids: list[list[str]] = []
-        widths = []
-        for path in paths:
-            content = _read(path)
-            self._ids.append(content.ids)
-            widths.append(content.vectors.shape[1])
-            if widths[-1] != widths[0]:
-                raise UserError(
-                    f"{path}: its vectors have {widths[-1]:,} numbers, and those of {paths[0]} "
-                    f"have {widths[0]:,}; name files of one run."
-                )
-        self.column, self.width = content.layout.called, widths[0]
-        self._edges = np.cumsum([0, *map(len, self._ids)])
-        self.num_rows = int(self._edges[-1])
+    def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
+        self.paths, self._ids, self._vectors = paths, ids, vectors
+        self.column = layout.called
+        self.num_rows, self.width = vectors.shape
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         self.name = f"{paths[0]}{more}"
         Index(self)  # no id twice, also in what is read from its beginning to its end
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
-        for path in self._paths:
-            content = _read(path)
-            yield content.ids, content.vectors
-
-    def _files_of(self, rows: Rows) -> Iterator[tuple[int, Rows, Rows]]:
-        """Yield the number of each file with some of `rows`, their places here and there."""
-        number_of = np.searchsorted(self._edges, rows, "right") - 1
-        for number in np.unique(number_of).tolist():
-            places = np.flatnonzero(number_of == number)
-            yield number, places, rows[places] - self._edges[number]
+        for start in range(0, self.num_rows, ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            yield self._ids[rows], self._vectors[rows]
 
     def ids_of(self, rows: Rows) -> list[str]:
-        found = np.empty(len(rows), object)
-        for number, places, inside in self._files_of(rows):
-            found[places] = [self._ids[number][row] for row in inside]
-        ids: list[str] = found.tolist()
-        return ids
+        return [self._ids[row] for row in rows]
 
     def take(self, rows: Rows) -> Matrix:
-        found = np.empty((len(rows), self.width), np.float32)
-        for number, places, inside in self._files_of(rows):
-            found[places] = _read(self._paths[number]).vectors[inside]
-        return found
+        return self._vectors[rows]
 
     def failures(self) -> dict[str, str]:
         return {}
 
 
-def layout_of(path: Path) -> str:
-    """Return what VirNucPro calls the layout of the file `path`: DNABERT_S, ESM or merged.
+def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
+    """Return the features in `paths`, those of one layout as one, in the order of their first.
 
     Raises:
-        UserError: when torch is not installed, or the file has none of the layouts.
+        UserError: when torch is not installed, a file has none of the layouts, or an id is twice
+            in those of one.
     """
-    refuse_without_packages(NeedsTorch)
-    return _read(path).layout.called
+    if paths:
+        refuse_without_packages(NeedsTorch)
+    found: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
+    widths: dict[Layout, int] = {}
+    progress = Progress(log, "reading VirNucPro's features")
+    num_read = 0
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            layout, its_ids, vectors = _read(path)
+            if layout not in found:
+                found[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
+            scratch, its_paths, ids = found[layout]
+            if (width := vectors.shape[1]) != widths.setdefault(layout, width):
+                raise UserError(
+                    f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
+                    f"have {widths[layout]:,}; name files of one run."
+                )
+            scratch.write(np.ascontiguousarray(vectors).data)
+            its_paths.append(path)
+            ids += its_ids
+            num_read += len(its_ids)
+            progress.at(num_read)
+        return [
+            FileFeatures(
+                its_paths,
+                ids,
+                layout,
+                np.memmap(file, np.float32, "r", 0, (len(ids), widths[layout])),
+            )
+            for layout, (file, its_paths, ids) in found.items()
+        ]
