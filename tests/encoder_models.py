@@ -98,6 +98,21 @@ KINDS = {
 }  # fmt: skip
 
 
+TRUE_SIZES = {
+    "dnabert1": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+                 "intermediate_size": 3072},
+    "protbert": {"hidden_size": 1024, "num_hidden_layers": 30, "num_attention_heads": 16,
+                 "intermediate_size": 4096},
+    "nucleotide_transformer": {
+        "hidden_size": 1280, "num_hidden_layers": 24, "num_attention_heads": 20,
+        "intermediate_size": 5120},
+    "esm1b": {"hidden_size": 1280, "num_hidden_layers": 33, "num_attention_heads": 20,
+              "intermediate_size": 5120},
+    "ankh": {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 48, "num_heads": 12},
+}  # fmt: skip
+"""Of published ones, as far as a test's memory goes: three times the weights, 650 M at most."""
+
+
 def write(folder: Path, name: str, *, k=3, as_pickle=False, **sizes) -> Path:
     """Write the folder of a kind of encoder with random weights; `sizes` replace what is in its
     config, and `k` is DNABERT-1's."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from encoder_models import IUPAC, KINDS, NT_TOKENS, Reference, dna, write
+from encoder_models import IUPAC, KINDS, NT_TOKENS, TRUE_SIZES, Reference, dna, write
 from esm2_models import ROOT, cosines, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +95,28 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
     narrow = loaded(folders(name), name, dtype="bf16" if CPU.has_bf16 else "fp32")
     for ours, theirs in zip(all_layers(narrow, letters, 1.0), expected, strict=True):
         assert min(cosines(*pair).min() for pair in zip(ours, theirs, strict=True)) >= BF16_COSINE
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TRUE_SIZES)
+def test_a_network_of_a_published_one_s_size_is_that_of_transformers(tmp_path, name):
+    folder = write(tmp_path / name, name, k=6, **TRUE_SIZES[name])
+    letters = sequences(KINDS[name], 2, 120)[:2]
+    reference = Reference(folder, name)
+    if name == "dnabert1":
+        reference.kind = reference.kind._replace(spaced=6)
+    expected = [reference.hidden_states(text) for text in letters]
+    del reference
+    for dtype in ("fp32", "bf16"):
+        model = loaded(folder, name, dtype=dtype if CPU.has_bf16 else "fp32")
+        for ours, theirs in zip(all_layers(model, letters, 1.0), expected, strict=True):
+            assert len(ours) == len(theirs) == model.encoder.num_layers + 1
+            if dtype == "fp32":
+                assert max(map(relative_l2, ours, theirs)) <= FP32_L2
+            else:
+                pairs = zip(ours, theirs, strict=True)
+                assert min(cosines(*pair).min() for pair in pairs) >= BF16_COSINE
 
 
 @pytest.mark.parametrize("name", KINDS)

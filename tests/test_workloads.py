@@ -138,7 +138,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     ]
     assert dict(zip(BUILT_IN, told, strict=True)) == {
         "composition": (False, False),
-        "encoder": (False, False),
+        "encoder": (True, False),
         "esm2": (True, True),
     }
     esm2 = find_workload("esm2")

@@ -14,7 +14,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
 from featuremill.inputs import sequences
 from featuremill.workload import Record, RecordFailed
-from featuremill.workloads.encoder import architectures, vocabulary
+from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "collect",
     "cost",
     "load",
+    "memory_mb",
     "num_vectors",
     "prepare",
     "records",
@@ -47,6 +48,8 @@ __all__ = [
     "run",
     "schema",
     "weights",
+    "weights_ahead",
+    "weights_mb",
 ]
 
 VERSION = "1"
@@ -220,6 +223,32 @@ def audited(options: Options, precision: str) -> Options:
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
     return min(len(payload), options.max_residues or len(payload))
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what the folder's config tells of the encoder; nothing is hashed."""
+    from featuremill.workload import Weights
+
+    folder = Path(options.model).expanduser()
+    told = memory.size_told(architectures.facts_of(folder))._asdict()
+    return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
+
+
+def _size(weights: Weights) -> memory.Size:
+    """Return the encoder's size, of weights that are taken as they are by its config."""
+    if weights.metadata:
+        return memory.size_of(weights)
+    return memory.size_told(architectures.facts_of(weights.path))
+
+
+def weights_mb(weights: Weights) -> float:
+    """Return the size of the checkpoint in MiB."""
+    return _size(weights).file_bytes / 2**20
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

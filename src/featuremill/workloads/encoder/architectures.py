@@ -261,8 +261,15 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
     """
     import torch
 
+    last: list[Tensor] = []
+
     def as_dtype(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].to(dtype), *inputs[1:])
+        """Query, key and value get the same tensor, which is made narrow once."""
+        if inputs[0].dtype == dtype:
+            return inputs
+        if not last or last[0] is not inputs[0]:
+            last[:] = inputs[0], inputs[0].to(dtype)
+        return (last[1], *inputs[1:])
 
     network.to(device)
     for name, module in network.named_modules():
