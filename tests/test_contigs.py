@@ -33,8 +33,8 @@ class Contigs(Desk):
     def configure(self, **more):
         config = {"run": "my", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
         run = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
-        config |= {"proteins": run, "head": "kinds", **more}
-        config["train"] = {"labels": "kinds.csv", "column": "kind", "features": ["composition"]}
+        train = {"labels": "kinds.csv", "column": "kind", "features": ["composition"]}
+        config |= {"proteins": run, "head": "kinds", "train": train, **more}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def __call__(self, *words, status=0):
@@ -85,3 +85,29 @@ def test_labels_that_are_of_no_contig_are_one_sentence(line):
     line.label(["c77", "c78"])
     said = line(status=1)
     assert "kinds.csv: none of its ids is a contig with fragments in translated/my" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "sentences"),
+    [
+        ({"head": None}, ["config.yaml:", ": head: this is empty"]),
+        ({"heads": "x"}, ["there is no such key here; did you mean 'head'?"]),
+        ({"run": "a b"}, [": run: use letters, digits"]),
+        ({"proteins": {"workload": "composition", "shards": 3}}, ["shards: give"]),
+        ({"proteins": {"workload": "compositon"}}, ["workload: there is no workload 'compositon'"]),
+        ({"train": {"labels": "kinds.csv"}}, ["column: this is missing"]),
+        ({"contigs": []}, [": contigs: "]),
+    ],
+)
+def test_a_wrong_config_is_a_sentence_with_its_line(line, change, sentences):
+    line.configure(**change)
+    said = line("-n", status=1)
+    for sentence in sentences:
+        assert sentence in said
+    assert "Traceback" not in said and "Error in line" not in said
+
+
+def test_the_verb_run_takes_it_by_its_contigs(line):
+    line.label(contigs(16))
+    said = line.type("featuremill", "run", "config.yaml", "-n").text
+    assert "rule translate" in said and "rule verdict" in said
