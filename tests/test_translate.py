@@ -1,6 +1,7 @@
 """translate: contigs become the fragments that are made by hand; nothing is lost or mixed up."""
 
 import csv
+import functools
 import gzip
 import json
 import lzma
@@ -46,6 +47,7 @@ GENE = "ATGGCTGAAACCTTCGGTCAGAAAGTTCTGGCTAATTAA"
 # By hand: what the fragments are, letter by letter
 
 
+@functools.cache
 def residue_of(codon, code):
     """Return a residue, * for a stop, or X, from Biopython's table of plain codons."""
     table = unambiguous_dna_by_id[code]
@@ -56,10 +58,12 @@ def residue_of(codon, code):
     return found.pop() if len(found) == 1 else pairs.get(frozenset(found), "X")
 
 
+BY_BASES = {frozenset(bases): letter for letter, bases in IUPAC.items()}
+PAIRS = {letter: BY_BASES[frozenset(map(BASE_PAIR.get, bases))] for letter, bases in IUPAC.items()}
+
+
 def other_strand(sequence):
-    by_bases = {frozenset(bases): letter for letter, bases in IUPAC.items()}
-    pairs = {letter: by_bases[frozenset(map(BASE_PAIR.get, IUPAC[letter]))] for letter in IUPAC}
-    return "".join(pairs[letter] for letter in reversed(sequence))
+    return "".join(map(PAIRS.get, reversed(sequence)))
 
 
 def chunks_by_hand(id, sequence, window):

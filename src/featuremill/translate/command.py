@@ -20,9 +20,9 @@ from featuremill.base.progress import Progress
 from featuremill.base.words import counted, listed
 
 if TYPE_CHECKING:
+    from featuremill.inputs import Record
     from featuremill.translate.folder import Contigs, Outputs, Translation
     from featuremill.translate.fragments import Fragment, Way
-    from featuremill.workload import Record
 
 log = logging.getLogger("featuremill.translate")
 DEFAULTS: dict[str, dict[str, int | str]] = {

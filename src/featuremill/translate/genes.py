@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.inputs import Record
 from featuremill.translate.fragments import Cut, Fragment
 from featuremill.translate.genetic_code import reverse_complement
-from featuremill.workload import Record
 
 PROGRAMS = {"prodigal": "-v", "pyrodigal": "-V"}
 """What finds genes, the first one that is there, and how it says its version."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from featuremill.inputs import Record
 from featuremill.translate.fragments import BATCH_LETTERS, Cut, Fragment
 from featuremill.translate.genetic_code import (
     BETWEEN,
@@ -24,7 +25,6 @@ from featuremill.translate.genetic_code import (
     codons,
     reverse_complement,
 )
-from featuremill.workload import Record
 
 STRANDS = "+-"
 LONG = BATCH_LETTERS
