@@ -14,6 +14,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import debian
+import numpy as np
 import pandas as pd
 import pytest
 from Bio import SeqIO
@@ -41,6 +42,7 @@ IUPAC |= {"B": "CGT", "D": "AGT", "H": "ACT", "V": "ACG", "N": "ACGT"}
 """What each letter stands for."""
 BASE_PAIR = dict(zip("ACGT", "TGCA", strict=True))
 ALL_FILES = {*folder.FILES, folder.SUMMARY}
+STOPS = "ATGGCCTAAGCCGCCATGTAAGCCGCCTAA"
 GENE = "ATGGCTGAAACCTTCGGTCAGAAAGTTCTGGCTAATTAA"
 
 
@@ -189,9 +191,9 @@ dna = st.one_of(
     st.text("ACGT", max_size=120),
     st.text("ACGTNRYSWKMBDHV", max_size=60),
     # Few stops, and starts: long frames, on either strand.
-    st.lists(st.sampled_from(["ATG", "GCC", "TTG", "TAA", "TTA", "CAT", "A"]), max_size=40).map(
-        "".join
-    ),
+    st.lists(
+        st.sampled_from(["ATG", "GCC", "TTG", "TAA", "TTA", "CAT", "A"]), min_size=9, max_size=40
+    ).map("".join),
 )
 CHUNKS = st.integers(3, 40).map(lambda window: ("chunks", {"window": window}))
 ORFS = st.builds(
@@ -212,6 +214,8 @@ ORFS = st.builds(
 @example(
     sequences=["ATG" * 30, "CAT" * 30 + "A"], way=("orfs", {"min_residues": 1}), batch=1, block=1
 )
+@example(sequences=["AA", "AAA"], way=("orfs", {"min_residues": 1}), batch=1, block=1)
+@example(sequences=[STOPS], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(sequences=["N" * 30, "ACGNNN" * 5], way=("chunks", {"window": 9}), batch=30, block=1)
 def test_fragments_are_those_made_by_hand(sequences, way, batch, block, tmp_path, monkeypatch):
     """Wherever batches, pieces of a long contig and blocks of the files end."""
@@ -306,8 +310,10 @@ lines_of_fasta = st.lists(
     end=st.sampled_from(["\n", "\r\n", "\r"]),
     piece=st.sampled_from([7, 16, 2**20]),
 )
+@example(lines=[">first", "ACGTACG", "", ">b"], end="\n", piece=7)
+@example(lines=[">first", "ACGTACGTA", "ACGUXCG"], end="\n", piece=7)
 def test_fasta_read_in_pieces_is_the_same(lines, end, piece, tmp_path, monkeypatch):
-    """As by dnaio, which reads proteins; but for a piece that ends where a letter is no base."""
+    """As by dnaio, which reads proteins."""
     path = tmp_path / "in.fna"
     path.write_bytes(end.join(lines).encode())
     expected = list(fasta.read(path, kinds.NUCLEOTIDES))
@@ -789,19 +795,24 @@ MEGABYTES = 500
 def test_memory_does_not_grow_with_the_contigs(by, tmp_path, environment):
     """A contig of 250 Mb among others, in 500 MB."""
     program = """
-import resource, sys
+import sys
+from pathlib import Path
 from featuremill.__main__ import main
 status = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1000)
+about = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(int(about["VmHWM"].split()[0]) // 1000)
 sys.exit(status)
 """
-    path, line = tmp_path / "in.fna", "ACGGCTTTAGCCATATGCAAATTCGGCTAA" * 2 + "\n"
-    with path.open("w") as out:
+    path, draw = tmp_path / "in.fna", np.random.default_rng(0)
+    with path.open("wb") as out:
         for number, size in enumerate([1000, 250_000_000, 300, 20_000_000]):
-            out.write(f">c{number}\n")
-            for _ in range(size // 60 // 1000):
-                out.write(line * 1000)
-            out.write(line)
+            out.write(b">c%d\n" % number)
+            for begin in range(0, size, 6_000_000):
+                num_letters = min(6_000_000, size - begin)
+                letters = np.frombuffer(b"ACGT", np.uint8)[draw.integers(0, 4, num_letters)]
+                out.writelines(
+                    letters[at : at + 80].tobytes() + b"\n" for at in range(0, num_letters, 80)
+                )
     words = ["translate", str(path), "--output", str(tmp_path / "out"), "--by", by]
     done = subprocess.run(
         [sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True

@@ -100,7 +100,7 @@ class _Growing:
         """Return the whole record."""
         if not self._pieces:
             return self._cleaned()
-        if self._lines:
+        if self._num_letters:
             self._keep(self._cleaned())
         reason = next((piece.reason for piece in self._pieces if piece.reason), "")
         return self._pieces[0]._replace(

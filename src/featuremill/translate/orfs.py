@@ -95,6 +95,7 @@ class Orfs(NamedTuple):
 
     def _of_long(self, contig: Record) -> Iterator[Cut]:
         """Yield the fragments of a contig, piece by piece; each but the last ends with a stop."""
+        yield contig, []  # it comes at least once
         length, numbers = len(contig.payload), count(1)
         for strand in STRANDS:
             for frame in range(3):
