@@ -102,9 +102,8 @@ class _Growing:
             return self._cleaned()
         if self._num_letters:
             self._keep(self._cleaned())
-        reason = next((piece.reason for piece in self._pieces if piece.reason), "")
-        return self._pieces[0]._replace(
-            payload=b"" if reason else self._payload.getvalue(),
-            reason=reason,
-            note=max((piece.note for piece in self._pieces), key=len),
-        )
+        for piece in self._pieces:
+            if piece.reason:
+                return piece
+        note = max((piece.note for piece in self._pieces), key=len)
+        return self._pieces[0]._replace(payload=self._payload.getvalue(), note=note)
