@@ -578,6 +578,20 @@ def test_after_a_kill_the_same_command_starts_anew(tmp_path, environment):
     assert {path.name for path in place.iterdir()} == ALL_FILES
 
 
+def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, monkeypatch):
+    path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
+
+    def stop(self, path):
+        raise SystemExit(130)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(folder.Translation, "write", stop)
+        translate([path], place, "chunks")
+    assert {path.name for path in place.iterdir()} == {*folder.FILES, folder.LOCK}
+    translate([path], place, "chunks", window=9)
+    check({"a": GENE}, place, "chunks", {"window": 9})
+
+
 def test_two_at_one_folder_are_one_too_many(tmp_path):
     path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
     with folder.ours(place), pytest.raises(UserError) as caught:
@@ -622,7 +636,7 @@ def pretended_prodigal(tmp_path, monkeypatch):
 
 
 def test_genes_are_those_of_the_program(pretended_prodigal, tmp_path, monkeypatch):
-    monkeypatch.setattr("featuremill.translate.genes.BATCH_LETTERS", 20)
+    monkeypatch.setattr("featuremill.translate.genes.BATCH_LETTERS", 220)
     sequences = {"a|x_1": "CCCATGGCTTAACC", "b": "CCCATGGCATGACCC", "c": "CCC", "d": "ACGT"}
     done = translate([write(tmp_path / "a.fna", sequences.items())], tmp_path / "out", "genes")
     assert written(tmp_path / "out") == [

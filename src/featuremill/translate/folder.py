@@ -129,7 +129,9 @@ def ours(folder: Path) -> Iterator[None]:
                     remove(path)  # of one that was killed
             yield
         finally:
-            lock.unlink()
+            left = {path.name for path in folder.iterdir()}
+            if SUMMARY in left or not left.intersection(FILES):
+                lock.unlink()  # else it says whose those files are
             with contextlib.suppress(OSError):  # it holds results
                 folder.rmdir()
 

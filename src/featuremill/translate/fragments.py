@@ -9,6 +9,8 @@ from featuremill.inputs import Record
 
 BATCH_LETTERS = 2**18
 """Contigs are translated together until they have so many letters: NumPy pays for each call."""
+CONTIG_LETTERS = 100
+"""What a contig counts for besides its letters: objects take memory as well."""
 
 
 class Fragment(NamedTuple):

@@ -32,9 +32,9 @@ class Ids:
         for contig in contigs:
             if contig.id:
                 self._add(contig)
+                if len(self._lines).bit_count() == 1:  # a power of two
+                    self.refuse_repeats()
             yield contig
-            if not (num := len(self._lines)) & (num - 1):
-                self.refuse_repeats()
         self.refuse_repeats()
 
     def _add(self, contig: Record) -> None:

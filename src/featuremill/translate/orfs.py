@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.inputs import Record
-from featuremill.translate.fragments import BATCH_LETTERS, Cut, Fragment
+from featuremill.translate.fragments import BATCH_LETTERS, CONTIG_LETTERS, Cut, Fragment
 from featuremill.translate.genetic_code import (
     BETWEEN,
     END,
@@ -71,7 +71,7 @@ class Orfs(NamedTuple):
                 yield from self._of_long(contig)
                 continue
             waiting.append(contig)
-            num_letters += len(contig.payload)
+            num_letters += CONTIG_LETTERS + len(contig.payload)
             if num_letters >= BATCH_LETTERS:
                 yield from self._of_many(waiting)
                 waiting, num_letters = [], 0
