@@ -311,8 +311,8 @@ def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
 
 PACKAGE = ROOT / "src/featuremill"
 ROOMS = (
-    *("base", "lease", "store", "workload", "inputs", "config", "plan", "extract", "merge"),
-    *("status", "doctor", "report", "search", "head", "verdict", "flow", "workloads"),
+    *("base", "lease", "store", "workload", "inputs", "translate", "config", "plan", "extract"),
+    *("merge", "status", "doctor", "report", "search", "head", "verdict", "flow", "workloads"),
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 SPINE = {"plan", "extract", "merge"}

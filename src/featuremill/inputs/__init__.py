@@ -21,7 +21,8 @@ from pydantic import BaseModel
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.inputs import columns, kinds, source
-from featuremill.workload import Record, WorkloadOptions
+from featuremill.workload import Record as Record
+from featuremill.workload import WorkloadOptions
 
 
 class Format(NamedTuple):

@@ -100,11 +100,10 @@ class _Growing:
         """Return the whole record."""
         if not self._pieces:
             return self._cleaned()
-        if self._lines:
+        if self._num_letters:
             self._keep(self._cleaned())
-        reason = next((piece.reason for piece in self._pieces if piece.reason), "")
-        return self._pieces[0]._replace(
-            payload=b"" if reason else self._payload.getvalue(),
-            reason=reason,
-            note=max((piece.note for piece in self._pieces), key=len),
-        )
+        for piece in self._pieces:
+            if piece.reason:
+                return piece
+        note = max((piece.note for piece in self._pieces), key=len)
+        return self._pieces[0]._replace(payload=self._payload.getvalue(), note=note)

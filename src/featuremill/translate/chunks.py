@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from featuremill.inputs import Record
 from featuremill.translate.fragments import BATCH_LETTERS, Cut, Fragment
 from featuremill.translate.genetic_code import (
     SKIPPED,
@@ -17,7 +18,6 @@ from featuremill.translate.genetic_code import (
     genetic_code,
     reverse_complement,
 )
-from featuremill.workload import Record
 
 FRAMES = [("+", frame, f"F{frame + 1}") for frame in range(3)]
 FRAMES += [("-", frame, f"R{frame + 1}") for frame in range(3)]

@@ -20,9 +20,9 @@ from featuremill.base.progress import Progress
 from featuremill.base.words import counted, listed
 
 if TYPE_CHECKING:
+    from featuremill.inputs import Record
     from featuremill.translate.folder import Contigs, Outputs, Translation
     from featuremill.translate.fragments import Fragment, Way
-    from featuremill.workload import Record
 
 log = logging.getLogger("featuremill.translate")
 DEFAULTS: dict[str, dict[str, int | str]] = {
@@ -114,14 +114,18 @@ def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Tr
         )
         done.write(folder / place.SUMMARY)
     log.info(
-        "%s of %s into %s (without: %d, refused: %d; %s lists them)",
+        "%s of %s in %s",
         counted(done.fragments, "fragment"),
         counted(contigs.read, "contig"),
         folder,
-        contigs.without_fragments,
-        contigs.refused,
-        place.UNTRANSLATED,
     )
+    if contigs.without_fragments or contigs.refused:
+        log.info(
+            "without a fragment: %s, refused: %s; %s says why",
+            f"{contigs.without_fragments:,}",
+            f"{contigs.refused:,}",
+            folder / place.UNTRANSLATED,
+        )
     if not done.fragments:
         log.warning("there is no fragment: %s.", way.why_none)
     return done
@@ -174,7 +178,7 @@ def _cut(paths: list[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
     from featuremill.translate.folder import Contigs
     from featuremill.translate.ids import Ids
 
-    progress = Progress(log, "translating", "fragments")
+    progress = Progress(log, "translating", "nucleotides")
     num_with = num_without = num_refused = num_letters = longest = before = 0
     refused: Record | None = None
     cuts = way.cut(Ids().checked(nucleotides(paths)))
@@ -182,10 +186,10 @@ def _cut(paths: list[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
     for (contig, fragments), (following, _) in pairwise(chain(cuts, [end])):
         assert contig  # only the last one is none
         outputs.add(contig, fragments)
-        progress.at(outputs.num_fragments)
         if following is contig:  # there is more of it
             continue
         num_letters += len(contig.payload)
+        progress.at(num_letters)
         longest = max(longest, len(contig.payload))
         if contig.reason:
             num_refused += 1

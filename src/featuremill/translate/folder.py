@@ -11,18 +11,22 @@ import contextlib
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from xopen import xopen
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
 from featuremill.base.text import one_line
+from featuremill.inputs import Record
 from featuremill.store.files import remove, replacing, sha256_of
 from featuremill.store.json_file import JsonFile
 from featuremill.store.json_file import Record as JsonRecord
 from featuremill.translate.fragments import Fragment
-from featuremill.workload import Record
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
 FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
@@ -31,7 +35,7 @@ FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)
 LOCK = ".translate.lock"
 """Is there while somebody works in the folder, and after a kill: so the folder is ours."""
 GZIP_LEVEL = 1
-BLOCK_LETTERS, BLOCK_ROWS = 2**24, 50_000
+BLOCK_LETTERS, BLOCK_ROWS = 2**21, 10_000
 """What waits until it is written together: so many nucleotides or rows."""
 COLUMNS = {
     "id": "string",
@@ -144,7 +148,9 @@ def ours(folder: Path) -> Iterator[None]:
                     remove(path)  # of one that was killed
             yield
         finally:
-            lock.unlink()
+            left = {path.name for path in folder.iterdir()}
+            if SUMMARY in left or not left.intersection(FILES):
+                lock.unlink()  # else it says whose those files are
             with contextlib.suppress(OSError):  # it holds results
                 folder.rmdir()
 
@@ -219,11 +225,26 @@ class Outputs:
         for file, records in zip(self._fasta, self._waiting, strict=True):
             file.write(b"".join(records))
             records.clear()
-        arrays = [pa.array(*pair) for pair in zip(self._columns, self._schema.types, strict=True)]
-        self._table.write_table(pa.table(arrays, schema=self._schema))
+        arrays = [_array(*pair) for pair in zip(self._columns, COLUMNS.values(), strict=True)]
+        self._table.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
         for column in self._columns:
             column.clear()
         self._num_letters = 0
+
+
+def _array(values: list[Any], type: str) -> pa.Array:
+    """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
+    import pyarrow as pa
+
+    if type != "string":
+        numbers = pa.py_buffer(np.array(values, type))
+        return pa.Array.from_buffers(getattr(pa, type)(), len(values), [None, numbers])
+    texts = [text.encode() for text in values]
+    edges = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in texts], out=edges[1:])
+    return pa.StringArray.from_buffers(
+        len(texts), pa.py_buffer(edges), pa.py_buffer(b"".join(texts))
+    )
 
 
 @contextlib.contextmanager

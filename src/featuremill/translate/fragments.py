@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
-from featuremill.workload import Record
+from featuremill.inputs import Record
 
-BATCH_LETTERS = 2**20
+BATCH_LETTERS = 2**18
 """Contigs are translated together until they have so many letters: NumPy pays for each call."""
+CONTIG_LETTERS = 100
+"""What a contig counts for besides its letters: objects take memory as well."""
 
 
 class Fragment(NamedTuple):

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.translate.fragments import Cut, Fragment
+from featuremill.inputs import Record
+from featuremill.translate.fragments import CONTIG_LETTERS, Cut, Fragment
 from featuremill.translate.genetic_code import reverse_complement
-from featuremill.workload import Record
 
 PROGRAMS = {"prodigal": "-v", "pyrodigal": "-V"}
 """What finds genes, the first one that is there, and how it says its version."""
@@ -62,10 +62,11 @@ class Genes(NamedTuple):
         num_letters = 0
         for contig in contigs:
             waiting.append(contig)
-            num_letters += len(contig.payload)
+            num_letters += CONTIG_LETTERS + len(contig.payload)
             if self.procedure == "meta" and num_letters >= BATCH_LETTERS:
                 yield from self._found(waiting)
                 waiting, num_letters = [], 0
+        num_letters = sum(len(contig.payload) for contig in waiting)
         if self.procedure == "single" and num_letters < SINGLE_LETTERS:
             raise UserError(
                 f"--procedure single: prodigal learns a genome from {SINGLE_LETTERS:,} nucleotides "

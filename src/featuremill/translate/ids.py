@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from featuremill import inputs
 from featuremill.base.errors import UserError
-from featuremill.workload import Record
+from featuremill.inputs import Record, nucleotides
 
 
 class Ids:
@@ -33,9 +32,9 @@ class Ids:
         for contig in contigs:
             if contig.id:
                 self._add(contig)
+                if len(self._lines).bit_count() == 1:  # a power of two
+                    self.refuse_repeats()
             yield contig
-            if not (num := len(self._lines)) & (num - 1):
-                self.refuse_repeats()
         self.refuse_repeats()
 
     def _add(self, contig: Record) -> None:
@@ -57,7 +56,7 @@ class Ids:
             return
         place = int(np.argmin(order[same + 1]))
         first, second = (self._place(int(order[same[place] + n])) for n in (0, 1))
-        id = next(r.id for r in inputs.nucleotides([Path(second[0])]) if r.line == second[1])
+        id = next(r.id for r in nucleotides([Path(second[0])]) if r.line == second[1])
         raise UserError(
             f"{second[0]}:{second[1]}: the id {id[:60]!r} was already that of "
             f"{first[0]}:{first[1]}, and fragments are called by it; rename one, or translate the "

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.translate.fragments import BATCH_LETTERS, Cut, Fragment
+from featuremill.inputs import Record
+from featuremill.translate.fragments import BATCH_LETTERS, CONTIG_LETTERS, Cut, Fragment
 from featuremill.translate.genetic_code import (
     BETWEEN,
     END,
@@ -24,7 +25,6 @@ from featuremill.translate.genetic_code import (
     codons,
     reverse_complement,
 )
-from featuremill.workload import Record
 
 STRANDS = "+-"
 LONG = BATCH_LETTERS
@@ -71,7 +71,7 @@ class Orfs(NamedTuple):
                 yield from self._of_long(contig)
                 continue
             waiting.append(contig)
-            num_letters += len(contig.payload)
+            num_letters += CONTIG_LETTERS + len(contig.payload)
             if num_letters >= BATCH_LETTERS:
                 yield from self._of_many(waiting)
                 waiting, num_letters = [], 0
@@ -95,6 +95,7 @@ class Orfs(NamedTuple):
 
     def _of_long(self, contig: Record) -> Iterator[Cut]:
         """Yield the fragments of a contig, piece by piece; each but the last ends with a stop."""
+        yield contig, []  # it comes at least once
         length, numbers = len(contig.payload), count(1)
         for strand in STRANDS:
             for frame in range(3):
