@@ -33,6 +33,7 @@ from featuremill.workloads.encoder import architectures, padding, vocabulary
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()
 FP32_L2, BF16_COSINE = 1e-5, 0.9995
+SIXTH = {"hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12}
 UNUSUAL = {"proteins": ["M", "MKUZOBX", "AC"], "nucleotides": ["ACGTNNACGTRYACGT", "ACG" * 5]}
 LETTERS = {"proteins": "ACDEFGHIKLMNPQRSTVWYXUZOB", "nucleotides": IUPAC}
 
@@ -95,6 +96,20 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
     narrow = loaded(folders(name), name, dtype="bf16" if CPU.has_bf16 else "fp32")
     for ours, theirs in zip(all_layers(narrow, letters, 1.0), expected, strict=True):
         assert min(cosines(*pair).min() for pair in zip(ours, theirs, strict=True)) >= BF16_COSINE
+
+
+def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_sdpa(folders, copy):
+    folder = copy("prott5")
+    edit_config(folder, attn_implementation="eager", dtype="float16")
+    model = loaded(folder, "prott5", dtype="fp16")
+    parts = model.encoder._network.state_dict()
+    kinds = {name.split(".")[-2]: tensor.dtype for name, tensor in parts.items()}
+    assert kinds["wo"] == kinds["layer_norm"] == torch.float32 and kinds["wi"] == torch.float16
+    assert "sdpa" in model.backend
+    letters = sequences(KINDS["prott5"], 3)
+    exact = all_layers(loaded(folders("prott5"), "prott5"), letters, 1.0)
+    for ours, theirs in zip(all_layers(model, letters, 1.0), exact, strict=True):
+        assert max(map(relative_l2, ours, theirs)) <= 5e-3
 
 
 @pytest.mark.slow
@@ -661,3 +676,53 @@ class TestTheContract(WorkloadContract):
          "per_residue": True, "dtype": "fp32"}
     )  # fmt: skip
     tolerance = 1e-5
+
+
+# What it takes
+
+
+def test_its_memory_is_told_before_anything_is_hashed(folders):
+    options = encoder.Options(model=str(folders("prott5")), alphabet="proteins", dtype="fp32")
+    ahead = encoder.weights_ahead(options)
+    resolved, found = asked(folders("prott5"), "prott5")
+    assert encoder.resolve(options, CPU, ahead) == resolved and ahead.sha256 == ""
+    file_mb = (folders("prott5") / "model.safetensors").stat().st_size / 2**20
+    assert encoder.weights_mb(ahead) == pytest.approx(file_mb, rel=0.15)
+    small, large = (encoder.memory_mb(resolved, CPU, ahead, cost) for cost in (512, 8192))
+    assert small < large == encoder.memory_mb(resolved, CPU, found, 8192)
+
+
+PEAK = """
+import sys
+from pathlib import Path
+from featuremill.base import this_process
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.workloads import encoder
+
+folder, dtype, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])
+options = encoder.Options(model=folder, alphabet="proteins", dtype=dtype)
+found = encoder.weights_ahead(options)
+options = encoder.resolve(options, cpu(), found)
+model = encoder.load(options, [cpu()], found)
+values_of(encoder, model, [b"MKVLAAGIVG" * 51 for _ in range(tokens // 512)], tokens)
+print(this_process.peak_of_process_mb(), encoder.memory_mb(options, cpu(), found, tokens))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("protbert", {**SIXTH, "intermediate_size": 3072}),
+        ("ankh", {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 6, "num_heads": 12}),
+    ],
+)
+def test_its_memory_is_within_30_per_cent_of_the_measured_peak(tmp_path, name, sizes, dtype):
+    folder = write(tmp_path / name, name, **sizes)
+    for tokens in (512, 4096):
+        command = [sys.executable, "-c", PEAK, folder, dtype, str(tokens)]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        measured, estimated = map(int, done.stdout.split())
+        assert estimated == pytest.approx(measured, rel=0.3)

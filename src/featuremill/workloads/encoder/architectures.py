@@ -41,6 +41,8 @@ POSITIONS = "embeddings.position_embeddings.weight"
 """A table that some ESM-2 were saved with, and do not use."""
 T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
 """One table under two names, of which checkpoints have either or both."""
+ATTENTION = "sdpa"
+"""transformers' name for torch's own attention, which has its softmax in fp32."""
 MOST_NAMED = 3
 
 
@@ -72,6 +74,7 @@ def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any
         import transformers
 
         made = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
+        made._attn_implementation = ATTENTION  # whatever the config was saved with
         return getattr(transformers, model)(made, **more)
 
     return build
@@ -271,9 +274,13 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
             last[:] = inputs[0], inputs[0].to(dtype)
         return (last[1], *inputs[1:])
 
+    # Products that fp16 cannot hold, by their authors' experience: of a T5, the last of a layer.
+    wide = getattr(network, "_keep_in_fp32_modules", None) or ()
     network.to(device)
     for name, module in network.named_modules():
         is_product = isinstance(module, torch.nn.Linear)
+        if dtype == torch.float16 and name.rpartition(".")[2] in wide:
+            is_product = False
         # On a GPU, scores and what is added to them have to be of one type.
         is_bias = name.endswith("relative_attention_bias") and device.type == "cuda"
         if is_product and dtype != torch.float32:

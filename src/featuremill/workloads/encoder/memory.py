@@ -90,8 +90,13 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     longest = min(batch_tokens, letters // options.letters_per_token + 2)
     number_bytes = NUMBER_BYTES[options.dtype]
     held = size.num_product_numbers * number_bytes + size.num_other_numbers * FLOAT_BYTES
-    if kind == "cpu":  # the file's pages count as well; numbers of its own type are used from there
-        held += size.file_bytes * (size.file_number_bytes != FLOAT_BYTES or options.dtype != "fp32")
+    if (
+        kind == "cpu"
+    ):  # pages of the file that are read count as well, unless used as they lie there
+        is_wide = size.file_number_bytes == FLOAT_BYTES
+        read = 0 if is_wide and options.dtype == "fp32" else size.num_product_numbers
+        read += 0 if is_wide else size.num_other_numbers
+        held += read * size.file_number_bytes
     kept = 1 if options.layers == (size.layers,) else size.layers + 1
     held += batch_tokens * _activation_bytes(size, kept, longest, number_bytes)
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
