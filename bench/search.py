@@ -26,8 +26,9 @@ import pyarrow as pa
 import featuremill
 from featuremill.merge.outputs import Target, open_writer
 from featuremill.search.nearest import METRICS, Metric
-from featuremill.store.files import write_json
-from featuremill.store.formats import bytes_of, files
+from featuremill.store.delivery import Accounts, Delivery, Written
+from featuremill.store.formats import bytes_of, digest_of_result, files
+from featuremill.store.plan import Counts, Lengths, Settings
 
 ROWS_A_BLOCK = 50_000
 PASSES = 3
@@ -72,10 +73,22 @@ def make(root: Path, num_records: int, width: int, outputs: list[str]) -> None:
             writer.write(pa.table(block))
     for writer in writers:
         writer.close()
-    files = {path.name: {"bytes": bytes_of(path)} for path in paths.values()}
-    counts = {"input": num_records, "ok": num_records}
-    manifest = {"outputs": files, "parts": {}, "counts": counts, "recipe": "0" * 32}
-    write_json(root / "manifest.json", manifest)
+    counts = {"input": num_records, "refused": 0, "duplicate": 0}
+    delivery = Delivery(
+        run=root.name,
+        recipe="0" * 32,
+        settings=Settings(workload="none", version="1", options={}, weights_sha256=None),
+        inputs=[],
+        plan=Counts(planned=num_records, unique=num_records, **counts),
+        lengths=Lengths(total=0, longest=0),
+        counts=Accounts(ok=num_records, failed=0, **counts),
+        outputs={
+            path.name: Written(bytes=bytes_of(path), sha256=digest_of_result(path))
+            for path in paths.values()
+        },
+        parts={},
+    )
+    delivery.write(root / "manifest.json")
 
 
 def measure(root: Path, num_queries: int, metric: Metric) -> None:
