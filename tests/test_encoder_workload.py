@@ -423,6 +423,11 @@ def no_vocabulary(folder):
     (folder / "vocab.txt").unlink()
 
 
+def more_tokens_than_vectors(folder):
+    with (folder / "vocab.txt").open("a") as file:
+        file.write("A\n")
+
+
 def words_for_a_vocabulary(folder):
     (folder / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\nof\n")
 
@@ -441,6 +446,7 @@ def words_for_a_vocabulary(folder):
         (a_part_missing, "it names model-00001.safetensors, which is not there"),
         (lambda f: (f / "model.safetensors").write_bytes(b"<html>"), "cannot be read safely"),
         (no_vocabulary, "there is no vocabulary"),
+        (more_tokens_than_vectors, "its vocabulary has 70 tokens, and its network takes 69"),
         (words_for_a_vocabulary, "neither letters nor k-mers"),
         (lambda f: (f / "vocab.txt").write_text("A\nC\n"), "has no token <pad> or"),
     ],

@@ -171,11 +171,10 @@ class Outputs:
         self.num_fragments = self.num_residues = 0
         self.sha256: dict[str, str] = {}
         """Of each file, when all of them are written."""
-        self._waiting: tuple[list[bytes], list[bytes]] = ([], [])
-        """Records of the two FASTA files."""
+        self._fragments: list[Fragment] = []
+        """What waits to be written, and of which contig each is."""
+        self._contigs: list[str] = []
         self._num_letters = 0
-        self._columns: list[list[Any]] = [[] for _ in COLUMNS]
-        """Rows of the table."""
         self._fasta = [
             files.enter_context(
                 xopen(
@@ -198,19 +197,11 @@ class Outputs:
 
     def add(self, contig: Record, fragments: Sequence[Fragment]) -> None:
         """Write fragments of a contig."""
-        if not fragments:
-            return
-        ids, starts, ends, strands, frames, proteins, nucleotides = zip(*fragments, strict=True)
-        columns = (ids, [contig.id] * len(ids), starts, ends, strands, frames)
-        for column, values in zip(self._columns, columns, strict=True):
-            column.extend(values)
-        heads = [id.encode() for id in ids]
-        for waiting, letters in zip(self._waiting, (proteins, nucleotides), strict=True):
-            waiting += [b">%b\n%b\n" % pair for pair in zip(heads, letters, strict=True)]
+        self._fragments += fragments
+        self._contigs += [contig.id] * len(fragments)
+        self._num_letters += sum([len(fragment.nucleotides) for fragment in fragments])
         self.num_fragments += len(fragments)
-        self.num_residues += sum(map(len, proteins))
-        self._num_letters += sum(map(len, nucleotides))
-        if self._num_letters >= BLOCK_LETTERS or len(self._columns[0]) >= BLOCK_ROWS:
+        if self._num_letters >= BLOCK_LETTERS or len(self._fragments) >= BLOCK_ROWS:
             self.write()
 
     def leave_out(self, contig: Record, status: str, reason: str) -> None:
@@ -222,17 +213,25 @@ class Outputs:
         """Write what waits."""
         import pyarrow as pa
 
-        for file, records in zip(self._fasta, self._waiting, strict=True):
-            file.write(b"".join(records))
-            records.clear()
-        arrays = [_array(*pair) for pair in zip(self._columns, COLUMNS.values(), strict=True)]
+        if not self._fragments:
+            return
+        ids, starts, ends, strands, frames, proteins, nucleotides = zip(
+            *self._fragments, strict=True
+        )
+        heads = [id.encode() for id in ids]
+        for file, letters in zip(self._fasta, (proteins, nucleotides), strict=True):
+            records = zip(heads, letters, strict=True)
+            file.write(b"".join([b">%b\n%b\n" % record for record in records]))
+        columns = (ids, self._contigs, starts, ends, strands, frames)
+        arrays = [_array(*pair) for pair in zip(columns, COLUMNS.values(), strict=True)]
         self._table.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
-        for column in self._columns:
-            column.clear()
+        self.num_residues += sum(map(len, proteins))
+        self._fragments.clear()
+        self._contigs.clear()
         self._num_letters = 0
 
 
-def _array(values: list[Any], type: str) -> pa.Array:
+def _array(values: Sequence[Any], type: str) -> pa.Array:
     """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
     import pyarrow as pa
 

@@ -99,7 +99,13 @@ class Result(NamedTuple):
 
 def _opened(folder: Path) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
-    return facts, vocabulary.of(folder, facts.config["model_type"])
+    words = vocabulary.of(folder, facts.config["model_type"])
+    if words.size > int(facts.config.get("vocab_size") or words.size):
+        raise UserError(
+            f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
+            f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
+        )
+    return facts, words
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:

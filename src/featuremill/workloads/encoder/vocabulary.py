@@ -59,6 +59,8 @@ class Vocabulary(NamedTuple):
     """Whether U, Z, O and B are read as X."""
     letters: bytes = b""
     """The letters that it knows."""
+    size: int = 0
+    """One more than the highest id that may come out."""
 
     @property
     def num_special(self) -> int:
@@ -99,8 +101,9 @@ def of(folder: Path, model_type: str) -> Vocabulary:
 
     def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
         letters = "".join(sorted(token for token in known if len(token) == 1))
-        told = {"letters": letters.encode("ascii", "ignore")} | more
-        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **told)
+        size = max(*plain.values(), *first, *last, pad, unknown) + 1
+        told: dict[str, Any] = {"letters": letters.encode("ascii", "ignore"), "size": size}
+        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **(told | more))
 
     if (k := _kmer_length(plain)) and model_type == "esm":
         return make(_kmers_in_a_row(plain, k, unknown), k, is_by_letter=False)
