@@ -13,7 +13,7 @@ from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
 from featuremill.inputs import sequences
-from featuremill.workload import Record, RecordFailed
+from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
 
@@ -60,10 +60,6 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-CPU_BATCH_TOKENS = 4096
-TOKENS_PER_MULTIPROCESSOR = 128
-USUAL_MULTIPROCESSORS = 132
-"""Stands in where nobody has asked the driver yet, as when a plan is announced."""
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends."""
 NUM_SPECIAL = 2
@@ -158,8 +154,8 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
             "take mean."
         )
     settled = {
-        "layers": _layers(options.layers, facts.num_layers),
-        "dtype": _dtype(options.dtype, device),
+        "layers": networks.layers_from_0(options.layers, facts.num_layers),
+        "dtype": networks.dtype_on(device, options.dtype),
     }
     return _settled(options, weights.path).model_copy(update=settled)
 
@@ -180,28 +176,6 @@ def _settled(options: Options, folder: Path) -> Options:
     return options.model_copy(update={"max_residues": limit, "letters_per_token": per_token})
 
 
-def _layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    for layer in layers:
-        if not -num_layers - 1 <= layer <= num_layers:
-            raise UserError(
-                f"options.layers: there is no layer {layer} in a model of {num_layers}; "
-                f"use 0 to {num_layers}, or -1 for the last one."
-            )
-    return tuple(sorted({layer % (num_layers + 1) for layer in layers}))
-
-
-def _dtype(dtype: str, device: Device) -> str:
-    if dtype == "bf16" and not device.has_bf16:
-        raise UserError(
-            f"options.dtype: {device.name} has no bf16; set dtype: auto, or choose fp16 or fp32."
-        )
-    if dtype != "auto":
-        return dtype
-    if device.has_bf16:
-        return "bf16"
-    return "fp16" if device.kind == "cuda" else "fp32"
-
-
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
     """Return the columns of values; `options` are resolved ones."""
     from featuremill.workloads.encoder import columns
@@ -213,11 +187,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def batch_cost(options: Options, device: Device) -> int:
     """Return the tokens that one batch may hold."""
-    if options.batch_tokens is not None:
-        return options.batch_tokens
-    if device.kind == "cpu":
-        return CPU_BATCH_TOKENS
-    return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
+    return options.batch_tokens or networks.batch_tokens_on(device)
 
 
 def audited(options: Options, precision: str) -> Options:
@@ -268,7 +238,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         raise UserError("gpus: an encoder computes on one GPU; set gpus: 1.")
     is_cuda = devices[0].kind == "cuda"
     if is_cuda:
-        check.forbid_short_cuts()
+        networks.forbid_short_cuts()
     # A job sees its own GPUs only, numbered as they were leased.
     device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
     facts, words = _opened(weights.path)

@@ -23,14 +23,6 @@ SHORT, LONG, ROOM = 19, 40, 1024
 """Letters of the two, and more tokens than both have together."""
 
 
-def forbid_short_cuts() -> None:
-    """Keep cuBLAS to the precision that was asked for, in this process: no TF32 for fp32, and no
-    partial sums in 16 bits."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-
-
 def padding(encoder: Encoder, vocabulary: Vocabulary, options: Options) -> None:
     """Compute a short sequence alone and beside a long one, and compare.
 
