@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import pickle
 import shlex
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,7 +102,7 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
             raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
     try:
         told = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except pickle.UnpicklingError:
+    except UnpicklingError:
         return _trusted(chosen, content, sha256)
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -97,7 +97,7 @@ def _read(path: Path) -> Content:
             raise ValueError("no record")
     except FileNotFoundError:
         raise UserError(f"{path}: there is no such file; name one that VirNucPro wrote.") from None
-    except (*WRONG, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+    except (*WRONG, RuntimeError, EOFError, UnpicklingError) as error:
         problem = clipped(" ".join(str(error).split()).split(". ")[0]).rstrip(".")
         raise UserError(
             f"{path}: it is not what VirNucPro keeps features in, with one vector an id "
