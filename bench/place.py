@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from featuremill.lease.devices import MASK, Device, cpu, cuda_devices, with_processors
-from featuremill.workloads.esm2 import products
+from featuremill.workload import networks
 
 Name = Literal["cpu", "gpu", "rehearsal"]
 
@@ -110,4 +110,4 @@ def forbid_short_cuts() -> None:
     NVIDIA's containers turn TF32 on; its libraries read their variable when they are loaded.
     """
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
-    products.forbid_short_cuts()
+    networks.forbid_short_cuts()

@@ -19,3 +19,17 @@ def install(*packages):
         done = subprocess.run(["bash", script, *packages], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"apt-get could not install {packages}: {done.stderr.strip()[-200:]}")
+
+
+def unpacked(package, folder):
+    """Unpack a Debian package of data into `folder`, without installing it; return the folder."""
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        pytest.skip(f"{package}: a package of Debian, and apt-get or dpkg-deb is not here")
+    download = f"apt-get -qq download {package}"
+    script = f"{download} || {{ apt-get -qq update && {download}; }}"
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"apt-get could not download {package}: {done.stderr.strip()[-200:]}")
+    (deb,) = folder.glob(f"{package}_*.deb")
+    subprocess.run(["dpkg-deb", "-x", deb, folder], check=True)
+    return folder

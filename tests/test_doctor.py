@@ -546,7 +546,7 @@ def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
 
 def test_a_torch_that_nobody_tried_is_said(doctor):
     """The bounds have one home, the package's own requirement."""
-    (bound,) = re.findall(r'"torch([<>=,.0-9]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))
+    (bound,) = {*re.findall(r'"torch([<>=,.0-9]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))}
     assert set(host.tried_torch().split(",")) == set(bound.split(","))
     answer = doctor(Gpu("GPU-0"), version="99.0.1+cu999")("--json")
     (issue,) = (one for one in answer["issues"] if one["code"] == "torch-untried")

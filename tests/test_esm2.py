@@ -31,7 +31,7 @@ from test_house import EXTRAS, ROOT, is_for_here
 from featuremill.base.errors import UserError
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import Device, cpu
-from featuremill.workload import weights
+from featuremill.workload import networks, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import products
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
@@ -514,7 +514,7 @@ def test_the_newest_torch_within_the_bounds_gives_the_same_values(tmp_path):
 @pytest.mark.parametrize("both", ["bundled", "random12"], indirect=True)
 @pytest.mark.parametrize("dtype, bound_l2", [("fp32", 1e-5), ("bf16", 2e-2), ("fp16", 5e-3)])
 def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
-    products.forbid_short_cuts()  # as `esm2.load` does: a container may have TF32 on
+    networks.forbid_short_cuts()  # as `esm2.load` does: a container may have TF32 on
     found = both.found
     sequences = [
         tokens_of(s)[0].numpy() for s in [*demo_proteins(20), "M", "MK<mask>V<mask>", "X" * 3000]

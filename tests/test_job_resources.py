@@ -11,7 +11,7 @@ from featuremill.config import Config
 from featuremill.flow import job_resources
 from featuremill.flow.job_resources import JobResources
 from featuremill.store.plan import Settings
-from featuremill.workloads import esm2
+from featuremill.workload import networks
 from featuremill.workloads.esm2 import memory, sources
 
 
@@ -37,7 +37,7 @@ def test_memory_on_a_cpu_covers_what_doctor_reckons(tmp_path, name):
     weights = converted(tmp_path, model.file_bytes, name)
     resources = asked(run.folder.root, "cpu", [weights])
     for dtype in ("fp32", "bf16"):
-        need = memory.estimate_mb(model, "cpu", dtype, esm2.CPU_BATCH_TOKENS)
+        need = memory.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
         assert need < resources.extract_mb(wildcards(run), attempt=1) < 2 * need + 4000
 
 

@@ -1,16 +1,22 @@
 """MosaicBERT against a forward in float64 from the papers, one sequence and one head at a time."""
 
 import functools
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
+from encoder_models import bpe, dna
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.workload import plain_weights, weights
+from featuremill.workloads import encoder
 from featuremill.workloads.encoder.mosaicbert import MosaicBert, alibi_slopes, attention_bias
 
 DNABERT2 = {
@@ -75,9 +81,12 @@ POOLER = 768 * 768 + 768
 
 @functools.cache
 def model_of(name):
-    """Return an encoder in which no norm and no bias is trivial."""
+    return random_weights(MosaicBert(CONFIGS[name]).eval())
+
+
+def random_weights(model):
+    """Give an encoder weights by which no norm and no bias is trivial."""
     random = torch.Generator().manual_seed(1)
-    model = MosaicBert(CONFIGS[name]).eval()
     for key, parameter in model.named_parameters():
         values = torch.randn(parameter.shape, generator=random)
         if parameter.dim() == 1:
@@ -316,3 +325,57 @@ def test_the_true_shape_equals_the_papers():
         assert max(differences(values, alone_of("DNABERT-2", length))) < 2e-6
         narrow = alone(bf16_of("DNABERT-2"), tokens_of("DNABERT-2", length))
         assert min(cosines(narrow, expected)) > 0.9995
+
+
+def published(folder, as_dnabert_s):
+    """Write the folder of a small MosaicBERT as DNABERT-2 or DNABERT-S is laid out; return its
+    tokenizer and its tensors."""
+    config = {**SMALL, "model_type": "bert", "vocab_size": 200, "pad_token_id": 0}
+    config["auto_map"] = {"AutoModel": "bert_layers.BertModel"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "bert_layers.py").write_text("raise SystemExit('code of the folder was run')")
+    state = random_weights(MosaicBert(config)).state_dict()
+    if as_dnabert_s:
+        more = {"pooler.dense.weight": torch.zeros(96, 96), "pooler.dense.bias": torch.zeros(96)}
+        torch.save(state | more, folder / "pytorch_model.bin")
+    else:
+        prefixed = {f"bert.{key}": value for key, value in state.items()}
+        save_file(
+            prefixed | {"cls.predictions.decoder.bias": torch.zeros(200)},
+            folder / "model.safetensors",
+        )
+    tokenizer = bpe()
+    if as_dnabert_s:  # its file pads all to 2,000 tokens, with a token that is none
+        tokenizer.enable_truncation(20)
+        tokenizer.enable_padding(length=20, pad_id=3)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return bpe(), state, config
+
+
+@pytest.mark.parametrize("as_dnabert_s", [False, True], ids=["DNABERT-2", "DNABERT-S"])
+def test_the_workload_encoder_computes_it_by_its_published_layout(tmp_path, as_dnabert_s):
+    tokenizer, state, config = published(tmp_path, as_dnabert_s)
+    given = {"model": str(tmp_path), "alphabet": "nucleotides"}
+    given |= {"pool": ["mean", "mean_all"], "layers": list(range(config["num_hidden_layers"] + 1))}
+    found = weights.weights_of(plain_weights.look(str(tmp_path), True, 1))
+    letters = dna(5, 300)
+    payloads = [text.encode() for text in letters]
+
+    def computed(dtype):
+        asked = encoder.Options.model_validate(given | {"dtype": dtype})
+        options = encoder.resolve(asked, cpu(), found)
+        return values_of(encoder, encoder.load(options, [cpu()], found), payloads, 400)
+
+    values = computed("fp32")
+    for text, row in zip(letters, values.to_pylist(), strict=True):
+        states = forward(state, config, np.array(tokenizer.encode(text).ids))
+        for layer, hidden in enumerate(states):
+            for pool, expected in (("mean_all", hidden.mean(0)), ("mean", hidden[1:-1].mean(0))):
+                got = np.array(row[f"{pool}_layer_{layer}"])
+                assert np.linalg.norm(got - expected) < 1e-5 * np.linalg.norm(expected)
+    if cpu().has_bf16:
+        for narrow, exact in zip(computed("bf16").columns, values.columns, strict=True):
+            one, other = (np.stack(column.to_pylist()) for column in (narrow, exact))
+            norms = np.linalg.norm(one, axis=1) * np.linalg.norm(other, axis=1)
+            assert ((one * other).sum(1) / norms).min() > 0.9995
+        assert not np.array_equal(one, other), "nothing is narrow"

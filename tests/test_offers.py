@@ -83,6 +83,9 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     settings = Settings(workload="numbered", version="1", options=options, weights_sha256=None)
     other = settings.model_copy(update={"options": {**options, "layers": 4}})
     assert precision_told(settings) == "" and not speeds.is_alike(settings, other)
+    for more in ({"weights_sha256": "1" * 64}, {"files": {"number": "1" * 64}}):
+        assert not speeds.is_alike(settings, settings.model_copy(update=more))
+    assert speeds.is_alike(settings, settings.model_copy())
     shape = speeds.assumed.shape_told({"num_layers": "6", "embed_dim": "320"})
     with pytest.raises(UserError, match="workload numbered: nothing is known of its speed on h100"):
         speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, shape)
@@ -146,7 +149,7 @@ def test_versions_of_other_packages_are_told():
 
 def test_built_in_workloads_are_found_in_their_folder():
     folder = Path(find_workload("composition").__file__).parent
-    assert set(BUILT_IN) == {"composition", "esm2"} and (folder / "esm2").is_dir()
+    assert set(BUILT_IN) == {"composition", "encoder", "esm2"} and (folder / "esm2").is_dir()
 
 
 def test_every_attribute_has_a_default():

@@ -51,6 +51,11 @@ MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "she
 CALLS = {"eval", "exec", "compile", "__import__", "os.system", "os.popen", "subprocess.getoutput"}
 CALLS |= {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "pd.read_pickle"}
 CALLS |= {"pd.eval", "subprocess.getstatusoutput", "jinja2.Template", "tempfile.mktemp"}
+HARMLESS = ("pickle", {"UnpicklingError"})
+"""What may be imported of such a module: the exception alone."""
+TRUSTED = ROOT / "src" / "featuremill" / "head" / "unpickle.py"
+"""A program of its own, which nobody imports: it reads a pickle whose digest somebody has typed
+(tests/test_head.py), and hands back tensors."""
 UNSAFE = {"shell": True, "allow_pickle": True, "weights_only": False, "autoescape": False}
 
 
@@ -64,8 +69,9 @@ def executing(path):
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = {alias.name.partition(".")[0] for alias in node.names}
-            names |= {(getattr(node, "module", "") or "").partition(".")[0]}
-            if names & MODULES:
+            module = getattr(node, "module", "") or ""
+            names |= {module.partition(".")[0]}
+            if names & MODULES and (module, names - {module}) != HARMLESS:
                 yield ast.unparse(node)
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -81,14 +87,22 @@ def executing(path):
 
 def test_no_module_can_execute_data():
     assert len(sources()) > 150
-    found = {str(path.relative_to(ROOT)): list(executing(path)) for path in sources()}
-    assert {path: lines for path, lines in found.items() if lines} == {}
+    found = {path: list(executing(path)) for path in sources()}
+    assert {path for path, lines in found.items() if lines} == {TRUSTED}
+    started = [path for path in sources() if "head.unpickle" in path.read_text("utf-8")]
+    assert started == [TRUSTED.with_name("importing.py"), TRUSTED]
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *("import pickle", "from joblib import load", "import dill.source", "eval(text)"),
+        *(
+            "import pickle",
+            "from pickle import UnpicklingError, load",
+            "from joblib import load",
+            "import dill.source",
+            "eval(text)",
+        ),
         *("yaml.load(text)", "np.load(path, allow_pickle=True)", "run(text, shell=True)"),
         *("torch.load(path)", "torch.load(path, weights_only=False)", "os.system(text)"),
         *("torch.load(path, weights_only=maybe)", "load(path, weights_only=False)"),

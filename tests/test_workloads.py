@@ -31,6 +31,7 @@ from featuremill.workload.mistakes import refuse_answer
 CPU = cpu()
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
+    "encoder": [],  # needs a folder: tests/test_encoder_workload.py
     "esm2": [
         {"dtype": "fp32"},
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
@@ -126,7 +127,7 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match="composition, esm2"):
+    with pytest.raises(UserError, match="composition, encoder, esm2"):
         find_workload("esm3")
 
 
@@ -137,6 +138,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     ]
     assert dict(zip(BUILT_IN, told, strict=True)) == {
         "composition": (False, False),
+        "encoder": (True, False),
         "esm2": (True, True),
     }
     esm2 = find_workload("esm2")

@@ -23,10 +23,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from intervals import Estimate
 from network import Network, Shape, save
 from perplexity import baselines, cross_entropies, frequencies, load, mask, perplexity
 from probes import Probes, composition
+
+from featuremill.head.intervals import Estimate
 
 DESCRIPTIONS = {
     "gain": "the first less composition, pair by pair",

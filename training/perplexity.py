@@ -13,9 +13,10 @@ import numpy as np
 import shards
 import torch
 from batches import MASKED, with_targets
-from intervals import Estimate, bootstrap
 from network import Network, Shape
 from torch.nn import functional
+
+from featuremill.head.intervals import Estimate, bootstrap
 
 PSEUDO_COUNTS = 160  # of the training set's frequencies, in the composition baseline
 ROW_TOKENS = 8192

@@ -17,6 +17,7 @@ import os
 import platform
 import shlex
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -27,6 +28,7 @@ from featuremill.base import environment, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 VERBS = {
+    "translate": "turn contigs or reads into proteins and the nucleotides that code them",
     "init": "write a commented config for your own input",
     "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
     "run": "compute a run: snakemake with this workflow and your config, from any folder",
@@ -41,6 +43,8 @@ VERBS = {
     "retry": "make failed records run again",
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
+    "head": "train a classifier on features of finished runs, take one over, or apply it",
+    "verdict": "say of each contig what it is, by the scores of its fragments",
     "search": "find the records that are nearest to a sequence or to another record",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
@@ -139,16 +143,15 @@ def _sentence(error: OSError, folder: Path | None) -> str:
     return f"{where}{what}; nothing is lost: mend that and run the same command again."
 
 
-def _add_talk(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb takes: how much it says, and where."""
+def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
+    """Add what every verb takes: how much it says, and where. For one of several things that a verb
+    does, what was typed before it stands."""
+    default: dict[str, Any] = {"default": argparse.SUPPRESS} if is_act else {}
     loudness = parser.add_mutually_exclusive_group()
-    loudness.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
-    loudness.add_argument(
-        "-v", "--verbose", action="store_true", help="details too, and what libraries print"
-    )
-    parser.add_argument(
-        "--log-file", type=Path, help="also write everything, dated, to the end of this file"
-    )
+    add, add_one = (partial(of.add_argument, **default) for of in (parser, loudness))
+    add_one("-q", "--quiet", action="store_true", help="only warnings and errors")
+    add_one("-v", "--verbose", action="store_true", help="details too, and what libraries print")
+    add("--log-file", type=Path, help="also write everything, dated, to the end of this file")
     parser.add_argument(  # the name of old
         "--log", type=Path, dest="log_file", default=argparse.SUPPRESS, help=argparse.SUPPRESS
     )
@@ -172,7 +175,8 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         _add_talk(sub)
         if verb == chosen:
             module = import_module(f"featuremill.{MODULES.get(verb, f'{verb}.command')}")
-            module.add_arguments(sub)
+            for act in module.add_arguments(sub) or ():  # what a verb does that does several things
+                _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)
     return parser
 

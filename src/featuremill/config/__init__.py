@@ -120,7 +120,8 @@ class Config(Section):
 
     @field_validator("run")
     @classmethod
-    def _plain_name(cls, run: str) -> str:
+    def plain_name(cls, run: str) -> str:
+        """Refuse names that are none of a folder."""
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
             raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
         if len(run) > MAX_NAME:
@@ -169,7 +170,7 @@ def validate(
     """
     places = places or {}
     _refuse_impossible(raw, source, places)
-    config = _checked(Config, raw, (), _sections, source, places)
+    config = checked(Config, raw, (), _sections, source, places)
     workload = config.workload
     try:
         keys = find_workload(workload).Options
@@ -177,9 +178,7 @@ def validate(
         raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
     if not has_options:
         return config
-    options = _checked(
-        keys, config.options, ("options",), lambda: _others(workload), source, places
-    )
+    options = checked(keys, config.options, ("options",), lambda: _others(workload), source, places)
     settled: dict[str, Any] = {"options": options.model_dump(mode="json")}
     if not said(find_workload(workload), "NEEDS_GPU"):
         settled["device"] = "cpu"
@@ -334,7 +333,7 @@ def without_effect(config: Config) -> list[str]:
     return found
 
 
-def _checked(
+def checked(
     model: type[Model],
     raw: Mapping[str, Any],
     path: tuple[str, ...],
@@ -342,6 +341,11 @@ def _checked(
     source: str,
     places: Places,
 ) -> Model:
+    """Return the `model` of the section of a config that stands at `path` in it.
+
+    Raises:
+        UserError: a sentence for each wrong key; `elsewhere` says of some where they belong.
+    """
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
@@ -368,7 +372,7 @@ def _sections() -> dict[str, str]:
 def _others(workload: str) -> dict[str, str]:
     """Return where a key belongs that is no option of `workload`."""
     hints = dict.fromkeys(Config.model_fields, "it belongs to the top level, outside 'options:'")
-    for other in BUILT_IN:
+    for other in (DEFAULT, *BUILT_IN):
         for name in find_workload(other).Options.model_fields:
             text = f"it is one of workload {other!r}, but this run's is {workload!r}"
             hints.setdefault(name, text)

@@ -17,12 +17,14 @@ from typing import Any
 from featuremill.config import (
     Config,
     check_outputs,
+    contigs,
     load,
     model_of,
     refuse_patterns,
     validate,
     without_effect,
 )
+from featuremill.config.contigs import ContigsConfig
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
@@ -163,6 +165,14 @@ def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Co
     for sentence in without_effect(checked):
         reach.log.warning(sentence)
     return named, places, checked
+
+
+def validated_contigs(config: Mapping[str, Any], workflow: Any) -> ContigsConfig:
+    """Return the validated config of the workflow from contigs to verdicts; or stop Snakemake with
+    one sentence."""
+    with screen.refusing():
+        named, places = sources(config, workflow)
+        return contigs.validate(config, named, places)
 
 
 def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:

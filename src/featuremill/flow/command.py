@@ -14,6 +14,9 @@ from featuremill.base.errors import UserError
 from featuremill.config import load
 from featuremill.store import command_line
 
+PROFILES = Path(SNAKEFILE).parent / "profiles"
+CONTIGS = str(Path(SNAKEFILE).parent / "workflow" / "contigs" / "Snakefile")
+"""The workflow of configs that have `contigs` in place of `inputs`."""
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
 PROFILE = "--workflow-profile"
@@ -37,7 +40,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
+    # As Snakemake does not say in which line it stops being YAML.
+    is_of_contigs = "contigs" in load(arguments.config)[0]
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
@@ -48,7 +52,9 @@ def run(arguments: argparse.Namespace) -> None:
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
-    command += ["--snakefile", SNAKEFILE]
+    command += ["--snakefile", CONTIGS if is_of_contigs else SNAKEFILE]
+    if is_of_contigs and not any(word.startswith(PROFILE) for word in arguments.options):
+        command += [PROFILE, str(PROFILES / "default")]  # Snakemake looks beside the Snakefile
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
     command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])
@@ -65,11 +71,10 @@ def _profiles(options: Sequence[str]) -> Iterator[str]:
 
 def _refuse_missing(profile: str) -> None:
     """Refuse a profile that is not there: Snakemake would go on without, on this machine."""
-    ours = Path(SNAKEFILE).parent / "profiles"
-    places = (Path(), Path("profiles"), ours)
+    places = (Path(), Path("profiles"), PROFILES)
     if profile in ("", "none") or any((place / profile).exists() for place in places):
         return
-    names = ", ".join(sorted(path.parent.name for path in ours.glob("*/config.yaml")))
+    names = ", ".join(sorted(path.parent.name for path in PROFILES.glob("*/config.yaml")))
     raise UserError(
         f"{PROFILE} {profile}: there is no such file or folder, and no profile of that name comes "
         f"with featuremill; name your own, or one of these: {names}."

@@ -1,10 +1,10 @@
 """Input files become records: FASTA, FASTQ, tables and flat files, compressed or not.
 
 One reader a format, told what to make of a record (`featuremill.inputs.kinds`): `proteins`,
-`nucleotides` or `rows`, which is all that a workload calls. The suffix says what a file is; whether
-it is compressed is read from its first bytes. Every bad record comes out refused with a reason; a
-file that as a whole cannot be trusted (cut short, not text, not what its name says, of another
-kind) is a `UserError`. Nothing here knows what a record is used for.
+`nucleotides`, `sequences` (either of these) or `rows`, which is all that a workload calls. The
+suffix says what a file is; whether it is compressed is read from its first bytes. Every bad record
+comes out refused with a reason; a file that as a whole cannot be trusted (cut short, not text, not
+what its name says, of another kind) is a `UserError`. Nothing here knows what a record is used for.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.inputs import columns, kinds, source
-from featuremill.workload import Record, WorkloadOptions
+from featuremill.workload import Record as Record
+from featuremill.workload import WorkloadOptions
 
 
 class Format(NamedTuple):
@@ -76,6 +77,17 @@ class NucleotideOptions(TableOptions):
     one."""
 
 
+class SequenceOptions(TableOptions):
+    """Options of a workload that reads proteins or nucleotides, as it is told."""
+
+    sequence_column: str = ""
+    """Column of CSV, TSV and Parquet inputs that holds the sequences. If not given, it is found by
+    its name, such as `sequence`, `protein` or `dna`. A `description` is taken along where there is
+    one."""
+    alphabet: Literal["proteins", "nucleotides"]
+    """What the inputs are: `proteins`, or `nucleotides` (DNA or RNA, with U read as T)."""
+
+
 class RowOptions(WorkloadOptions):
     """Options of a workload that reads the rows of tables: which columns count."""
 
@@ -112,6 +124,11 @@ def nucleotides(
     return _stream(inputs, _kind(options or NucleotideOptions()))
 
 
+def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Record]:
+    """Stream the records of `inputs` as `proteins` or `nucleotides` does, as `options` say."""
+    return _stream(inputs, _kind(options))
+
+
 def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:
     """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
     the values of `options.payload_columns()` (`featuremill.inputs.cells` says how)."""
@@ -131,6 +148,8 @@ def _kind(options: TableOptions | RowOptions) -> kinds.Kind:
     if isinstance(options, RowOptions):
         return kinds.Rows(options.id_column, options.payload_columns())
     is_dna = isinstance(options, NucleotideOptions)
+    if isinstance(options, SequenceOptions):
+        is_dna = options.alphabet == "nucleotides"
     chosen = columns.Named(options.id_column, options.sequence_column)
     return (kinds.NUCLEOTIDES if is_dna else kinds.PROTEINS)._replace(chosen=chosen)
 
@@ -175,6 +194,8 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
         line = _first_line(path) if kind.has_fastq else ""
         format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
+        if kind.of_entries and format is FASTA:
+            return import_module("featuremill.inputs.contigs")
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     return import_module(_module(format))
 

@@ -29,8 +29,11 @@ _LETTERS = ALPHABET.decode() + "U"
 _STRANGER = re.compile(f"[^{_LETTERS}{_LETTERS.lower()}]")
 
 
-def clean(letters: str) -> Cleaned:
-    """Return the bases in `letters`: upper case, no white space, U as T."""
+def clean(letters: str, num_before: int = 0) -> Cleaned:
+    """Return the bases in `letters`: upper case, no white space, U as T.
+
+    `num_before` bases of the same record went before; a reason counts them.
+    """
     payload = letters.encode("ascii", "replace").translate(UPPER_CASE, WHITESPACE)
     if not payload:
         return Cleaned(b"", reasons.EMPTY.reason())
@@ -38,17 +41,17 @@ def clean(letters: str) -> Cleaned:
     if b"U" in payload:
         payload, note = payload.replace(b"U", b"T"), U_AS_T
     if payload.translate(None, ALPHABET):
-        return Cleaned(b"", _reason(letters))
+        return Cleaned(b"", _reason(letters, num_before))
     return Cleaned(payload, "", note)
 
 
-def _reason(letters: str) -> str:
+def _reason(letters: str, num_before: int) -> str:
     """Name the first letter that is no base, and its place among the letters."""
     plain = letters.translate(NO_WHITESPACE)
     stranger = _STRANGER.search(plain)
     assert stranger, plain
     kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    return kind.reason(f"{show(stranger.group())} at base {stranger.start() + 1}")
+    return kind.reason(f"{show(stranger.group())} at base {num_before + stranger.start() + 1}")
 
 
 def _is_protein(letters: str) -> bool:

@@ -84,7 +84,7 @@ class _Lines:
         for number, line in self._lines:
             start = line.lstrip()
             if start and start[0] not in "#;>":
-                raise self._not_fasta(number, start)
+                raise not_fasta(self._path, number, start, self._readable)
             if start[:1] == ">":
                 self.headers.append(number)
                 yield line
@@ -102,15 +102,15 @@ class _Lines:
                     continue
             yield line
 
-    def _not_fasta(self, number: int, start: str) -> UserError:
-        where = f"{self._path}:{number}"
-        if "\0" in start:
-            return source.has_nul(self._path, number)
-        for heads, kind in LOOKALIKES.items():
-            if start.startswith(heads):
-                return UserError(f"{where}: this {kind}; {self._readable}.")
-        shown = start.strip().encode("ascii", "backslashreplace").decode()
-        shown = f"{shown[:37]}..." if len(shown) > 40 else shown
-        return UserError(
-            f"{where}: a record starts with '>', but here is '{shown}'; {self._readable}."
-        )
+
+def not_fasta(path: Path, number: int, start: str, readable: str) -> UserError:
+    """Return the error for a file of FASTA whose first line with anything in it begins so."""
+    where = f"{path}:{number}"
+    if "\0" in start:
+        return source.has_nul(path, number)
+    for heads, kind in LOOKALIKES.items():
+        if start.startswith(heads):
+            return UserError(f"{where}: this {kind}; {readable}.")
+    shown = start.strip().encode("ascii", "backslashreplace").decode()
+    shown = f"{shown[:37]}..." if len(shown) > 40 else shown
+    return UserError(f"{where}: a record starts with '>', but here is '{shown}'; {readable}.")

@@ -71,8 +71,15 @@ class Pooled(NamedTuple):
     """Numbers in such a row."""
 
 
-def pooled_column(schema: pa.Schema, column: str | None, path: Path) -> Pooled:
-    """Return the column called `column`, or the only one, of the table at `path`.
+CHOOSING = "--column (in Python, column=)"
+"""How a column of several is chosen, where a verb has no other way."""
+
+
+def pooled_column(
+    schema: pa.Schema, column: str | None, path: Path, choosing: str = CHOOSING
+) -> Pooled:
+    """Return the column called `column`, or the only one, of the table at `path`; `choosing` says
+    how one of several is chosen.
 
     Raises:
         UserError: when there is no such column, or several and no choice.
@@ -82,8 +89,7 @@ def pooled_column(schema: pa.Schema, column: str | None, path: Path) -> Pooled:
     names = list(widths)
     if column is None and len(names) > 1:
         raise UserError(
-            f"{path}: it has several columns; choose one of {', '.join(names)} with --column "
-            "(in Python, column=)."
+            f"{path}: it has several columns; choose one of {', '.join(names)} with {choosing}."
         )
     column = column or next(iter(names), "")
     if column not in names:

@@ -94,8 +94,16 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
         _write(path, "figure.html", title=f"{run}: {figure.title}", figure=figure)
 
 
+def write_of(path: Path, template: str, **context: Any) -> None:
+    """Write a page of another room to `path`: its `template`, as text, has parts.html at hand."""
+    _write_text(path, _environment().from_string(template).render(context))
+
+
 def _write(path: Path, template: str, **context: Any) -> None:
-    text = _environment().get_template(template).render(context)
+    _write_text(path, _environment().get_template(template).render(context))
+
+
+def _write_text(path: Path, text: str) -> None:
     try:
         with replacing(path) as temporary:
             temporary.write_text(text, "utf-8")

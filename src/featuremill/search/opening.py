@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
-from featuremill.merge.loading import pooled_column
+from featuremill.merge.loading import CHOOSING, pooled_column
 from featuremill.search.table import Mapped, Table, Vectors
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
@@ -45,8 +45,11 @@ class Searched(NamedTuple):
         return self.table.num_rows
 
 
-def open_results(root: Path, column: str | None, wants_partial: bool) -> Searched:
-    """Open the results in `root`; say what about them is not as one would expect.
+def open_results(
+    root: Path, column: str | None, wants_partial: bool, choosing: str = CHOOSING
+) -> Searched:
+    """Open the results in `root`; say what about them is not as one would expect. `choosing` is how
+    a column of several is chosen.
 
     Raises:
         UserError: when there are none, or none that have one vector a record with its id.
@@ -54,7 +57,7 @@ def open_results(root: Path, column: str | None, wants_partial: bool) -> Searche
     folder = Results(root)
     place, results = _delivered(folder, wants_partial)
     table_path, npy_path = _files(folder, place, results)
-    table = _table(root, table_path, column)
+    table = _table(root, table_path, column, choosing)
     vectors = _mapped(root, npy_path, table) if npy_path else table
     if place.find_delivery() != results:
         raise UserError(f"{root}: a merge is writing these results; try again when it is done.")
@@ -98,7 +101,7 @@ def _files(folder: Results, place: Results, results: Delivery) -> tuple[Path, Pa
         if results.partial:
             adding = f"featuremill merge {root} --partial --outputs {' '.join([*there, 'parquet'])}"
         raise UserError(
-            f"{root}: search needs embeddings.parquet or embeddings/, which say whose vector is "
+            f"{root}: this needs embeddings.parquet or embeddings/, which say whose vector is "
             f"which, and these results have {', '.join(told) or 'no file'}; {adding} adds it from "
             "the parts, without computing."
         )
@@ -116,7 +119,7 @@ def _not_whole(path: Path, root: Path) -> UserError:
     )
 
 
-def _table(root: Path, path: Path, column: str | None) -> Table:
+def _table(root: Path, path: Path, column: str | None, choosing: str) -> Table:
     try:
         files = [pq.ParquetFile(file, memory_map=True) for file in files_of(path)]
     except (pa.ArrowInvalid, OSError) as error:
@@ -127,7 +130,7 @@ def _table(root: Path, path: Path, column: str | None) -> Table:
     missing = {"id", "length", "sha256"} - set(schema.names)
     if missing or any(file.schema_arrow != schema for file in files):
         raise _not_whole(path, root)
-    return Table(path, files, pooled_column(schema, column, path))
+    return Table(path, files, pooled_column(schema, column, path, choosing))
 
 
 def _mapped(root: Path, path: Path, table: Table) -> Mapped:

@@ -25,8 +25,9 @@ from featuremill.doctor.audit.sample import Protein, Sample
 WIDTH = 100
 SHOWN_NAMES = 40
 NUM_WORST = 10
-RESIDUES, BOS = "residues_", "bos_"
-"""How columns begin that hold a vector a residue, and that of BOS; others hold a mean."""
+RESIDUES, BOS = ("residues_", "tokens_"), ("bos_", "cls_")
+"""How columns begin that hold a vector a residue or token, and that of the first token; others hold
+a mean."""
 RELATIVE_L2_MEAN = {"bf16": 2e-2, "fp16": 5e-3}
 
 

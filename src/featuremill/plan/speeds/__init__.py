@@ -238,8 +238,13 @@ def is_alike(one: Settings, other: Settings) -> bool:
         return False
     keys = said(find_workload(one.workload), "SPEED_OPTIONS")
     if keys is None:
-        return one.options == other.options
+        return _determined(one) == _determined(other)
     return all(one.options.get(key) == other.options.get(key) for key in keys)
+
+
+def _determined(settings: Settings) -> tuple[object, ...]:
+    """Return what may tell on the speed of a workload that says nothing of it."""
+    return settings.options, settings.weights_sha256, settings.files
 
 
 def _newest(run: Results, recipe: str) -> list[Receipt]:

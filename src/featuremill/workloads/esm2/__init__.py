@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
-from featuremill.workload import Record
+from featuremill.workload import Record, networks
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.options import Options
@@ -60,11 +60,6 @@ LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
-CPU_BATCH_TOKENS = 4096
-TOKENS_PER_MULTIPROCESSOR = 128
-"""Whole waves of the matrix products: 16,896 tokens on an H200."""
-USUAL_MULTIPROCESSORS = 132
-"""Stands in where nobody has asked the driver yet, as when a plan is announced."""
 
 
 class Model(NamedTuple):
@@ -117,32 +112,10 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
     assert weights is not None
     settled = {
         "model": weights.name,
-        "layers": _layers(options.layers, int(weights.metadata["num_layers"])),
-        "dtype": _dtype(options.dtype, device),
+        "layers": networks.layers_from_0(options.layers, int(weights.metadata["num_layers"])),
+        "dtype": networks.dtype_on(device, options.dtype),
     }
     return Options.model_validate(options.model_dump() | settled)
-
-
-def _layers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    for layer in layers:
-        if not -num_layers - 1 <= layer <= num_layers:
-            raise UserError(
-                f"options.layers: there is no layer {layer} in a model of {num_layers}; "
-                f"use 0 to {num_layers}, or -1 for the last one."
-            )
-    return tuple(sorted({layer % (num_layers + 1) for layer in layers}))
-
-
-def _dtype(dtype: str, device: Device) -> str:
-    if dtype == "bf16" and not device.has_bf16:
-        raise UserError(
-            f"options.dtype: {device.name} has no bf16; set dtype: auto, or choose fp16 or fp32."
-        )
-    if dtype != "auto":
-        return dtype
-    if device.has_bf16:
-        return "bf16"
-    return "fp16" if device.kind == "cuda" else "fp32"
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
@@ -155,11 +128,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def batch_cost(options: Options, device: Device) -> int:
     """Return the tokens that one batch may hold."""
-    if options.batch_tokens is not None:
-        return options.batch_tokens
-    if device.kind == "cpu":
-        return CPU_BATCH_TOKENS
-    return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
+    return options.batch_tokens or networks.batch_tokens_on(device)
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -200,7 +169,6 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     """Return the encoder with its weights, the layers spread over `devices` in their order."""
     import torch
 
-    from featuremill.workloads.esm2 import products
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
@@ -209,7 +177,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
             "gpus: a process can use one MIG slice only; set gpus: 1, or take whole GPUs."
         )
     if devices[0].kind == "cuda":
-        products.forbid_short_cuts()
+        networks.forbid_short_cuts()
     # A job sees its own GPUs only, numbered as they were leased.
     places = [
         torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.workload.arrays import Matrix, lists_of_vectors, vectors
 from featuremill.workloads.esm2.options import Options
-
-Matrix = np.ndarray[tuple[int, int], Any]
 
 
 def schema(options: Options, width: int) -> pa.Schema:
@@ -36,20 +32,3 @@ def batch(
         for field, rows in zip(columns, values, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=columns)
-
-
-def vectors(rows: Matrix) -> pa.FixedSizeListArray:
-    """Return one vector a row, without copying."""
-    return pa.FixedSizeListArray.from_arrays(_numbers(rows.reshape(-1)), rows.shape[1])
-
-
-def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
-    """Return for each length a list of that many of the rows, without copying."""
-    bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    return pa.ListArray.from_arrays(_numbers(bounds), vectors(rows))
-
-
-def _numbers(numbers: npt.NDArray[Any]) -> pa.Array:
-    """Return an array of one axis as Arrow's, without copying; `pa.array` would import pandas."""
-    kind = pa.from_numpy_dtype(numbers.dtype)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])

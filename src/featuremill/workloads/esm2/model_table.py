@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.words import human_bytes
-from featuremill.workload import Device, Weights
+from featuremill.workload import Device, Weights, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources
 
@@ -52,7 +52,7 @@ def rows() -> Iterator[list[str]]:
         numbers = model.num_matrix_numbers + model.num_other_numbers
         on_cards = [_memory_mb(card, weights) for card in CARDS]
         on_cpu = [
-            memory.estimate_mb(model, "cpu", dtype, esm2.CPU_BATCH_TOKENS)
+            memory.estimate_mb(model, "cpu", dtype, networks.CPU_BATCH_TOKENS)
             for dtype in ("fp32", "bf16")
         ]
         files = f"{published.gigabytes:g} + {model.file_bytes / 1e9:.2g} GB"

@@ -138,17 +138,6 @@ class OneDnnAmx(OneDnn):
         )
 
 
-def forbid_short_cuts() -> None:
-    """Keep cuBLAS to the precision that was asked for, in this process.
-
-    NVIDIA's containers turn TF32 on for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and by default
-    partial sums of one product may be added in 16 bits.
-    """
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
-
-
 def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
     """Return the forms for `device` and `dtype`, the best first."""
     if device.type == "cuda" and dtype != torch.float32:

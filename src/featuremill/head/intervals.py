@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 RESAMPLES = 1000
 
@@ -21,10 +22,13 @@ class Estimate(NamedTuple):
         return f"{self.value:.3f} | {self.low:.3f}–{self.high:.3f}"
 
 
-def bootstrap(statistic: Callable[[np.ndarray], float], groups_N: np.ndarray) -> Estimate:
+def bootstrap(
+    statistic: Callable[[npt.NDArray[np.intp]], float], groups_N: npt.NDArray[Any]
+) -> Estimate:
     """Return `statistic` of all N items, and its interval where whole groups are drawn again.
 
-    `statistic` gets the items' indices; `groups_N` says which group each is of.
+    `statistic` gets the items' indices; `groups_N` says which group each is of. Draws of which it
+    knows no figure (NaN) do not count.
     """
     random = np.random.default_rng(0)
     order = np.argsort(groups_N, kind="stable")
@@ -34,5 +38,5 @@ def bootstrap(statistic: Callable[[np.ndarray], float], groups_N: np.ndarray) ->
     for _ in range(RESAMPLES):
         drawn = random.integers(len(members), size=len(members))
         resampled.append(statistic(np.concatenate([members[group] for group in drawn])))
-    low, high = np.percentile(resampled, (2.5, 97.5))
+    low, high = np.nanpercentile(resampled, (2.5, 97.5))
     return Estimate(statistic(np.arange(len(groups_N))), float(low), float(high))

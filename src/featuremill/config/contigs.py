@@ -1,0 +1,112 @@
+"""The config of the workflow from contigs to verdicts (workflow/contigs/Snakefile)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from featuremill import config as configs
+from featuremill.config import Config, Section
+from featuremill.config.yaml_lines import Places
+
+SEQUENCES = {"nucleotides": "nucleotides.fna.gz", "proteins": "proteins.faa.gz"}
+"""Kinds of runs over a contig's fragments, and the file of each, in the order of a head's features:
+VirNucPro has DNA first."""
+
+
+class Training(Section):
+    """How a head is trained on these contigs."""
+
+    labels: str
+    """A CSV, TSV or Parquet table with the contigs' ids."""
+    column: str
+    """Its column of classes."""
+    features: tuple[str, ...] = ()
+    """Which vectors, where runs have several; one for each run."""
+    group: str | None = None
+    """A column of groups that folds keep whole. If not given, each contig by itself."""
+    kind: Literal["logistic", "mlp"] = "logistic"
+    """Logistic regression, or VirNucPro's network."""
+
+    @field_validator("features", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+
+class ContigsConfig(Section):
+    """Contigs, what is computed of their fragments, and the head that judges these."""
+
+    run: str
+    """Name of it all: the runs are `<run>-proteins` and `<run>-nucleotides`."""
+    contigs: tuple[str, ...] = Field(min_length=1)
+    """File or files with the contigs or reads: FASTA, FASTQ, GenBank, tables."""
+    translate: str = "--by chunks"
+    """How they are cut, in the words of `featuremill translate`."""
+    proteins: dict[str, Any]
+    """The config of the run over the fragments' proteins, without run and inputs."""
+    nucleotides: dict[str, Any] | None = None
+    """That of the run over their nucleotides, where the head takes such features, too."""
+    head: str
+    """Name of the head: `heads/<head>`, made by `featuremill head`, or here by `train`."""
+    train: Training | None = None
+    """How the head is made of these contigs; none where it is there already."""
+    verdict: str = ""
+    """How verdicts are reached, in the words of `featuremill verdict`."""
+
+    @field_validator("contigs", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("run", "head")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        return Config.plain_name(name)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kinds of runs there are."""
+        return [kind for kind in SEQUENCES if getattr(self, kind) is not None]
+
+    @property
+    def runs(self) -> list[str]:
+        """The runs' folders, in the order of the head's features."""
+        return [f"results/{self.run}-{kind}" for kind in self.kinds]
+
+    @property
+    def translated(self) -> str:
+        """The folder of fragments."""
+        return f"translated/{self.run}"
+
+    def config_of(self, kind: str) -> dict[str, Any]:
+        """Return the config of the run over one kind of sequences."""
+        inputs = f"{self.translated}/{SEQUENCES[kind]}"
+        return {**getattr(self, kind), "run": f"{self.run}-{kind}", "inputs": inputs}
+
+    @property
+    def heads(self) -> dict[str, Any]:
+        """What workflow/rules/head.smk is told of the head."""
+        told: dict[str, Any] = {"predict": {self.run: self.runs}}
+        if self.train:
+            told |= {"runs": self.runs, "fragments": self.translated}
+            told |= self.train.model_dump(mode="json", exclude_none=True)
+        return {self.head: told}
+
+
+def validate(raw: Mapping[str, Any], source: str, places: Places) -> ContigsConfig:
+    """Return the validated config, that of each run as well.
+
+    Raises:
+        UserError: names each wrong key, as `featuremill.config.validate` does.
+    """
+    if isinstance(train := raw.get("train"), Mapping):
+        configs.checked(Training, train, ("train",), dict, source, places)
+    found = configs.checked(ContigsConfig, raw, (), dict, source, places)
+    for kind in found.kinds:
+        inner = {key[1:]: place for key, place in places.items() if key[0] == kind and key[1:]}
+        checked = configs.validate(found.config_of(kind), f"{source}: {kind}", inner)
+        configs.check_outputs(checked, f"{source}: {kind}")
+    return found

@@ -1,0 +1,134 @@
+"""A head on the disk: a folder with its tensors (head.safetensors) and its card (head.json)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.store.files import sha256_of
+from featuremill.store.json_file import JsonFile, Record
+from featuremill.store.plan import Settings
+from featuremill.workload import WorkloadOptions, refuse_without_packages
+
+CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
+FILES = (CARD, TENSORS, PAGE, MISSING)
+
+
+class Needs(WorkloadOptions):
+    """What heads are read and applied with."""
+
+    PACKAGES = dict.fromkeys(("safetensors",), "featuremill[esm2]")
+
+
+class NeedsTorch(WorkloadOptions):
+    """What they are made with, and what VirNucPro's files are read with."""
+
+    PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
+
+
+class Part(Record):
+    """One of the vectors that a head takes side by side."""
+
+    width: int
+    """Numbers in it."""
+    column: str | None = None
+    recipe: str | None = None
+    """What it was made by; None where nobody knows, as of a head from elsewhere."""
+    settings: Settings | None = None
+    """What the recipe is the digest of."""
+    run: str | None = None
+    """Where it came from when the head was trained."""
+
+
+class TableUsed(Record):
+    """The table of labels."""
+
+    file: str
+    sha256: str
+    column: str
+    group: str | None = None
+
+
+class Source(Record):
+    """The file that a head was imported from."""
+
+    file: str
+    sha256: str
+
+
+class Card(JsonFile):
+    """What head.json says."""
+
+    REMEDY: ClassVar[str] = "train or import the head again"
+
+    kind: Literal["logistic", "mlp"]
+    classes: list[str]
+    """In the order of the scores."""
+    features: list[Part]
+    """In the order in which they stand side by side."""
+    sha256: str
+    """Of head.safetensors."""
+    counts: dict[str, int] = {}  # noqa: RUF012  (pydantic copies defaults)
+    scores: dict[str, list[float]] = {}  # noqa: RUF012
+    """Value, and the bounds of its 95 % interval, of what predicts records whose group it did not
+    see."""
+    confusion: list[list[int]] = []  # noqa: RUF012
+    """Records of each class (rows) by the class that was predicted (columns)."""
+    setting: dict[str, float] = {}  # noqa: RUF012
+    """What an inner fold chose."""
+    labels: TableUsed | None = None
+    source: Source | None = None
+    seed: int | None = None
+    threads: int | None = None
+    versions: dict[str, str] = {}  # noqa: RUF012
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Raise UserError where `folder` holds what is not a head's, as writing one replaces it."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file; a head is a folder, so name another.")
+    others = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    if other := next((name for name in sorted(others) if name not in FILES), None):
+        raise UserError(
+            f"{folder}: this folder holds {other!r}, which is no head's, and a new head replaces "
+            "all of a folder; name another --output, as in heads/NAME."
+        )
+
+
+def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
+    """Write `tensors` to `path`; return the file's sha256."""
+    from safetensors.numpy import save
+
+    in_order = {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    path.write_bytes(save(in_order))
+    return sha256_of(path)
+
+
+def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
+    """Return the card and the tensors of the head in `folder`.
+
+    Raises:
+        UserError: when there is no head.
+        IntegrityError: when it is not what was written.
+    """
+    refuse_without_packages(Needs)
+    from safetensors.numpy import load
+
+    try:
+        card = Card.read(folder / CARD)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder}: there is no head here, as there is no {CARD}; name the folder that "
+            "`featuremill head train` or `head import` wrote."
+        ) from None
+    path = folder / TENSORS
+    if not path.is_file() or sha256_of(path) != card.sha256:
+        raise IntegrityError(
+            f"{path}: it is gone or not what {CARD} tells of; train or import the head again."
+        )
+    return card, load(path.read_bytes())

@@ -1,0 +1,74 @@
+"""What a head computes, in NumPy and float64: class scores of features, whatever trained it.
+
+Its tensors say what it is. A logistic regression has `weight` (classes, features) and `bias`; a
+perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. Before
+both, features are standardised where there are `mean` and `scale` (features,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Tensors = Mapping[str, npt.NDArray[Any]]
+Matrix = npt.NDArray[Any]
+EPSILON = 1e-5
+"""Of BatchNorm, where nobody says otherwise (`torch.nn.BatchNorm1d`)."""
+ROWS_AT_ONCE = 4096
+TINY = 1e-8
+
+
+def standardisation(x_NF: Matrix) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the `mean` and the `scale` (F,) by which features get mean 0 and deviation 1.
+
+    Features that never differ are left as they are: no number says how much they may.
+    """
+    deviation = x_NF.std(0, dtype=np.float64)
+    scale = np.where(deviation > TINY, deviation + TINY, 1.0)
+    return {"mean": x_NF.mean(0, dtype=np.float64), "scale": scale}
+
+
+def standardised(tensors: Tensors, x_NF: Matrix) -> Matrix:
+    """Return features as the layers take them, in float64."""
+    x = x_NF.astype(np.float64)
+    if "mean" in tensors:
+        x -= tensors["mean"]
+        x /= tensors["scale"]
+    return x
+
+
+def logits(tensors: Tensors, x_NF: Matrix) -> npt.NDArray[np.float64]:
+    """Return the log-odds (N, C) of each class, up to one number a row."""
+    num_classes = len(tensors["bias" if "bias" in tensors else "output_layer.bias"])
+    found = np.empty((len(x_NF), num_classes))
+    for start in range(0, len(x_NF), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        found[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
+    return found
+
+
+def _layers(tensors: Tensors, x: Matrix) -> Matrix:
+    if "weight" in tensors:
+        return _linear(tensors, "", x)
+    hidden = _linear(tensors, "hidden_layer.", x)
+    hidden -= tensors["bn1.running_mean"]
+    hidden /= np.sqrt(tensors["bn1.running_var"].astype(np.float64) + EPSILON)
+    hidden *= tensors["bn1.weight"]
+    hidden += tensors["bn1.bias"]
+    return _linear(tensors, "output_layer.", np.maximum(hidden, 0, out=hidden))
+
+
+def _linear(tensors: Tensors, layer: str, x: Matrix) -> Matrix:
+    found: Matrix = x @ tensors[f"{layer}weight"].astype(np.float64).T
+    found += tensors[f"{layer}bias"]
+    return found
+
+
+def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:
+    """Return scores (N, C) that are positive and sum to 1 in each row."""
+    scores: npt.NDArray[np.float64] = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
+    scores /= scores.sum(1, keepdims=True)
+    return scores

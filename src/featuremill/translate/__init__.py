@@ -1,0 +1,1 @@
+"""Contigs or reads become fragments: proteins, and the nucleotides that each is read from."""

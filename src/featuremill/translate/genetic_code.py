@@ -1,0 +1,102 @@
+"""Codons become residues, millions at a time, by NCBI's genetic codes as Biopython has them.
+
+Letters are those of IUPAC, in upper case (`featuremill.inputs.bases`). A codon that is a stop or a
+residue, whatever its letters stand for, is that (CTN is L, TAR a stop); any other codon with a
+letter besides A, C, G and T is X, or what Biopython makes of two residues (B, J, Z). A codon that a
+code reads both ways (all stops of 27, 28 and 31) is the residue.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.inputs.bases import ALPHABET
+
+STANDARD = 1
+STOP, END = ord("*"), ord("\n")
+"""Residues that are none: of a stop codon, and of what parts two stretches of letters."""
+SKIPPED = b"-"
+"""Of a codon with a letter besides A, C, G and T, where such codons yield nothing."""
+BETWEEN = b"\n\n\n"
+"""Parts two stretches of letters that are translated together; its residue is END."""
+COMPLEMENT = bytes.maketrans(b"ACGTRYSWKMBDHVN", b"TGCAYRSWMKVHDBN")
+_NUMBERS = bytes.maketrans(ALPHABET + b"\n", bytes(range(len(ALPHABET) + 1)))
+_NUM_PLAIN = 4
+"""A, C, G and T are the first letters of ALPHABET."""
+
+
+class GeneticCode(NamedTuple):
+    """What each codon means; its number is that of its letters in ALPHABET, to the base of 16."""
+
+    number: int
+    residues: npt.NDArray[np.uint8]
+    """Of shape (4096,): ASCII."""
+    is_start: npt.NDArray[np.bool_]
+    """Of shape (4096,): codons of A, C, G and T that may begin a protein."""
+    ambiguous_stops: tuple[str, ...]
+    """Codons that are a stop or a residue, as the case may be; read as the residue."""
+
+    def translated(self, letters: bytes) -> bytes:
+        """Return the residue of each codon of `letters`, whose number is a multiple of 3."""
+        return self.residues[codons(letters)].tobytes()
+
+    def skipping(self) -> GeneticCode:
+        """Return the code in which codons with a letter besides A, C, G and T are SKIPPED."""
+        residues = self.residues.copy().reshape(16, 16, 16)
+        plain = residues[:_NUM_PLAIN, :_NUM_PLAIN, :_NUM_PLAIN].copy()
+        residues[residues != END] = ord(SKIPPED)
+        residues[:_NUM_PLAIN, :_NUM_PLAIN, :_NUM_PLAIN] = plain
+        return self._replace(residues=residues.reshape(-1))
+
+
+def codons(letters: bytes) -> npt.NDArray[np.uint16]:
+    """Return the number of each codon of `letters`."""
+    numbers = np.frombuffer(letters.translate(_NUMBERS), np.uint8)
+    found = numbers[0::3].astype(np.uint16)
+    for following in (numbers[1::3], numbers[2::3]):
+        found <<= 4
+        found |= following
+    return found
+
+
+def reverse_complement(letters: bytes) -> bytes:
+    """Return the other strand of `letters`, in its own reading direction."""
+    return letters.translate(COMPLEMENT)[::-1]
+
+
+@functools.cache
+def genetic_code(number: int) -> GeneticCode:
+    """Return NCBI's genetic code of this number.
+
+    Raises:
+        UserError: when there is none.
+    """
+    from Bio.Data.CodonTable import unambiguous_dna_by_id
+    from Bio.Seq import translate
+
+    if number not in unambiguous_dna_by_id:
+        known = listed(map(str, unambiguous_dna_by_id))
+        raise UserError(
+            f"--code {number}: NCBI has no such genetic code; its codes are {known} (1 is the "
+            "standard code, 11 that of bacteria, archaea and their viruses)."
+        )
+    table = unambiguous_dna_by_id[number]
+    letters = ALPHABET.decode()
+    every = "".join(itertools.chain.from_iterable(itertools.product(letters, repeat=3)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of stops that are residues as well
+        told = np.frombuffer(translate(every, table=number).encode(), np.uint8)
+    residues = np.full((16, 16, 16), END, np.uint8)
+    residues[:15, :15, :15] = told.reshape(15, 15, 15)
+    is_start = np.zeros(4096, np.bool_)
+    is_start[codons("".join(table.start_codons).encode())] = True
+    both = tuple(codon for codon in table.stop_codons if codon in table.forward_table)
+    return GeneticCode(number, residues.reshape(-1), is_start, both)

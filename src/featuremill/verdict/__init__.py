@@ -1,0 +1,1 @@
+"""Scores of fragments → one verdict a contig."""

@@ -1,0 +1,79 @@
+"""Contigs and what their fragments' scores come to, contig by contig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.verdict.predictions import Scored
+
+Scores = npt.NDArray[np.float64]
+
+
+class Contig(NamedTuple):
+    """What is known of one contig."""
+
+    id: str
+    highest_C: Scores
+    """Of its fragments with a prediction, a class; NaN where there is none."""
+    sum_C: Scores
+    fragments: int
+    failed: int
+    """Fragments that have no prediction."""
+
+    def scores_C(self, by: str) -> Scores:
+        """Return its score a class by the rule `by`; NaN where no fragment has one."""
+        num = self.fragments - self.failed
+        return self.highest_C if by == "max" or not num else self.sum_C / num
+
+    def __add__(self, more: object) -> Contig:
+        """Return this contig with `more` of its fragments."""
+        assert isinstance(more, Contig)
+        return Contig(
+            self.id,
+            np.fmax(self.highest_C, more.highest_C),
+            self.sum_C + more.sum_C,
+            self.fragments + more.fragments,
+            self.failed + more.failed,
+        )
+
+
+def contigs(blocks: Iterable[Scored]) -> Iterator[Contig]:
+    """Yield the contigs of fragments that come contig after contig."""
+    open_one: Contig | None = None
+    for block in blocks:
+        for contig in _of_block(block):
+            if open_one and open_one.id == contig.id:
+                open_one += contig
+                continue
+            if open_one:
+                yield open_one
+            open_one = contig
+    if open_one:
+        yield open_one
+
+
+def _of_block(block: Scored) -> Iterator[Contig]:
+    names = np.array(block.fragments["contig"].to_pylist(), object)
+    if not len(names):
+        return
+    starts = np.flatnonzero(np.concatenate([[True], names[1:] != names[:-1]]))
+    highest = np.fmax.reduceat(block.scores_NC, starts)
+    sums = np.add.reduceat(np.nan_to_num(block.scores_NC), starts)
+    failed = np.add.reduceat(np.isnan(block.scores_NC[:, 0]), starts, dtype=np.int64)
+    sizes = np.diff([*starts, len(names)])
+    for name, *told in zip(
+        names[starts], highest, sums, sizes.tolist(), failed.tolist(), strict=True
+    ):
+        yield Contig(name, *told)
+
+
+def class_of(scores_C: Scores, preferred: int) -> int:
+    """Return which class scores highest; where several do, the `preferred` one, else the first.
+
+    VirNucPro's rule for its two: a virus, where that scores at least as high as the rest.
+    """
+    return preferred if scores_C[preferred] >= scores_C.max() else int(scores_C.argmax())

@@ -1,0 +1,284 @@
+"""Features of proteins or nucleotides from an encoder in a Hugging Face folder.
+
+BERT, ESM, T5, ModernBERT (transformers' own classes) and MosaicBERT; `architectures` knows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from featuremill import SNAKEFILE
+from featuremill.base.errors import UserError
+from featuremill.base.reasons import LENGTH
+from featuremill.inputs import sequences
+from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workloads.encoder import architectures, memory, vocabulary
+from featuremill.workloads.encoder.options import Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from torch import Tensor
+
+    from featuremill.workload import Device, Weights
+    from featuremill.workloads.encoder.architectures import Encoder, Facts
+    from featuremill.workloads.encoder.padding import Group
+    from featuremill.workloads.encoder.vocabulary import Vocabulary
+
+__all__ = [
+    "COST_UNIT",
+    "ENVIRONMENT",
+    "LENGTH_UNIT",
+    "PRECISION",
+    "READS_PICKLES",
+    "VERSION",
+    "VERSIONS_OF",
+    "Options",
+    "audited",
+    "batch_cost",
+    "collect",
+    "cost",
+    "load",
+    "memory_mb",
+    "num_vectors",
+    "prepare",
+    "records",
+    "resolve",
+    "run",
+    "schema",
+    "weights",
+    "weights_ahead",
+    "weights_mb",
+]
+
+VERSION = "1"
+COST_UNIT = "tokens"
+LENGTH_UNIT = "letters"
+READS_PICKLES = True
+"""With torch's weights_only."""
+VERSIONS_OF = ("transformers", "tokenizers")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
+PRECISION = "dtype"
+USUAL_TOKENS = 1024
+"""What a network sees at once where nothing in it ends."""
+NUM_SPECIAL = 2
+"""Special tokens that costs are reckoned with; a network may have one less."""
+
+
+class Model(NamedTuple):
+    """The encoder on its device, and what to deliver."""
+
+    encoder: Encoder
+    vocabulary: Vocabulary
+    options: Options
+    columns: pa.Schema
+    max_tokens: int | None
+    backend: str
+    """What computes, for the receipt."""
+
+
+class Batch(NamedTuple):
+    """Records as groups of about the same length, on the host."""
+
+    groups: list[Group]
+    num_own: list[int]
+    """Own tokens of each record, in the order of the records."""
+
+
+class Result(NamedTuple):
+    """The values of each group, where they were computed."""
+
+    values: list[list[Tensor]]
+    batch: Batch
+
+
+def _opened(folder: Path) -> tuple[Facts, Vocabulary]:
+    facts = architectures.facts_of(folder)
+    words = vocabulary.of(folder, facts.config["model_type"])
+    if words.size > int(facts.config.get("vocab_size") or words.size):
+        raise UserError(
+            f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
+            f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
+        )
+    return facts, words
+
+
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the records of `inputs`; those that are cut, or have letters that the vocabulary
+    lacks, get a note, and those that are too long or too short for the network are refused."""
+    options = _settled(options, Path(options.model).expanduser())
+    _, words = _opened(Path(options.model).expanduser())
+    cut = f"longer than {options.max_residues} residues, truncated"
+    for record in sequences(inputs, options):
+        if record.reason:
+            yield record
+            continue
+        letters, notes = record.payload, [record.note]
+        most = options.max_residues
+        if most is not None and len(letters) > most:
+            if options.long == "refuse":
+                reason = LENGTH.reason(f"{len(letters):,} residues, at most {most:,}")
+                yield record._replace(payload=b"", reason=reason)
+                continue
+            notes.append(cut)
+        if len(letters) < words.least_letters:
+            reason = f"shorter than a token: {len(letters)} of {words.least_letters} bases"
+            yield record._replace(payload=b"", reason=reason)
+            continue
+        if words.rare_as_x and len(letters.translate(None, b"UZOB")) < len(letters):
+            notes.append("U, Z, O and B read as X")
+        if letters.translate(None, words.letters):
+            notes.append("letters that the model does not know")
+        yield record._replace(note="; ".join(filter(None, notes)))
+
+
+def cost(payload: bytes, options: Options) -> int:
+    """Return about how many tokens are computed for a record."""
+    length = min(len(payload), options.max_residues or len(payload))
+    return -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
+
+
+def weights(options: Options) -> str:
+    """Return the folder of the encoder."""
+    return options.model
+
+
+def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
+    """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
+    assert weights is not None
+    facts, words = _opened(weights.path)
+    if "cls" in options.pools and not words.has_first:
+        raise UserError(
+            f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
+            "take mean."
+        )
+    settled = {
+        "layers": networks.layers_from_0(options.layers, facts.num_layers),
+        "dtype": networks.dtype_on(device, options.dtype),
+    }
+    return _settled(options, weights.path).model_copy(update=settled)
+
+
+def _settled(options: Options, folder: Path) -> Options:
+    """Return `options` with the limits that the network in `folder` has."""
+    facts, words = _opened(folder)
+    most = facts.max_tokens
+    if options.long == "full" and most is not None:
+        raise UserError(
+            f"options.long: this network has positions for {most:,} tokens only; set long: "
+            "truncate or refuse."
+        )
+    limit = options.max_residues
+    if options.long != "full":
+        limit = limit or words.letters_in(most or USUAL_TOKENS)
+    per_token = options.letters_per_token or words.letters_per_token
+    return options.model_copy(update={"max_residues": limit, "letters_per_token": per_token})
+
+
+def schema(options: Options, weights: Weights | None) -> pa.Schema:
+    """Return the columns of values; `options` are resolved ones."""
+    from featuremill.workloads.encoder import columns
+
+    assert weights is not None
+    facts, words = _opened(weights.path)
+    return columns.schema(options, facts.width, words.is_by_letter)
+
+
+def batch_cost(options: Options, device: Device) -> int:
+    """Return the tokens that one batch may hold."""
+    return options.batch_tokens or networks.batch_tokens_on(device)
+
+
+def audited(options: Options, precision: str) -> Options:
+    """Return the options that deliver every token's vector, unrounded."""
+    more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
+    return Options.model_validate(options.model_dump() | more)
+
+
+def num_vectors(payload: bytes, options: Options) -> int:
+    """Return how many tokens of a record get a vector, at most."""
+    return min(len(payload), options.max_residues or len(payload))
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what the folder's config tells of the encoder; nothing is hashed."""
+    from featuremill.workload import Weights
+
+    folder = Path(options.model).expanduser()
+    told = memory.size_told(architectures.facts_of(folder))._asdict()
+    return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
+
+
+def _size(weights: Weights) -> memory.Size:
+    """Return the encoder's size, of weights that are taken as they are by its config."""
+    if weights.metadata:
+        return memory.size_of(weights)
+    return memory.size_told(architectures.facts_of(weights.path))
+
+
+def weights_mb(weights: Weights) -> float:
+    """Return the size of the checkpoint in MiB."""
+    return _size(weights).file_bytes / 2**20
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
+
+
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return the encoder with its weights, after a look at what it computes."""
+    import torch
+
+    from featuremill.workloads.encoder import check
+
+    assert weights is not None
+    if len(devices) > 1:
+        raise UserError("gpus: an encoder computes on one GPU; set gpus: 1.")
+    is_cuda = devices[0].kind == "cuda"
+    if is_cuda:
+        networks.forbid_short_cuts()
+    # A job sees its own GPUs only, numbered as they were leased.
+    device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
+    facts, words = _opened(weights.path)
+    encoder = architectures.load(weights.path, device, check.DTYPES[options.dtype])
+    check.padding(encoder, words, options)
+    columns = schema(options, weights)
+    return Model(encoder, words, options, columns, facts.max_tokens, encoder.backend)
+
+
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
+    """Make tokens of records, and groups of records, on the host."""
+    from featuremill.workloads.encoder import padding
+
+    words = model.vocabulary
+    tokens = [words.tokens(payload[: model.options.max_residues]) for payload in payloads]
+    num_own = [len(ids) - words.num_special for ids in tokens]
+    if not all(num_own):
+        raise RecordFailed("other", f"shorter than a token: {words.least_letters} bases")
+    longest = max(map(len, tokens))
+    if model.max_tokens is not None and longest > model.max_tokens:
+        told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
+        raise RecordFailed("length", told)
+    return Batch(padding.groups(tokens, words, batch_cost), num_own)
+
+
+def run(model: Model, batch: Batch) -> Result:
+    """Compute a batch; a GPU may still be at it on return."""
+    from featuremill.workloads.encoder import padding
+
+    values = []
+    for group in batch.groups:
+        here = group.each_to(model.encoder.device)
+        hidden = model.encoder.hidden_states(here.tokens_BT, here.is_token_BT, model.options.layers)
+        values.append(padding.values_of(here, hidden, model.options))
+    return Result(values, batch)
+
+
+def collect(model: Model, result: Result) -> pa.RecordBatch:
+    """Return the features of a batch, one row a record."""
+    from featuremill.workloads.encoder import columns, padding
+
+    values = padding.in_order(result.values, result.batch.groups, result.batch.num_own)
+    return columns.batch(values, result.batch.num_own, model.columns)

@@ -1,0 +1,338 @@
+"""The architectures that are known, and the one place that knows about them.
+
+What a config says is looked at without torch. A network is built empty, held against the
+checkpoint name by name and shape by shape, and only then given its weights: transformers itself
+loads what fits, warns at most, and computes with random numbers for the rest.
+
+Shape legend: B sequences, T tokens of the longest, E width.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.workloads.encoder import folder as folders
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+MOSAIC_SIGN = "alibi_starting_size"
+MOSAIC_NAME = "mlp.gated_layers"
+"""Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""
+IDLE = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
+"""Tables that checkpoints of older releases hold, and that any network makes for itself."""
+OLD_NAMES = (
+    (re.compile(r"(?<=LayerNorm\.)gamma$"), "weight"),
+    (re.compile(r"(?<=LayerNorm\.)beta$"), "bias"),
+)
+"""What TensorFlow calls scale and shift of a LayerNorm."""
+ROTARY = re.compile(r"encoder\.layer\.(\d+|\*)\.attention\.self\.rotary_embeddings\.inv_freq")
+FREQUENCIES = "rotary_embeddings.inv_freq"
+"""Once for all layers; older files have it for each, and transformers 5 writes an asterisk for the
+number of a layer."""
+POSITIONS = "embeddings.position_embeddings.weight"
+"""A table that some ESM-2 were saved with, and do not use."""
+T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
+"""One table under two names, of which checkpoints have either or both."""
+ATTENTION = "sdpa"
+"""transformers' name for torch's own attention, which has its softmax in fp32."""
+MOST_NAMED = 3
+
+
+def _without_end(_: Mapping[str, Any]) -> int | None:
+    return None
+
+
+class Architecture(NamedTuple):
+    """One that is known."""
+
+    name: str
+    prefix: str
+    """Of the encoder's names in a checkpoint with heads."""
+    heads: tuple[str, ...]
+    """What checkpoints have besides the encoder, by the beginnings of names."""
+    build: Callable[[Mapping[str, Any]], torch.nn.Module]
+    """Makes the network of a config, without weights."""
+    layers_key: str = "num_hidden_layers"
+    width_key: str = "hidden_size"
+    positions: Callable[[Mapping[str, Any]], int | None] = _without_end
+    """How many tokens a sequence can have at most; None where nothing in the network ends."""
+    is_of_transformers: bool = True
+
+
+def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
+    """Return what builds one of transformers' own classes; code in the folder is never run."""
+
+    def build(config: Mapping[str, Any]) -> Any:
+        import transformers
+
+        made = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
+        made._attn_implementation = ATTENTION  # whatever the config was saved with
+        return getattr(transformers, model)(made, **more)
+
+    return build
+
+
+def _mosaic(config: Mapping[str, Any]) -> Any:
+    return import_module("featuremill.workloads.encoder.mosaicbert").MosaicBert(dict(config))
+
+
+def _bert_positions(config: Mapping[str, Any]) -> int | None:
+    return int(config.get("max_position_embeddings", 512))
+
+
+def _esm_positions(config: Mapping[str, Any]) -> int | None:
+    """Return the rows of the table of positions that count: it begins behind the padding's."""
+    if config.get("position_embedding_type", "absolute") != "absolute":
+        return None
+    return int(config.get("max_position_embeddings", 1026)) - int(config.get("pad_token_id", 1)) - 1
+
+
+BERT = Architecture(
+    "bert",
+    "bert.",
+    ("cls.", "pooler.", "classifier.", "qa_outputs."),
+    _transformers("bert", "BertModel", add_pooling_layer=False),
+    positions=_bert_positions,
+)
+KNOWN = {
+    known.name: known
+    for known in (
+        BERT,
+        Architecture(
+            "esm",
+            "esm.",
+            ("lm_head.", "contact_head.", "pooler.", "classifier."),
+            _transformers("esm", "EsmModel", add_pooling_layer=False),
+            positions=_esm_positions,
+        ),
+        Architecture(
+            "t5",
+            "",
+            ("decoder.", "lm_head.", "classification_head.", "classifier."),
+            _transformers("t5", "T5EncoderModel"),
+            layers_key="num_layers",
+            width_key="d_model",
+        ),
+        Architecture(
+            "modernbert",
+            "model.",
+            ("head.", "decoder.", "classifier."),
+            _transformers("modernbert", "ModernBertModel"),
+        ),
+        Architecture(
+            "mosaicbert",
+            "bert.",
+            BERT.heads,
+            _mosaic,
+            is_of_transformers=False,
+        ),
+    )
+}
+
+
+class Facts(NamedTuple):
+    """What a folder's config says of its network."""
+
+    architecture: Architecture
+    config: dict[str, Any]
+    num_layers: int
+    width: int
+    max_tokens: int | None
+    """Of a sequence, special ones included; None where nothing in the network ends."""
+
+
+def facts_of(folder: Path) -> Facts:
+    """Return what the config in `folder` says; looks at no weights.
+
+    Raises:
+        UserError: it is of an architecture that is not known, or lacks a number.
+    """
+    config = folders.config_of(folder)
+    model_type = config["model_type"]
+    name = "mosaicbert" if model_type == "bert" and MOSAIC_SIGN in config else model_type
+    architecture = KNOWN.get(name)
+    path = folder / folders.CONFIG
+    if architecture is None:
+        known = ", ".join(KNOWN)
+        raise UserError(f"{path}: its model_type is {name!r}, and known ones are {known}.")
+    if config.get("is_decoder") or config.get("add_cross_attention"):
+        raise UserError(f"{path}: this is a decoder; give a network that is an encoder alone.")
+    keys = architecture.layers_key, architecture.width_key
+    num_layers, width = (config.get(key) for key in keys)
+    if not (isinstance(num_layers, int) and isinstance(width, int) and min(num_layers, width) > 0):
+        raise UserError(f"{path}: {' and '.join(keys)} have to be whole numbers above 0 in it.")
+    return Facts(architecture, config, num_layers, width, architecture.positions(config))
+
+
+def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
+    """Return the encoder in `folder` on `device`, its matrix products in `dtype`.
+
+    Raises:
+        UserError: the checkpoint is not that of the config's network.
+    """
+    from transformers.initialization import no_init_weights
+
+    facts = facts_of(folder)
+    tensors = folders.tensors_of(folder)
+    if facts.architecture is BERT and any(MOSAIC_NAME in name for name in tensors):
+        facts = facts._replace(architecture=KNOWN["mosaicbert"], max_tokens=None)
+    try:
+        with no_init_weights():
+            network = facts.architecture.build(facts.config)
+    except Exception as error:  # of a config that contradicts itself
+        raise UserError(
+            f"{folder / folders.CONFIG}: no {facts.architecture.name} can be made of it "
+            f"({one_line(str(error))[:200]}); take the config of the model."
+        ) from None
+    network.load_state_dict(_fitted(folder, facts, tensors, network), strict=False, assign=True)
+    _narrow(network, device, dtype)
+    return Encoder(network.eval().requires_grad_(False), facts, device)
+
+
+def _fitted(
+    folder: Path, facts: Facts, tensors: Mapping[str, Tensor], network: torch.nn.Module
+) -> dict[str, Tensor]:
+    """Return the tensors of the encoder by the names that `network` has for them.
+
+    Raises:
+        UserError: one is missing, has another shape, or is one too many.
+    """
+    name, heads = facts.architecture.name, facts.architecture.heads
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = _renamed(folder, facts, tensors)
+    idle = {FREQUENCIES, *(name for name in expected if name.startswith(heads))}
+    problems = {
+        "missing": expected.keys() - found.keys() - idle,
+        "unexpected": found.keys() - expected.keys(),
+        "of another shape": {
+            f"{name} {tuple(tensor.shape)} for {expected[name]}"
+            for name, tensor in found.items()
+            if tuple(tensor.shape) != expected.get(name, tuple(tensor.shape))
+        },
+    }
+    told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
+    if told:
+        raise UserError(
+            f"{folder}: its weights are not those of the {name} that its {folders.CONFIG} tells of "
+            f"({'; '.join(told)}); give a folder in which the two belong together."
+        )
+    return found
+
+
+def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the encoder's tensors, without heads, under the names that they have today."""
+    prefix, heads = facts.architecture.prefix, facts.architecture.heads
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        bare = name.removeprefix(prefix)
+        if bare.startswith(heads) or IDLE.search(bare):
+            continue
+        for old, new in OLD_NAMES:
+            bare = old.sub(new, bare)
+        if ROTARY.fullmatch(bare):
+            bare = FREQUENCIES
+            if bare in found and not bool((found[bare] == tensor).all()):
+                raise UserError(f"{folder}: its layers differ in their rotary frequencies.")
+        found[bare] = tensor
+    if facts.architecture.name == "t5":
+        for one, other in (T5_TABLES, T5_TABLES[::-1]):
+            if other in found:
+                found.setdefault(one, found[other])
+    if facts.architecture.name == "esm" and facts.max_tokens is None:
+        found.pop(POSITIONS, None)
+    return found
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED:,} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Put `network` on `device`, the weights of its products in `dtype` and all else in fp32.
+
+    A product takes what it gets as `dtype` and hands `dtype` on; added to the residual stream that
+    becomes fp32 again, as embeddings and norms are. So the stream, norms and softmax are fp32.
+    """
+    import torch
+
+    last: list[Tensor] = []
+
+    def as_dtype(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Query, key and value get the same tensor, which is made narrow once."""
+        if inputs[0].dtype == dtype:
+            return inputs
+        if not last or last[0] is not inputs[0]:
+            last[:] = inputs[0], inputs[0].to(dtype)
+        return (last[1], *inputs[1:])
+
+    # Products that fp16 cannot hold, by their authors' experience: of a T5, the last of a layer.
+    wide = getattr(network, "_keep_in_fp32_modules", None) or ()
+    network.to(device)
+    for name, module in network.named_modules():
+        is_product = isinstance(module, torch.nn.Linear)
+        if dtype == torch.float16 and name.rpartition(".")[2] in wide:
+            is_product = False
+        # On a GPU, scores and what is added to them have to be of one type.
+        is_bias = name.endswith("relative_attention_bias") and device.type == "cuda"
+        if is_product and dtype != torch.float32:
+            module.register_forward_pre_hook(as_dtype)
+        wanted = dtype if is_product or is_bias else torch.float32
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.to(wanted)
+
+
+class Encoder:
+    """A network with its weights on a device, whatever its architecture."""
+
+    def __init__(self, network: torch.nn.Module, facts: Facts, device: torch.device) -> None:
+        self.device = device
+        self.num_layers, self.width = facts.num_layers, facts.width
+        self._network = network
+        self._is_of_transformers = facts.architecture.is_of_transformers
+
+    @property
+    def backend(self) -> str:
+        """What computes, for the receipt."""
+        name = type(self._network).__name__
+        if not self._is_of_transformers:
+            return f"{name}, {self.device.type}"
+        import transformers
+
+        config: Any = self._network.config
+        kind = config._attn_implementation
+        return f"transformers {transformers.__version__} {name}, {kind}, {self.device.type}"
+
+    def hidden_states(
+        self, tokens_BT: Tensor, is_token_BT: Tensor | None, wanted: Collection[int]
+    ) -> dict[int, Tensor]:
+        """Return hidden_BTE in fp32 of each wanted layer: 0 is the embedding, the last one has the
+        final norm applied where the network has one.
+
+        `is_token_BT` is False for filling, or None where there is none.
+        """
+        import torch
+
+        with torch.inference_mode():
+            if not self._is_of_transformers:
+                states = self._network(tokens_BT, is_token_BT)
+            else:
+                mask = None if is_token_BT is None else is_token_BT.long()
+                is_last_only = set(wanted) == {self.num_layers}
+                found = self._network(
+                    input_ids=tokens_BT, attention_mask=mask, output_hidden_states=not is_last_only
+                )
+                if is_last_only:
+                    return {self.num_layers: found.last_hidden_state.float()}
+                states = found.hidden_states
+        assert len(states) == self.num_layers + 1
+        return {layer: states[layer].float() for layer in wanted}

@@ -1,0 +1,130 @@
+"""Token sequences as rectangles with little filling, and what is delivered of each sequence.
+
+Shape legend: N sequences of a batch, B of a group, T tokens of its longest, E width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from featuremill.workload.arrays import Matrix
+from featuremill.workloads.encoder.options import Options
+from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
+
+MOST_FILLING = 1 / 16
+"""Of a group's tokens. Less means more and smaller groups."""
+OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
+
+
+class Group(NamedTuple):
+    """Sequences of about the same length, on the host."""
+
+    places: list[int]
+    """Which of the batch they are."""
+    tokens_BT: Tensor
+    is_token_BT: Tensor | None
+    """False for filling; None where there is none."""
+    is_own_BT: Tensor
+    """False for filling and for special tokens."""
+
+    def each_to(self, device: torch.device) -> Group:
+        """Return the group with its tensors on `device`."""
+        is_token_BT = self.is_token_BT
+        return self._replace(
+            tokens_BT=self.tokens_BT.to(device, non_blocking=True),
+            is_token_BT=None if is_token_BT is None else is_token_BT.to(device, non_blocking=True),
+            is_own_BT=self.is_own_BT.to(device, non_blocking=True),
+        )
+
+
+def groups(
+    sequences: Sequence[Ids],
+    vocabulary: Vocabulary,
+    most_tokens: int,
+    most_filling: float = MOST_FILLING,
+) -> list[Group]:
+    """Return all `sequences` in groups of at most `most_tokens` tokens, filling included, the
+    longest first. A sequence longer than that is a group of its own."""
+    longest_first = sorted(range(len(sequences)), key=lambda place: -len(sequences[place]))
+    lengths = [len(sequences[place]) for place in longest_first]
+    return [
+        _group(longest_first[cut], sequences, vocabulary)
+        for cut in _cuts(lengths, most_tokens, most_filling)
+    ]
+
+
+def _cuts(lengths: Sequence[int], most_tokens: int, most_filling: float) -> Iterator[slice]:
+    """Yield which of `lengths`, the longest first, are one group."""
+    start = num_filling = 0
+    for number, length in enumerate(lengths):
+        num_tokens = lengths[start] * (number + 1 - start)
+        num_filling += lengths[start] - length
+        if number > start and (num_tokens > most_tokens or num_filling > num_tokens * most_filling):
+            yield slice(start, number)
+            start, num_filling = number, 0
+    if lengths:
+        yield slice(start, len(lengths))
+
+
+def _group(places: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary) -> Group:
+    chosen = [sequences[place] for place in places]
+    lengths_B1 = np.array([[len(sequence)] for sequence in chosen])
+    numbers_T = np.arange(lengths_B1.max())
+    is_token_BT = numbers_T < lengths_B1
+    tokens_BT = np.full(is_token_BT.shape, vocabulary.pad, np.int64)
+    tokens_BT[is_token_BT] = np.concatenate(chosen)
+    is_own_BT = numbers_T < lengths_B1 - len(vocabulary.last)
+    is_own_BT &= numbers_T >= len(vocabulary.first)
+    return Group(
+        places,
+        torch.from_numpy(tokens_BT),
+        None if is_token_BT.all() else torch.from_numpy(is_token_BT),
+        torch.from_numpy(is_own_BT),
+    )
+
+
+def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> list[Tensor]:
+    """Return the values of a group in the order of the schema: of each layer the pooled vectors in
+    fp32, then those of the own tokens, one sequence's after the other's."""
+    values = []
+    for layer in options.layers:
+        hidden_BTE = hidden[layer]
+        for pool in options.pools:
+            if pool == "cls":
+                values.append(hidden_BTE[:, 0])
+            else:
+                is_meant_BT = group.is_own_BT if pool == "mean" else group.is_token_BT
+                values.append(_mean(hidden_BTE, is_meant_BT))
+        if options.per_residue:
+            values.append(hidden_BTE[group.is_own_BT].to(OUTPUT_DTYPES[options.output_dtype]))
+    return values
+
+
+def _mean(hidden_BTE: Tensor, is_meant_BT: Tensor | None) -> Tensor:
+    """Return the mean over the tokens that are meant; None: over all."""
+    if is_meant_BT is None:
+        return hidden_BTE.mean(1)
+    weights_BT1 = is_meant_BT.unsqueeze(-1).float()
+    return (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1)
+
+
+def in_order(
+    values: Sequence[Sequence[Tensor]], batch: Sequence[Group], num_own: Sequence[int]
+) -> list[Matrix]:
+    """Return the values of each column on the host, in the order of the batch: a row a sequence, or
+    a row for each of their `num_own` own tokens."""
+    places = np.concatenate([group.places for group in batch])
+    of_sequences = np.argsort(places)
+    of_tokens = np.argsort(np.repeat(places, np.take(num_own, places)), kind="stable")
+    found = []
+    for parts in zip(*values, strict=True):
+        # As many rows as sequences are one a sequence, be they of tokens: both orders are the same.
+        is_pooled = len(parts[0]) == len(batch[0].places)
+        rows = torch.cat([part.cpu() for part in parts]).numpy()
+        found.append(rows[of_sequences if is_pooled else of_tokens])
+    return found

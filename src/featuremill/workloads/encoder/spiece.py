@@ -1,0 +1,66 @@
+"""The tokens of a SentencePiece model (spiece.model), without the library of that name.
+
+The file is a protocol buffer: field 1 of the whole, as often as there are tokens, is a message
+whose own field 1 is the token's text (sentencepiece_model.proto of google/sentencepiece).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from featuremill.base.errors import UserError
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+"""Wire types: https://protobuf.dev/programming-guides/encoding/"""
+
+
+def read(path: Path) -> list[str]:
+    """Return the tokens in `path`, in the order of their ids.
+
+    Raises:
+        UserError: this is no SentencePiece model.
+    """
+    try:
+        pieces = [value for field, value in _fields(path.read_bytes()) if field == 1]
+        tokens = [
+            next(text for field, text in _fields(piece) if field == 1).decode("utf-8")
+            for piece in pieces
+        ]
+    except (ValueError, IndexError, StopIteration):
+        tokens = []
+    if not tokens:
+        raise UserError(f"{path}: this is no SentencePiece model; download it again.")
+    return tokens
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield number and content of each field of `message` that is made of bytes."""
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == VARINT:
+            _, place = _varint(message, place)
+        elif kind in (FIXED64, FIXED32):
+            place += 8 if kind == FIXED64 else 4
+        elif kind == BYTES:
+            length, place = _varint(message, place)
+            if place + length > len(message):
+                raise ValueError("cut short")
+            yield key >> 3, message[place : place + length]
+            place += length
+        else:
+            raise ValueError("no protocol buffer")
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """Return the number at `place` and where it ends."""
+    number = shift = 0
+    while True:
+        byte = message[place]
+        place += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return number, place
+        shift += 7

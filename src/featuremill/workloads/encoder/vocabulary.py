@@ -1,0 +1,310 @@
+"""From letters to tokens, by the vocabulary in an encoder's folder; runs no code of it. No torch.
+
+Three kinds of vocabularies have tables here, which give the ids that the models' own tokenizers
+give (tests/test_encoder_workload.py): a token a letter (proteins), overlapping k-mers of bases (the
+first DNABERT), and k-mers one after the other with single bases in between (the Nucleotide
+Transformer). Every other one is left to the `tokenizers` library and the folder's tokenizer.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from featuremill.base.errors import UserError
+from featuremill.workloads.encoder import folder as folders
+from featuremill.workloads.encoder import spiece
+
+Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
+Ends = tuple[int, ...]
+"""Special tokens at one end of a sequence."""
+WORD_START = "▁"
+"""SentencePiece's mark of a token that begins a word: to a T5, every residue is a word."""
+JOINTS = "▁Ġ#"
+"""Marks of tokens that begin a word or go on with one."""
+PADS, UNKNOWNS = ("<pad>", "[PAD]"), ("<unk>", "[UNK]")
+SPECIAL = re.compile(r"[<\[].*[>\]]")
+AS_X = bytes.maketrans(b"UZOB", b"XXXX")
+"""What the authors of ProtBERT and of the T5s for proteins have read in their place."""
+BASES = "ACGT"
+FOLDING = "<AA2fold>"
+"""With which ProstT5 is told that residues follow, and not the alphabet of structures."""
+LEARNED_LETTERS = 4
+"""Bases to a token of a learned vocabulary, roughly and on the small side (DNABERT-2's: five)."""
+
+
+class Vocabulary(NamedTuple):
+    """What makes tokens of letters."""
+
+    own: Callable[[bytes], Ids]
+    """Letters → the ids of their own tokens, without special ones."""
+    first: Ends
+    """Special tokens before them."""
+    last: Ends
+    """And behind them."""
+    pad: int
+    unknown: int
+    letters_per_token: int
+    """How many letters a token takes up, roughly; costs are reckoned by it."""
+    least_letters: int = 1
+    """Fewer make no token."""
+    is_by_letter: bool = True
+    """Whether each letter has a token of its own, and so a vector."""
+    rare_as_x: bool = False
+    """Whether U, Z, O and B are read as X."""
+    letters: bytes = b""
+    """The letters that it knows."""
+    size: int = 0
+    """One more than the highest id that may come out."""
+
+    @property
+    def num_special(self) -> int:
+        """How many special tokens each sequence gets."""
+        return len(self.first) + len(self.last)
+
+    @property
+    def has_first(self) -> bool:
+        """Whether a special token at the beginning stands for the whole sequence."""
+        return bool(self.first)
+
+    def tokens(self, letters: bytes) -> Ids:
+        """Return the ids of all tokens of a sequence."""
+        return np.concatenate((self.first, self.own(letters), self.last)).astype(np.int64)
+
+    def letters_in(self, num_tokens: int) -> int:
+        """Return how many letters have at most so many tokens, special ones included."""
+        own = num_tokens - self.num_special
+        return own * self.letters_per_token + self.least_letters - 1
+
+
+@functools.lru_cache(maxsize=4)
+def of(folder: Path, model_type: str) -> Vocabulary:
+    """Return the vocabulary in `folder`, of an encoder of this type.
+
+    Raises:
+        UserError: there is none that can be read.
+    """
+    found = _read(folder)
+    plain = {token: id for token, id in found.ids.items() if not SPECIAL.fullmatch(token)}
+    if all(token.startswith(WORD_START) for token in plain if len(token) > 1):
+        starts = {token for token in plain if token.startswith(WORD_START)}
+        bare = {token: id for token, id in plain.items() if token not in starts}
+        plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
+    first, last = _around(found, model_type)
+    pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
+    known = {token.lstrip(JOINTS) for token in plain}
+
+    def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
+        letters = "".join(sorted(token for token in known if len(token) == 1))
+        size = max(*plain.values(), *first, *last, pad, unknown) + 1
+        told: dict[str, Any] = {"letters": letters.encode("ascii", "ignore"), "size": size}
+        return Vocabulary(own, first, last, pad, unknown, letters_per_token, **(told | more))
+
+    if (k := _kmer_length(plain)) and model_type == "esm":
+        return make(_kmers_in_a_row(plain, k, unknown), k, is_by_letter=False)
+    if k and model_type == "bert":
+        own = _overlapping_kmers(plain, k, unknown)
+        letters = BASES.encode()
+        return make(own, 1, least_letters=k, is_by_letter=False, letters=letters)
+    if plain and max(map(len, plain)) == 1:
+        if rare_as_x := model_type in ("bert", "t5") and "X" in plain:
+            known |= set("UZOB")
+        return make(_letters(plain, unknown, rare_as_x), 1, rare_as_x=rare_as_x)
+    if found.tokenizer is None:
+        raise UserError(
+            f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
+            "tokenizer.json that says how sequences are cut; save the model's fast tokenizer there."
+        )
+    return make(_learned(found.tokenizer, first, last), LEARNED_LETTERS, is_by_letter=False)
+
+
+class _Found(NamedTuple):
+    """What the files of a folder tell."""
+
+    ids: Mapping[str, int]
+    around: tuple[Sequence[str], Sequence[str]] | None = None
+    """The special tokens before and behind a sequence, where a file says so."""
+    tokenizer: Path | None = None
+    """The tokenizer.json."""
+    has_end: bool = True
+    """False where there is expressly no token for an end, as in the Nucleotide Transformer."""
+
+
+def _read(folder: Path) -> _Found:
+    fast, plain, pieces = (
+        folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
+    )
+    if fast.is_file():
+        return _read_fast(fast)
+    if plain.is_file():
+        tokens = [line.strip() for line in plain.read_text("utf-8").splitlines()]
+    elif pieces.is_file():
+        tokens = spiece.read(pieces)
+    else:
+        raise UserError(
+            f"{folder}: there is no vocabulary in this folder; it needs a tokenizer.json, a "
+            "vocab.txt or a spiece.model."
+        )
+    ids = {token: id for id, token in reversed(list(enumerate(tokens)))}
+    added, settings = folder / "added_tokens.json", folder / "tokenizer_config.json"
+    if added.is_file():
+        ids |= {token: int(id) for token, id in folders.json_of(added).items()}
+    told = folders.json_of(settings) if settings.is_file() else {}
+    return _Found(ids, has_end=told.get("eos_token", "") is not None)
+
+
+def _read_fast(path: Path) -> _Found:
+    """Return what a tokenizer.json says; the library that it is for may not be installed here."""
+    told = folders.json_of(path)
+    try:
+        words = told["model"]["vocab"]
+        if isinstance(words, list):  # of a Unigram: each with its score, in the order of ids
+            words = {word: id for id, (word, _) in enumerate(words)}
+        added = {token["content"]: token["id"] for token in told.get("added_tokens") or ()}
+        ids = dict(words) | added
+        around = _template(told.get("post_processor") or {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{path}: this is not what the library tokenizers writes ({type(error).__name__}: "
+            f"{error}); save it anew."
+        ) from None
+    return _Found(ids, around, path)
+
+
+def _template(processor: Mapping[str, Any]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the special tokens that a tokenizer.json puts before and behind a sequence."""
+    kind = processor.get("type")
+    if kind == "Sequence":
+        each = map(_template, processor["processors"])
+        return next((found for found in each if any(found)), ([], []))
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return [processor["cls"][0]], [processor["sep"][0]]
+    if kind != "TemplateProcessing":
+        return [], []
+    parts = processor["single"]
+    place = next(number for number, part in enumerate(parts) if "Sequence" in part)
+    names = [part["SpecialToken"]["id"] for part in parts if "SpecialToken" in part]
+    return names[:place], names[place:]
+
+
+def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
+    for name in names:
+        if name in ids:
+            return ids[name]
+    raise UserError(f"{folder}: its vocabulary has no token {' or '.join(names)}; is it whole?")
+
+
+def _around(found: _Found, model_type: str) -> tuple[Ends, Ends]:
+    """Return the special tokens before and behind a sequence's own."""
+    if found.around is None:
+        usual: dict[str, tuple[list[str], list[str]]]
+        usual = {"bert": (["[CLS]"], ["[SEP]"]), "t5": ([], ["</s>"])}
+        before, behind = usual.get(model_type, (["<cls>"], ["<eos>"]))
+        behind = behind if found.has_end else []
+    else:
+        before, behind = map(list, found.around)
+    if FOLDING in found.ids and FOLDING not in before:
+        before.insert(0, FOLDING)
+    first, last = (
+        tuple(found.ids[name] for name in names if name in found.ids) for names in (before, behind)
+    )
+    return first, last
+
+
+def _kmer_length(plain: Mapping[str, int]) -> int:
+    """Return k where all k-mers of bases and nothing longer are there, else 0."""
+    k = max(map(len, plain), default=0)
+    kmers = [token for token in plain if len(token) == k and not token.strip(BASES)]
+    others = [token for token in plain if len(token) not in (1, k)]
+    return k if k > 1 and len(kmers) == 4**k and not others else 0
+
+
+def _letters(plain: Mapping[str, int], unknown: int, rare_as_x: bool) -> Callable[[bytes], Ids]:
+    table = np.full(256, unknown, np.int64)
+    for token, id in plain.items():
+        if token.isascii() and token:
+            table[ord(token)] = id
+    if rare_as_x:
+        table = table[np.frombuffer(AS_X, np.uint8)]
+
+    def own(letters: bytes) -> Ids:
+        ids: Ids = table[np.frombuffer(letters, np.uint8)]
+        return ids
+
+    return own
+
+
+def _overlapping_kmers(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
+    """Return what makes a token of each k bases, one base further each time."""
+    code = np.full(256, 4**k, np.int64)  # one that is no base lifts its k-mers above all others
+    for number, base in enumerate(BASES.encode()):
+        code[base] = number
+    table = np.full(4**k + 1, unknown, np.int64)
+    for token, id in plain.items():
+        if len(token) == k and not token.strip(BASES):
+            table[_number(token)] = id
+
+    def own(letters: bytes) -> Ids:
+        codes = code[np.frombuffer(letters, np.uint8)]
+        if len(codes) < k:
+            return np.empty(0, np.int64)
+        windows = np.lib.stride_tricks.sliding_window_view(codes, k)
+        ids: Ids = table[np.minimum(windows @ (4 ** np.arange(k - 1, -1, -1)), 4**k)]
+        return ids
+
+    return own
+
+
+def _number(kmer: str) -> int:
+    number = 0
+    for base in kmer:
+        number = 4 * number + BASES.index(base)
+    return number
+
+
+def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
+    """Return what makes a token of the next k bases where these are known, else of one base;
+    letters without a token are one unknown token together, as EsmTokenizer has it."""
+    single = "".join(re.escape(token) for token in plain if len(token) == 1)
+    cut = re.compile(f"[{BASES}]{{{k}}}|[{single}]|[^{single}]+")
+
+    def own(letters: bytes) -> Ids:
+        found = cut.findall(letters.decode("ascii"))
+        return np.array([plain.get(token, unknown) for token in found], np.int64)
+
+    return own
+
+
+def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
+    """Return what the library tokenizers makes of letters by the tokenizer.json at `path`."""
+    tokenizer = functools.cache(functools.partial(_tokenizer, path, first, last))
+
+    def own(letters: bytes) -> Ids:
+        encoded = tokenizer().encode(letters.decode("ascii"), add_special_tokens=False)
+        return np.array(encoded.ids, np.int64)
+
+    return own
+
+
+def _tokenizer(path: Path, first: Ends, last: Ends) -> Any:
+    """Return the tokenizer at `path`, after a look whether its ends are those that were read."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library's own are plain Exceptions
+        raise UserError(f"{path}: it cannot be read ({error}); save it anew.") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    bare = tokenizer.encode(BASES, add_special_tokens=False).ids
+    if tokenizer.encode(BASES).ids != [*first, *bare, *last]:
+        raise UserError(
+            f"{path}: its post_processor puts special tokens in a way that is not known here; save "
+            "it with a TemplateProcessing."
+        )
+    return tokenizer

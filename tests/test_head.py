@@ -1,0 +1,729 @@
+"""head: fitted as the bundled model was judged, applied to the right vectors, or one sentence."""
+
+import csv
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import vl_convert
+from conftest import ROOT
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import Desk, Verbs
+from safetensors.numpy import load_file
+from safetensors.torch import save_file
+from torch import nn
+
+import featuremill
+from featuremill import __main__
+from featuremill.head import features, figures, intervals
+from featuremill.head import network as network_of
+from featuremill.head.features import Joined, RunFeatures
+from featuremill.head.fitting import Logistic, chosen_and_fitted
+from featuremill.merge.command import merge
+from featuremill.merge.loading import Pooled
+from featuremill.search.table import Table
+from featuremill.store.results import Results
+
+COLUMN = ["--feature", "composition"]
+
+
+@pytest.fixture(autouse=True)
+def no_handlers(monkeypatch):
+    """Let no test log to the screen of one before it."""
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+
+
+def proteins(count, seed=0):
+    """Return records of two kinds that composition tells apart more often than not."""
+    rng = np.random.default_rng(seed)
+    kinds = ("DEFGHIKLMN", "FGHIKLMNPQ")
+    return [
+        (
+            f"p{n}",
+            "".join(rng.choice(list(kinds[(n + (n % 7 == 0)) % 2] * 2), rng.integers(20, 60))),
+        )
+        for n in range(count)
+    ]
+
+
+def computed(folder, environment, records, outputs=("parquet",), **options):
+    """Compute a run of these records in `folder`; return where its results are."""
+    verbs = Verbs(folder, environment)
+    plan = verbs.plan(records, cost=100_000, options=options)
+    verbs.extract(plan)
+    merge(verbs.run_folder, [*outputs], len(records))
+    return verbs.run_folder.root
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, environment):
+    """Return two finished runs: the second lacks some records of the first, has others, and another
+    recipe; one record fails to be taken by either."""
+    folder = tmp_path_factory.mktemp("runs")
+    records = [*proteins(120), ("bad", "MK*LA")]
+    others = [*records[:5:-1], ("only_here", "ACDEFG"), ("p3", "MK1")]
+    (folder / "one").mkdir()
+    (folder / "two").mkdir()
+    one = computed(folder / "one", environment, records)
+    return one, computed(folder / "two", environment, others, ("parquet", "npy"), hydropathy=False)
+
+
+def write_labels(path, rows, head="id,kind,family"):
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+@pytest.fixture
+def labels(tmp_path):
+    return write_labels(
+        tmp_path / "labels.csv", [(f"p{n}", "xy"[n % 2], n // 4) for n in range(120)]
+    )
+
+
+def head(*words, status=0):
+    assert __main__.main(["head", *map(str, words)]) == status
+
+
+def refusal(capfd, *words, status=2):
+    """Return the one sentence that the verb ends with."""
+    capfd.readouterr()
+    head(*words, status=status)
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
+    return line.partition("error: ")[2]
+
+
+def card_of(folder):
+    return json.loads((folder / "head.json").read_text())
+
+
+def table_of(path):
+    """Return the rows of a TSV, each a tuple."""
+    with path.open(newline="") as file:
+        _, *rows = csv.reader(file, delimiter="\t")
+    return [tuple(row) for row in rows]
+
+
+# ---- what a head says is what its tensors say ----
+
+
+def forward(tensors, x):
+    """Return the softmax scores, by plain NumPy in float64."""
+    tensors = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+    x = x.astype(np.float64)
+    if "mean" in tensors:
+        x = (x - tensors["mean"]) / tensors["scale"]
+    if "weight" in tensors:
+        found = x @ tensors["weight"].T + tensors["bias"]
+    else:
+        found = x @ tensors["hidden_layer.weight"].T + tensors["hidden_layer.bias"]
+        found = (found - tensors["bn1.running_mean"]) / np.sqrt(tensors["bn1.running_var"] + 1e-5)
+        found = np.maximum(found * tensors["bn1.weight"] + tensors["bn1.bias"], 0)
+        found = found @ tensors["output_layer.weight"].T + tensors["output_layer.bias"]
+    powers = np.exp(found - found.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", ["logistic", "mlp"])
+def test_predictions_are_the_forward_pass_in_float64(runs, labels, tmp_path, kind):
+    words = [runs[0], *COLUMN, "--labels", labels, "--column", "kind", "--group", "family"]
+    head("train", *words, "--kind", kind, "--output", tmp_path / "h")
+    outputs = [tmp_path / "p.tsv", tmp_path / "p.parquet"]
+    for output in outputs:
+        head("predict", tmp_path / "h", runs[0], "--output", output)
+    ids, vectors = featuremill.load_matrix(runs[0], "composition")
+    scores = forward(load_file(tmp_path / "h" / "head.safetensors"), vectors)
+    for found in (pd.read_csv(outputs[0], sep="\t"), pd.read_parquet(outputs[1])):
+        assert found["id"].tolist() == ids
+        np.testing.assert_allclose(found[["score_x", "score_y"]], scores, atol=1e-6, rtol=0)
+        assert found["class"].tolist() == ["xy"[number] for number in scores.argmax(1)]
+    about = card_of(tmp_path / "h")
+    assert about["features"][0]["recipe"] == Results(runs[0]).find_plan().recipe
+    assert about["scores"].keys() == {"accuracy", "macro_f1", "auc"}
+    value, low, high = about["scores"]["auc"]
+    assert 0.5 < low < value < high <= 1
+    assert sum(map(sum, about["confusion"])) == about["counts"]["records"] == 120
+    # Trained once more, over the first: the same bytes.
+    before = {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()}
+    head("train", *words, "--kind", kind, "--output", tmp_path / "h")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()} == before
+
+
+class MLPClassifier(nn.Module):
+    """A network of VirNucPro's shape, with names as there or with others."""
+
+    def __init__(self, width, classes=2, names=("hidden_layer", "bn1", "output_layer")):
+        super().__init__()
+        layers = (nn.Linear(width, 512), nn.BatchNorm1d(512), nn.Linear(512, classes))
+        for name, layer in zip(names, layers, strict=True):
+            self.add_module(name, layer)
+        self.dropout = nn.Dropout(0.5)
+        self.order = names
+
+    def forward(self, x):
+        first, norm, last = (getattr(self, name) for name in self.order)
+        return last(self.dropout(torch.relu(norm(first(x)))))
+
+
+def network(width, **more):
+    """Return one with weights and statistics of no special kind."""
+    torch.manual_seed(0)
+    made = MLPClassifier(width, **more)
+    with torch.no_grad():
+        for _ in range(3):
+            made(torch.randn(64, width) * 2 + 1)
+    return made.eval()
+
+
+def pt_files(folder, count=30, dna=6, protein=9):
+    """Write VirNucPro's files of `count` records, two of a kind, the proteins' in another order;
+    return the ids and the vectors side by side."""
+    rng = np.random.default_rng(2)
+    ids = [f"s{n}F{n % 3 + 1}" for n in range(count)]
+    left, right = (rng.normal(size=(count, n)).astype(np.float32) for n in (dna, protein))
+    order = rng.permutation(count)
+    for number, places in enumerate(np.array_split(np.arange(count), 2), 1):
+        means = [{"label": ids[n], "mean_representation": left[n].tolist()} for n in places]
+        told = {"nucleotide": [ids[n] for n in places], "data": means}
+        torch.save(told, folder / f"output_{number}_DNABERT_S.pt")
+        both = torch.from_numpy(np.hstack([left, right])[places])
+        torch.save({"ids": [ids[n] for n in places], "data": both}, folder / f"{number}_merged.pt")
+    for number, places in enumerate(np.array_split(order, 2), 1):
+        told = {"proteins": [ids[n] for n in places], "version": "1", "status": "done"}
+        told["data"] = [torch.from_numpy(right[n].copy()) for n in places]
+        torch.save(told, folder / f"output_{number}_ESM.pt")
+    return ids, np.hstack([left, right])
+
+
+def import_words(path, output, dims="6,9"):
+    return ("import", path, "--classes", "others,virus", "--dims", dims, "--output", output)
+
+
+def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, capfd):
+    ids, both = pt_files(tmp_path)
+    model = network(15)
+    torch.save(model.state_dict(), tmp_path / "model.pth")
+    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
+    with torch.no_grad():
+        wanted = model.double()(torch.from_numpy(both).double()).softmax(1).numpy()
+    dna, protein, merged = (
+        sorted(tmp_path.glob(f"*_{kind}.pt")) for kind in ("DNABERT_S", "ESM", "merged")
+    )
+    output = tmp_path / "p.tsv"
+    for given_files in ([*dna, *protein], merged):
+        head("predict", tmp_path / "h", *given_files, "--any-recipe", "--output", output)
+        found = pd.read_csv(output, sep="\t")
+        assert found["id"].tolist() == ids
+        scores = found[["score_others", "score_virus"]]
+        np.testing.assert_allclose(scores, wanted, atol=1e-6, rtol=0)
+        assert not table_of(tmp_path / "p.missing.tsv")
+    # One file less: its ids are told of, and nobody gets zeros in their place.
+    head("predict", tmp_path / "h", *dna, protein[0], "--any-recipe", "--output", output)
+    lacking = {row[0] for row in table_of(tmp_path / "p.missing.tsv")}
+    there = torch.load(protein[0])["proteins"]
+    assert lacking == set(ids) - set(there) and len(lacking) == 15
+    assert pd.read_csv(output, sep="\t")["id"].tolist() == [id for id in ids if id in set(there)]
+    sentence = refusal(capfd, "predict", tmp_path / "h", *merged, "--output", tmp_path / "q.tsv")
+    assert "the recipe of its features is one that nobody knows" in sentence
+    swapped = ("predict", tmp_path / "h", *protein, *dna, "--any-recipe", "--output", output)
+    assert "this head takes 6 numbers and 9 numbers side by side" in refusal(capfd, *swapped)
+    assert "have 9 (" in refusal(capfd, *swapped)
+
+
+@pytest.mark.parametrize(
+    ("told", "sentence"),
+    [
+        ({"ids": ["a", "b"], "data": torch.ones(3, 15)}, "ValueError: 2 ids and 3 vectors"),
+        ({"names": ["a"]}, "ValueError: it holds names)"),
+        ({}, "ValueError: it holds nothing)"),
+        ({"ids": ["a", "b", "a"], "data": torch.ones(3, 15)}, "1 and 3 are both called 'a'"),
+        ({"ids": ["a", "b"], "data": torch.tensor([[1.0] * 15, [torch.nan] * 15])}, "record 'b'"),
+        (
+            {"nucleotide": ["a"], "data": [{"label": "b", "mean_representation": [1.0] * 6}]},
+            "record 1 is 'a' and 'b'",
+        ),
+        (SimpleNamespace(), "UnpicklingError"),
+        (b"no zip", "it is not what VirNucPro keeps features in"),
+        ({"ids": [], "data": []}, "it is not what VirNucPro keeps features in"),
+    ],
+)  # fmt: skip
+def test_files_that_virnucpro_did_not_write_so_are_refused(tmp_path, capfd, told, sentence):
+    torch.save(network(15).state_dict(), tmp_path / "model.pth")
+    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
+    path = tmp_path / "x_merged.pt"
+    path.write_bytes(told) if isinstance(told, bytes) else torch.save(told, path)
+    words = ("predict", tmp_path / "h", path, path, "--any-recipe", "--output", tmp_path / "p.tsv")
+    if isinstance(told, dict) and "ids" in told:
+        words = words[:3] + words[4:]
+    assert sentence in refusal(capfd, *words)
+    assert not (tmp_path / "p.tsv").exists() and not (tmp_path / "p.missing.tsv").exists()
+
+
+# ---- taking over ----
+
+
+@pytest.mark.parametrize(
+    ("names", "wrap", "suffix"),
+    [
+        (("hidden_layer", "bn1", "output_layer"), lambda state: state, ".safetensors"),
+        (("a", "b", "c"), lambda state: {"epoch": 3, "model_state_dict": state}, ".pth"),
+        (
+            ("fc2", "norm", "fc1"),
+            lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
+            ".pt",
+        ),
+    ],
+)  # fmt: skip
+def test_a_state_dict_is_read_by_shape_whatever_its_names(tmp_path, names, wrap, suffix):
+    model = network(15, names=names)
+    path = tmp_path / f"model{suffix}"
+    state = wrap(model.state_dict())
+    save_file(state, path) if suffix == ".safetensors" else torch.save(state, path)
+    head(*import_words(path, tmp_path / "h"))
+    found = load_file(tmp_path / "h" / "head.safetensors")
+    x = torch.randn(20, 15, generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        wanted = model.double()(x).softmax(1).numpy()
+    np.testing.assert_allclose(forward(found, x.numpy()), wanted, atol=1e-9)
+    assert (
+        card_of(tmp_path / "h")["source"]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    )
+
+
+def pickle_of(path, monkeypatch, model):
+    """Write a whole model as a script does: its class is one of `__main__`, which is not here."""
+    monkeypatch.setattr(sys.modules["__main__"], "MLPClassifier", MLPClassifier, raising=False)
+    monkeypatch.setattr(MLPClassifier, "__module__", "__main__")
+    torch.save(model, path)
+    return path
+
+
+def test_a_whole_model_is_read_only_with_its_sha256(tmp_path, capfd, monkeypatch):
+    model = network(15)
+    path = pickle_of(tmp_path / "model.pth", monkeypatch, model)
+    words = import_words(path, tmp_path / "h")
+    sentence = refusal(capfd, *words)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert f"(sha256 {sha256})" in sentence and "whatever code its maker put into it" in sentence
+    assert sentence.endswith(f"--output {tmp_path / 'h'} --trust {sha256}")
+    another = "0" * 64
+    assert f"and --trust names {another}" in refusal(capfd, *words, "--trust", another)
+    assert not (tmp_path / "h").exists()
+    head(*sentence[sentence.index("head import") :].split()[1:])  # as it says
+    x = np.random.default_rng(0).normal(size=(20, 15))
+    with torch.no_grad():
+        wanted = model.double()(torch.from_numpy(x)).softmax(1).numpy()
+    found = forward(load_file(tmp_path / "h" / "head.safetensors"), x)
+    np.testing.assert_allclose(found, wanted, atol=1e-9)
+
+
+class Trap:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.system, (f"touch '{self.path}'; echo words",))
+
+
+def test_code_in_a_pickle_runs_for_nobody_who_did_not_ask_for_it(tmp_path, capfd):
+    path, mark = tmp_path / "model.pth", tmp_path / "mark"
+    torch.save({"weight": Trap(mark)}, path)
+    words = import_words(path, tmp_path / "h")
+    sha256 = re.search(r"--trust (\w{64})", refusal(capfd, *words))[1]
+    assert not mark.exists()
+    assert "model.pth: it holds no tensor;" in refusal(capfd, *words, "--trust", sha256)
+    assert mark.exists() and not (tmp_path / "h").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "sentence"),
+    [
+        ({"a.weight": torch.ones(2, 3)}, (), "it holds a.weight (2, 3)"),
+        (network(14), (), "--dims 6,9 with 2 --classes means (512, 15) and (2, 512)"),
+        (network(15, classes=3), (), "(3, 512)"),
+        ([1], (), "it is no state dict"),
+        (b"rubbish", (), "it is neither safetensors nor a file of torch.save"),
+        (b"PK\3\4rubbish", (), "torch cannot read it"),
+        (network(15), ("--dims", "6,x"), "--dims: '6,x' are no whole numbers"),
+        (network(15), ("--classes", "virus"), "--classes: virus are no two or more"),
+        (None, (), "there is no such file"),
+    ],
+)  # fmt: skip
+def test_what_is_no_head_is_refused(tmp_path, capfd, content, more, sentence):
+    path = tmp_path / "model.pth"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        torch.save(content.state_dict() if isinstance(content, nn.Module) else content, path)
+    assert sentence in refusal(capfd, *import_words(path, tmp_path / "h"), *more)
+    assert not (tmp_path / "h").exists()
+
+
+# ---- no id meets another's vector ----
+
+
+def features_at(path, rows, width, group_rows):
+    """Return the features in a table of these (id, number): a vector is all that number."""
+    ids = [id for id, _ in rows]
+    values = np.repeat([float(number) for _, number in rows], width).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values), width)
+    table = pa.table({"id": pa.array(ids, pa.string()), "v": column})
+    pq.write_table(table, path, row_group_size=group_rows)
+    opened = Table(path, [pq.ParquetFile(path)], Pooled("v", width, 0, width))
+    results = SimpleNamespace(recipe="r", settings=None)
+    return RunFeatures(
+        SimpleNamespace(
+            folder=Results(path.parent),
+            place=Results(path.parent),
+            results=results,
+            vectors=opened,
+            table=opened,
+            num_rows=len(rows),
+        )
+    )
+
+
+IDS = st.lists(st.text(min_size=1, max_size=3), unique=True, min_size=1, max_size=30)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_id_meets_anothers_vector(tmp_path, monkeypatch, data):
+    """Against a join by dictionaries; with hashes that tell nothing apart, too."""
+    if data.draw(st.booleans()):
+        monkeypatch.setattr(features, "_hashes", lambda ids: np.zeros(len(ids), np.uint64))
+    monkeypatch.setattr(features, "BLOCK_BYTES", data.draw(st.sampled_from([1, 64, 2**20])))
+    ids = data.draw(IDS)
+    held = []
+    for number in range(data.draw(st.integers(1, 3))):
+        here = [id for id in data.draw(st.permutations(ids)) if data.draw(st.booleans())]
+        here = here or ids[:1]
+        held.append([(id, 100 * number + ids.index(id)) for id in here])
+    wanted = data.draw(st.one_of(st.none(), st.sets(st.sampled_from(ids))))
+    group_rows = data.draw(st.integers(1, 9))
+    parts = [
+        features_at(tmp_path / f"{number}.parquet", rows, number + 1, group_rows)
+        for number, rows in enumerate(held)
+    ]
+    told = []
+    joined = Joined(parts, wanted)
+    blocks = list(joined.blocks(told.append))
+    found = [
+        (id, vector.tolist()) for some, lot in blocks for id, vector in zip(some, lot, strict=True)
+    ]
+
+    known = [dict(rows) for rows in held]
+    asked = [id for id, _ in held[0] if wanted is None or id in wanted]
+    whole = [id for id in asked if all(id in of_one for of_one in known)]
+    vectors = [[of_one[id] for n, of_one in enumerate(known) for _ in range(n + 1)] for id in whole]
+    assert found == list(zip(whole, vectors, strict=True))
+    lacking = {(id, n) for id in asked for n, of_one in enumerate(known) if id not in of_one}
+    assert len(told) == len(lacking) and {one.id for one in told} == {id for id, _ in lacking}
+    if wanted is None:
+        late = [one.id for one in joined.not_in_first()]
+        others = set().union(*(of_one.keys() for of_one in known)) - known[0].keys()
+        assert sorted(late) == sorted(others)
+
+
+def test_what_lacks_somewhere_is_counted_and_listed(runs, labels, tmp_path):
+    rows = [row.split(",") for row in labels.read_text().splitlines()[1:]]
+    write_labels(labels, [*rows, ("nobody", "x", 1), ("bad", "y", 1), ("p5", "", 1)][6:])
+    words = [*runs, *COLUMN, "--labels", labels, "--column", "kind"]
+    head("train", *words, "--output", tmp_path / "h")
+    one, two = map(str, runs)
+    found = table_of(tmp_path / "h" / "missing.tsv")
+    assert {row[:2] for row in found} == {("nobody", one), ("bad", one)}
+    reasons = {id: reason for id, _, reason in found}
+    assert reasons["nobody"] == f"it has no such record (labelled in {labels}:116)"
+    assert reasons["bad"].startswith("refused: ")
+    counts = card_of(tmp_path / "h")["counts"]
+    assert counts == {
+        "records": 114,
+        "groups": 114,
+        "missing": 2,
+        "unlabelled": 6,
+        "rows_without_label": 1,
+    }
+    head("predict", tmp_path / "h", *runs, "--output", tmp_path / "p.tsv")
+    ids = [row[0] for row in table_of(tmp_path / "p.tsv")]
+    assert ids == [f"p{n}" for n in range(6, 120)]
+    found = table_of(tmp_path / "p.missing.tsv")
+    lacking = {row[:2] for row in found}
+    assert len(found) == len(lacking)
+    assert lacking == {
+        *((f"p{n}", two) for n in range(6)),
+        ("only_here", one),
+        ("bad", one),
+        ("bad", two),
+    }
+    (why,) = (reason for id, _, reason in found if id == "p3")
+    assert why.startswith("refused: ")
+
+
+# ---- the recipe ----
+
+
+def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    head("train", runs[0], *COLUMN, *words)
+    recipes = [Results(run).find_plan().recipe for run in runs]
+    output = ("--output", tmp_path / "p.tsv")
+    sentence = refusal(capfd, "predict", tmp_path / "h", runs[1], *output)
+    assert all(f"{recipe} (composition)" in sentence for recipe in recipes)
+    assert "(here hydropathy False and not True)" in sentence and "--any-recipe" in sentence
+    head("predict", tmp_path / "h", runs[1], *output, "--any-recipe")
+    assert len(table_of(tmp_path / "p.tsv")) == 115
+    for more in ((), ("--any-recipe",)):
+        other = ("predict", tmp_path / "h", runs[0], "--feature", "hydropathy", *output, *more)
+        assert "this head takes 20 numbers (composition), and the features given have 1 " in (
+            refusal(capfd, *other)
+        )
+    both = refusal(capfd, "predict", tmp_path / "h", *runs, *output)
+    assert "this head takes 20 numbers (composition), and 2 are given" in both
+    assert "is no such folder" in refusal(
+        capfd, "predict", tmp_path / "h", tmp_path / "no", *output
+    )
+    assert "there is no head here" in refusal(capfd, "predict", tmp_path, runs[0], *output)
+    assert "are a .tsv or a .parquet" in refusal(
+        capfd, "predict", tmp_path / "h", runs[0], "--output", tmp_path / "p.txt"
+    )
+    (tmp_path / "h" / "head.safetensors").write_bytes(b"")
+    assert "not what head.json tells of" in refusal(
+        capfd, "predict", tmp_path / "h", runs[0], *output, status=4
+    )
+
+
+def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
+    columns = [*COLUMN, "--feature", "hydropathy"]
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    head("train", runs[0], runs[0], *columns, *words)
+    assert [part["width"] for part in card_of(tmp_path / "h")["features"]] == [20, 1]
+    head("predict", tmp_path / "h", runs[0], runs[0], "--output", tmp_path / "p.parquet")
+    x = np.hstack([featuremill.load_matrix(runs[0], name)[1] for name in columns[1::2]])
+    scores = forward(load_file(tmp_path / "h" / "head.safetensors"), x)
+    found = pd.read_parquet(tmp_path / "p.parquet")
+    np.testing.assert_allclose(found[["score_x", "score_y"]], scores, atol=1e-6, rtol=0)
+
+
+# ---- as the bundled model was judged ----
+
+
+@pytest.fixture
+def probes(monkeypatch):
+    """training/probes.py, which imports its neighbours as scripts do."""
+    monkeypatch.syspath_prepend(str(ROOT / "training"))
+    import probes
+
+    return probes
+
+
+def test_the_scores_are_those_of_the_model_cards_probes(runs, tmp_path, probes):
+    ids, vectors = featuremill.load_matrix(runs[0], "composition")
+    kingdoms = np.array([("Archaea", "Bacteria", "Viruses")[int(id[1:]) % 3] for id in ids])
+    genera = np.array([str(int(id[1:]) // 2) for id in ids])
+    rows = zip(ids, kingdoms, kingdoms == "Viruses", genera, strict=True)
+    labels = write_labels(tmp_path / "l.csv", rows, "id,kingdom,viral,genus")
+    found = probes.Probes(vectors.astype(np.float64), kingdoms, genera).figures()
+    for column, figure, name in (("kingdom", "macro_f1", "kingdom"), ("viral", "auc", "viral")):
+        words = ("--labels", labels, "--column", column, "--group", "genus")
+        head("train", runs[0], *COLUMN, *words, "--output", tmp_path / column)
+        assert card_of(tmp_path / column)["scores"][figure] == [*found[name]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
+    """Of the demo's proteins, which a small model tells apart badly, so that many are near 0.5."""
+    text = (ROOT / "config" / "demo.fasta").read_text()
+    found = re.findall(r"^>\S+ .*? OS=(.+?) (?:GN|PE)=.*\n([^>]+)", text, re.MULTILINE)
+    groups = np.array([organism for organism, _ in found])
+    is_virus = np.array([bool(re.search("virus|phage", organism)) for organism in groups])
+    sequences = ["".join(lines.split())[:1022] for _, lines in found]
+    x = {
+        dtype: featuremill.embed(sequences, dtype=dtype, device="cpu") for dtype in ("bf16", "fp32")
+    }
+    _, tensors = chosen_and_fitted(Logistic(), x["bf16"], is_virus.astype(int), groups, 2)
+    bf16, fp32 = (network_of.logits(tensors, vectors).argmax(1) for vectors in x.values())
+    assert len(sequences) == 1000 and (bf16 == fp32).mean() >= 0.995
+
+
+def test_an_interval_counts_no_draw_without_a_figure():
+    groups = np.array(["a", "a", "b", "c"])
+    is_positive = np.array([True, False, False, False])
+    scores = np.array([3.0, 1.0, 2.0, 0.0])
+    found = intervals.bootstrap(lambda i: figures.auc(scores[i], is_positive[i]), groups)
+    assert found == (1.0, 1.0, 1.0)
+    assert np.isnan(figures.auc(scores, np.zeros(4, bool)))
+
+
+# ---- the page ----
+
+
+def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, tmp_path):
+    name = "<b>x"
+    text = labels.read_text().replace(",x,", f",{name},")
+    labels.write_text(text)
+    words = ("--labels", labels, "--column", "kind", "--group", "family")
+    head("train", runs[0], *COLUMN, *words, "--output", tmp_path / "h")
+    page = (tmp_path / "h" / "head.html").read_text("utf-8")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page) and name not in page
+    charts = re.findall(r'id="data-\w+">(.*?)</script>', page, re.DOTALL)
+    assert len(charts) == 2
+    for chart in charts:
+        specification = json.loads(chart) | {"width": 600}
+        assert "<svg" in vl_convert.vegalite_to_svg(json.dumps(specification))
+    value, low, high = card_of(tmp_path / "h")["scores"]["accuracy"]
+    assert f"accuracy {value:.3f} ({low:.3f}–{high:.3f})" in page
+
+
+# ---- what is no good ----
+
+
+def every(kind, count=40):
+    return [(f"p{n}", kind(n), n // 2) for n in range(count)]
+
+
+XY = every(lambda n: "xy"[n % 2])
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "sentence"),
+    [
+        ([("q1", "x", 1)], (), "none of its 1 ids has features in {run}: its first is 'q1', the "
+         "run's first is 'p0'; write the ids as the run has them."),
+        (every(lambda n: "x"), (), "'kind' is 'x' in all 40 records that have features"),
+        (every(lambda n: "xy"[n == 3]), (), "the class 'y' has a single record"),
+        (every(lambda n: "xy"[n < 2]), ("--group", "family"),
+         "the class 'y' has all of its 2 records in family '0'"),
+        (every(lambda n: "xy"[n % 2], 4), (), "4 different records are too few for 5 folds"),
+        (every(lambda n: "xy"[n % 2], 8), ("--group", "family"),
+         "4 different values of family are too few"),
+        ([*XY, ("p3", "x", 1)], (), "labels.csv:42: 'p3' has a label in line 5 already"),
+        ([*XY, ("", "x", 1)], (), "labels.csv:42: this row has no id of a record"),
+        ([*XY, ("p50", "x", "")], ("--group", "family"), "labels.csv:42: 'p50' has no family"),
+        (every(lambda n: ""), (), "no row has a label in 'kind'"),
+        (XY, ("--column", "color"), "there is no column 'color'; it has 'id', 'kind', 'family'"),
+        (XY, ("--group", "genus"), "there is no column 'genus'"),
+        (XY, ("--feature", "residues"), "no column 'residues' with one vector a record; it has "
+         "composition, hydropathy"),
+        (XY, ("--feature", "b"), "--feature: composition and b are 2 columns for 1 run;"),
+        (XY, ("--labels", "gone.csv"), "gone.csv"),
+    ],
+)  # fmt: skip
+def test_bad_labels_are_one_sentence(runs, tmp_path, capfd, rows, more, sentence):
+    labels = write_labels(tmp_path / "labels.csv", rows)
+    words = ["--labels", labels, "--column", "kind", "--output", tmp_path / "h", *more]
+    if "residues" not in more:
+        words[4:4] = COLUMN
+    assert sentence.format(run=runs[0]) in refusal(capfd, "train", runs[0], *words)
+    assert not (tmp_path / "h").exists()
+
+
+def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    assert "with --feature." in refusal(capfd, "train", runs[0], *words)
+    run = tmp_path / "results" / "test"
+    shutil.copytree(runs[0], run)
+    (run / "partial").mkdir()
+    delivery = json.loads((run / "manifest.json").read_text())
+    delivery["partial"], delivery["counts"]["pending"] = True, 0
+    (run / "partial" / "manifest.json").write_text(json.dumps(delivery))
+    shutil.copy2(run / "embeddings.parquet", run / "partial")
+    (run / "manifest.json").unlink()
+    assert "this run is not finished" in refusal(capfd, "train", run, *COLUMN, *words)
+    shutil.rmtree(run / "partial")
+    assert "there are no results yet" in refusal(capfd, "train", run, *COLUMN, *words)
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "thesis.docx").touch()
+    assert "holds 'thesis.docx'" in refusal(capfd, "train", runs[0], *COLUMN, *words)
+
+
+def test_a_number_that_is_none_is_refused_with_its_record(runs, labels, tmp_path, capfd):
+    run = tmp_path / "results" / "test"
+    shutil.copytree(runs[1], run)
+    matrix = np.load(run / "embeddings.npy")
+    matrix[7, 3] = np.inf
+    np.save(run / "embeddings.npy", matrix)
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    sentence = refusal(capfd, "train", run, *COLUMN, *words)
+    (id,) = pd.read_parquet(run / "embeddings.parquet")["id"][7:8]
+    assert f"the vector of record {id!r} in composition has a number that is not finite" in sentence
+
+
+def test_without_torch_training_says_so(runs, labels, tmp_path, capfd, monkeypatch):
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    with monkeypatch.context() as patch:
+        patch.setattr("featuremill.workload.find_spec", lambda name: None)
+        assert "pip install 'featuremill[esm2]'" in refusal(
+            capfd, "train", runs[0], *COLUMN, *words
+        )
+
+
+@pytest.mark.parametrize("suffix", [".tsv.gz", ".parquet"])
+def test_labels_may_be_of_any_kind_of_table(runs, tmp_path, suffix):
+    frame = pd.DataFrame(
+        {"id": [f"p{n}" for n in range(60)], "is_y": [n % 2 == 1 for n in range(60)]}
+    )
+    path = tmp_path / f"labels{suffix}"
+    frame.to_parquet(path) if suffix == ".parquet" else frame.to_csv(path, sep="\t", index=False)
+    words = ("--labels", path, "--column", "is_y", "--output", tmp_path / "h")
+    head("train", runs[0], *COLUMN, *words)
+    wanted = ["false", "true"] if suffix == ".parquet" else ["False", "True"]
+    assert card_of(tmp_path / "h")["classes"] == wanted
+
+
+def test_what_was_typed_before_the_act_stands(runs, labels, tmp_path, capfd):
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    for order in (("-q", "train"), ("train", "-q")):
+        assert __main__.main(["head", *order, *map(str, [runs[0], *COLUMN, *words])]) == 0
+        assert capfd.readouterr().err == ""
+
+
+# ---- the rules ----
+
+SNAKEFILE = """\
+configfile: "config.yaml"
+
+
+include: "{rules}"
+
+
+rule all:
+    default_target: True
+    input:
+        "predictions/kind/again.tsv",
+        "predictions/theirs/old.tsv",
+"""
+
+
+def test_the_rules_train_and_predict(runs, labels, tmp_path, environment):
+    config = {"runs": [str(runs[0])], "labels": str(labels), "column": "kind", "group": "family"}
+    config |= {"features": ["composition"], "predict": {"again": [str(runs[0])]}}
+    torch.save(network(20).state_dict(), tmp_path / "model.pth")
+    head(*import_words(tmp_path / "model.pth", tmp_path / "heads" / "theirs", "20"))
+    theirs = {"predict": {"old": [str(runs[1])]}, "any_recipe": True, "features": ["composition"]}
+    (tmp_path / "config.yaml").write_text(json.dumps({"heads": {"kind": config, "theirs": theirs}}))
+    rules = Path(ROOT, "workflow", "rules", "head.smk")
+    (tmp_path / "Snakefile").write_text(SNAKEFILE.format(rules=rules))
+    desk = Desk(tmp_path, environment)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    said = desk.type("snakemake", "--cores", "2", PATH=path).text
+    assert "rule head_train:" in said and "rule head_predict:" in said
+    assert len(table_of(tmp_path / "predictions/kind/again.tsv")) == 120
+    assert len(table_of(tmp_path / "predictions/theirs/old.tsv")) == 115
+    assert card_of(tmp_path / "heads" / "kind")["labels"]["group"] == "family"
+    assert "Nothing to be done" in desk.type("snakemake", "--cores", "2", PATH=path).text

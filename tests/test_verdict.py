@@ -1,0 +1,208 @@
+"""Verdicts: every contig that was read has one row, by the scores of its own fragments alone."""
+
+import csv
+import json
+import math
+import random
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from programs import Desk
+
+from featuremill.base.errors import UserError
+from featuremill.translate.command import translate
+from featuremill.verdict import predictions as predictions_module
+from featuremill.verdict.write import write
+
+CLASSES = ("others", "virus")
+
+
+def contigs(seed=0):
+    """Return contigs of 0 to some 60 chunks, one of stops only, and one that is no DNA."""
+    rng = random.Random(seed)
+    lengths = [200, 1, 900, 1_500, 300]
+    found = {f"c{n}": "".join(rng.choices("ACGT", k=k)) for n, k in enumerate(lengths)}
+    return {**found, "stops": "TAGC" * 100, "protein": "MKVLPEFQ" * 30}
+
+
+@pytest.fixture(scope="module")
+def translated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verdict")
+    text = "".join(f">{id}\n{letters}\n" for id, letters in contigs().items())
+    (folder / "contigs.fa").write_text(text)
+    translate([folder / "contigs.fa"], folder / "translated", "chunks", window=90)
+    return folder / "translated"
+
+
+def fragments(folder):
+    return pq.read_table(folder / "fragments.parquet").to_pylist()
+
+
+def predict(path, scores):
+    """Write predictions as head predict does: `scores` are of the virus, by id."""
+    if path.suffix == ".parquet":
+        columns = {"id": list(scores), "class": [CLASSES[s >= 0.5] for s in scores.values()]}
+        columns |= {"score_others": [1 - s for s in scores.values()]}
+        pq.write_table(pa.table({**columns, "score_virus": list(scores.values())}), path)
+        return path
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["id", "class", "score_others", "score_virus"])
+        for id, score in scores.items():
+            table.writerow([id, CLASSES[score >= 0.5], 1 - score, score])
+    return path
+
+
+def verdicts(path):
+    with path.open(newline="") as file:
+        return {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
+
+
+def expected(folder, scores, by):
+    """Return (virus's score, others' score, fragments, failed) of each contig, one by one."""
+    found = {}
+    for fragment in fragments(folder):
+        entry = found.setdefault(fragment["contig"], [])
+        entry.append(scores.get(fragment["id"]))
+    told = {}
+    for contig, each in found.items():
+        there = [score for score in each if score is not None]
+        both = (math.nan, math.nan)
+        if there and by == "max":
+            both = (max(there), max(1 - score for score in there))
+        elif there:
+            both = (sum(there) / len(there), sum(1 - score for score in there) / len(there))
+        told[contig] = (*both, len(each), len(each) - len(there))
+    return told
+
+
+def check(folder, table, scores, by):
+    for contig, (virus, others, num, failed) in expected(folder, scores, by).items():
+        row = table[contig]
+        assert (int(row["fragments"]), int(row["failed"])) == (num, failed)
+        if num == failed:
+            assert (row["verdict"], row["score_virus"], row["status"]) == ("-", "", "failed")
+            continue
+        assert row["status"] == ("partly" if failed else "ok")
+        told = (float(row["score_virus"]), float(row["score_others"]))
+        np.testing.assert_allclose(told, (virus, others), rtol=1e-8)
+        if abs(virus - others) > 1e-9:  # a tie of rounded sums is anybody's
+            assert row["verdict"] == ("virus" if virus > others else "others")
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".parquet"])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    failed=st.sampled_from([0.0, 0.1, 0.6, 0.97]),
+    block=st.integers(1, 90),
+    by=st.sampled_from(["max", "mean"]),
+)
+def test_every_contig_has_one_row_by_its_own_fragments(
+    translated, tmp_path_factory, monkeypatch, suffix, seed, failed, block, by
+):
+    """Any fragments may have failed, whole contigs as well, and blocks may end anywhere."""
+    monkeypatch.setattr(predictions_module, "BLOCK_ROWS", block)
+    place, rng = tmp_path_factory.mktemp("run"), random.Random(seed)
+    ids = [fragment["id"] for fragment in fragments(translated)]
+    scores = {id: rng.random() for id in ids if rng.random() >= failed}
+    path = predict(place / f"scores{suffix}", scores)
+    counts = write(translated, path, place / "verdicts.tsv", by)
+    table = verdicts(place / "verdicts.tsv")
+    assert set(table) == set(contigs()) and counts.contigs == len(contigs())
+    assert (table["stops"]["status"], table["protein"]["status"]) == ("without", "refused")
+    check(translated, table, scores, by)
+
+
+def test_where_two_classes_score_the_same_the_last_or_the_named_one_has_it(translated, tmp_path):
+    scores = dict.fromkeys([fragment["id"] for fragment in fragments(translated)], 0.5)
+    path = predict(tmp_path / "scores.tsv", scores)
+    for prefer, verdict in ((None, "virus"), ("others", "others")):
+        write(translated, path, tmp_path / "verdicts.tsv", "max", prefer)
+        assert verdicts(tmp_path / "verdicts.tsv")["c3"]["verdict"] == verdict
+    # One fragment that is sure of either: VirNucPro's rule is about the best of each.
+    first, second = list(scores)[-2:]
+    write(
+        translated,
+        predict(tmp_path / "s.tsv", {**scores, first: 0.9, second: 0.05}),
+        tmp_path / "verdicts.tsv",
+    )
+    assert verdicts(tmp_path / "verdicts.tsv")["c4"]["verdict"] == "others"
+
+
+def _edited(edit):
+    def broken(folder, scores):
+        lines = scores.read_text().splitlines(keepends=True)
+        scores.write_text("".join(edit(lines)))
+
+    return broken
+
+
+def _cut_table(folder, scores):
+    with (folder / "fragments.parquet").open("r+b") as file:
+        file.truncate(100)
+
+
+BROKEN = {
+    "twice": (_edited(lambda lines: [*lines, lines[-1]]), "is there twice"),
+    "another order": (
+        _edited(lambda lines: [lines[0], *reversed(lines[1:])]),
+        "stands in another order",
+    ),
+    "a stranger": (_edited(lambda lines: [*lines, "who\tvirus\t0\t1\n"]), "'who' is no fragment"),
+    "not a number": (
+        _edited(lambda lines: [lines[0], lines[1].rsplit("\t", 1)[0] + "\tx\n", *lines[2:]]),
+        "a row is no prediction",
+    ),
+    "not finite": (
+        _edited(lambda lines: [lines[0], lines[1].rsplit("\t", 1)[0] + "\tnan\n", *lines[2:]]),
+        "are no numbers",
+    ),
+    "no scores": (_edited(lambda lines: ["id\tclass\n"]), "give what featuremill head predict"),
+    "gone": (lambda folder, scores: scores.unlink(), "there is no such file"),
+    "cut short": (_cut_table, "it is not what translate wrote"),
+    "untranslated": (lambda folder, scores: (folder / "translate.json").unlink(), "no finished"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_belong_together_is_one_sentence(translated, tmp_path, name):
+    break_it, sentence = BROKEN[name]
+    folder = tmp_path / "translated"
+    folder.mkdir()
+    for path in translated.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    scores = {fragment["id"]: 0.25 for fragment in fragments(folder)}
+    path = predict(tmp_path / "scores.tsv", scores)
+    write(folder, path, tmp_path / "verdicts.tsv")
+    before = (tmp_path / "verdicts.tsv").read_bytes()
+    break_it(folder, path)
+    with pytest.raises(UserError, match=sentence):
+        write(folder, path, tmp_path / "verdicts.tsv")
+    assert (tmp_path / "verdicts.tsv").read_bytes() == before
+
+
+def test_the_verb_writes_the_table_and_a_page_that_draws_it(translated, tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    some = {f["id"]: 0.75 for f in fragments(translated) if f["contig"] != "c2"}
+    path = predict(tmp_path / "scores.tsv", some)
+    said = desk.type("featuremill", "verdict", translated, path, "--output", "my.tsv")
+    assert "7 contigs" in said.err and "virus" in said.err
+    page = (tmp_path / "my.html").read_text()
+    for text in ("What the contigs are", "Scores for virus along", "no fragment has a prediction"):
+        assert text in page
+    drawn = json.loads(page.partition('id="data-tracks">')[2].partition("</script>")[0])
+    marks = drawn["data"]["values"]
+    assert {mark["contig"] for mark in marks} == set(verdicts(tmp_path / "my.tsv")) & {
+        fragment["contig"] for fragment in fragments(translated) if fragment["contig"] != "c2"
+    }
+    said = desk.type("featuremill", "verdict", translated, path, "--output", "my.csv", status=2)
+    assert "my.csv: verdicts are a .tsv" in said.err
+    asked = ("featuremill", "verdict", translated, path, "--output", "my.tsv", "--prefer", "plants")
+    assert "has others and virus; name one" in desk.type(*asked, status=2).err

@@ -1,0 +1,27 @@
+# verdict: fragments' scores become one verdict a contig.
+#
+#   in    translated/<run>/, and the predictions that config["predictions"] names
+#   out   verdicts/<run>.tsv, verdicts/<run>.html
+#
+# For workflows that include it, behind translate.smk and head.smk.
+
+
+rule verdict:
+    input:
+        summary=f"translated/{config['run']}/translate.json",
+        predictions=config["predictions"],
+    output:
+        table=f"verdicts/{config['run']}.tsv",
+        page=f"verdicts/{config['run']}.html",
+    log:
+        f"logs/{config['run']}/verdict.log",
+    conda:
+        "../../envs/base.yaml"
+    resources:
+        mem_mb=2000,
+    params:
+        folder=subpath(input.summary, parent=True),
+        options=config.get("verdict", ""),
+    shell:
+        "exec featuremill verdict {params.folder:q} {input.predictions:q} --output {output.table:q}"
+        " {params.options} --log-file {log:q}"
