@@ -97,9 +97,12 @@ def test_labels_that_are_of_no_contig_are_one_sentence(line):
         ({"proteins": {"workload": "compositon"}}, ["workload: there is no workload 'compositon'"]),
         ({"train": {"labels": "kinds.csv"}}, ["column: this is missing"]),
         ({"contigs": []}, [": contigs: "]),
+        ({"contigs": "gone.fa"}, ["config.yaml:1: contigs: gone.fa: there is no such file"]),
+        ({"train": {"labels": "gone.csv", "column": "x"}}, [": train.labels: gone.csv: there is"]),
     ],
 )
 def test_a_wrong_config_is_a_sentence_with_its_line(line, change, sentences):
+    line.label(["c1"])
     line.configure(**change)
     said = line("-n", status=1)
     for sentence in sentences:

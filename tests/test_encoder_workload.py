@@ -17,7 +17,7 @@ from encoder_models import IUPAC, KINDS, NT_TOKENS, TRUE_SIZES, Reference, dna, 
 from esm2_models import ROOT, cosines, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import fasta, random_records
+from programs import Desk, fasta, random_records
 from safetensors.torch import load_file, save_file
 
 from featuremill.__main__ import main
@@ -696,6 +696,16 @@ def test_its_memory_is_told_before_anything_is_hashed(folders):
     assert encoder.weights_mb(ahead) == pytest.approx(file_mb, rel=0.15)
     small, large = (encoder.memory_mb(resolved, CPU, ahead, cost) for cost in (512, 8192))
     assert small < large == encoder.memory_mb(resolved, CPU, found, 8192)
+
+
+def test_a_run_is_estimated_before_its_weights_are_hashed(folders, tmp_path, environment):
+    (tmp_path / "few.fa").write_text(fasta(random_records(5)))
+    options = {"model": str(folders("protbert")), "alphabet": "proteins", "batch_tokens": 100}
+    config = {"inputs": "few.fa", "workload": "encoder", "options": options, "outputs": "parquet"}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config | {"device": "cpu"}))
+    asked = ("featuremill", "estimate", "c.yaml", "--tokens-per-second", "1000", "--json")
+    found = json.loads(Desk(tmp_path, environment).type(*asked).out)
+    assert found["device_mb"] > 100
 
 
 PEAK = """

@@ -175,7 +175,7 @@ def validate(
     try:
         keys = find_workload(workload).Options
     except UserError as error:
-        raise UserError(f"{_place(source, places, ('workload',))}: {error}") from None
+        raise UserError(f"{place_of(source, places, ('workload',))}: {error}") from None
     if not has_options:
         return config
     options = checked(keys, config.options, ("options",), lambda: _others(workload), source, places)
@@ -203,7 +203,7 @@ def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> N
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{_place(source, places, where)}: {problems.name_of(where)}: "
+                    f"{place_of(source, places, where)}: {problems.name_of(where)}: "
                     f"{problem}; give another one."
                 )
 
@@ -221,7 +221,7 @@ def read(path: Path, has_weights: bool = False) -> Config:
         try:
             option_files.refuse_missing(options, name)
         except UserError as error:
-            raise UserError(f"{_place(str(path), places, ('options', name))}: {error}") from None
+            raise UserError(f"{place_of(str(path), places, ('options', name))}: {error}") from None
     model = model_of(config)
     if model and not has_weights and not Path(weights.json_of(model, config.workload)).exists():
         with _at_the_model(config, str(path), places):
@@ -260,7 +260,7 @@ def _at_the_model(config: Config, source: str, places: Places) -> Iterator[None]
         yield
     except UserError as error:
         key = model_key(config)
-        raise UserError(f"{_place(source, places, key)}: {'.'.join(key)}: {error}") from None
+        raise UserError(f"{place_of(source, places, key)}: {'.'.join(key)}: {error}") from None
 
 
 def refuse_input(path: Path) -> None:
@@ -350,11 +350,11 @@ def checked(
         return model.model_validate(dict(raw))
     except ValidationError as error:
         found = problems.explain(model, error, path, elsewhere())
-        sentences = [f"{_place(source, places, key)}: {text}" for key, text in found.items()]
+        sentences = [f"{place_of(source, places, key)}: {text}" for key, text in found.items()]
         raise UserError("\n".join(sentences)) from None
 
 
-def _place(source: str, places: Places, key: tuple[str, ...]) -> str:
+def place_of(source: str, places: Places, key: tuple[str, ...]) -> str:
     """Return where `key` stands, or the nearest key around it whose place is known."""
     around = [key[:length] for length in range(len(key), 0, -1)]
     return next((places[outer] for outer in around if outer in places), source)

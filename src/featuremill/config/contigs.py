@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
 from featuremill import config as configs
+from featuremill.base.errors import UserError
 from featuremill.config import Config, Section
 from featuremill.config.yaml_lines import Places
 
@@ -110,3 +112,17 @@ def validate(raw: Mapping[str, Any], source: str, places: Places) -> ContigsConf
         checked = configs.validate(found.config_of(kind), f"{source}: {kind}", inner)
         configs.check_outputs(checked, f"{source}: {kind}")
     return found
+
+
+def refuse_missing(asked: ContigsConfig, source: str, places: Places) -> None:
+    """Refuse files that are not there.
+
+    Raises:
+        UserError: names the first.
+    """
+    files: list[tuple[tuple[str, ...], str]] = [(("contigs",), path) for path in asked.contigs]
+    files += [(("train", "labels"), asked.train.labels)] if asked.train else []
+    for key, path in files:
+        if not Path(path).is_file():
+            where = configs.place_of(source, places, key)
+            raise UserError(f"{where}: {'.'.join(key)}: {path}: there is no such file; name yours.")

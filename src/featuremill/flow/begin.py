@@ -172,7 +172,10 @@ def validated_contigs(config: Mapping[str, Any], workflow: Any) -> ContigsConfig
     one sentence."""
     with screen.refusing():
         named, places = sources(config, workflow)
-        return contigs.validate(config, named, places)
+        asked = contigs.validate(config, named, places)
+        if not reach.is_imported(workflow):  # there, other rules may make them
+            contigs.refuse_missing(asked, named, places)
+        return asked
 
 
 def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:

@@ -29,7 +29,7 @@ from featuremill.plan.speeds.assumed import Range, shape_told
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Device, TellsMemory, Weights, find_workload
+from featuremill.workload import Device, TellsMemory, Weights, find_workload, mistakes
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -227,10 +227,12 @@ class Case:
         Raises:
             UserError: where nothing is known of the speed.
         """
-        plan, options, is_gpu = self.work.plan, self.settings.options, self.device.kind == "cuda"
+        plan, is_gpu = self.work.plan, self.device.kind == "cuda"
         workload = find_workload(self.config.workload)
-        # The recipe holds no option that says how to compute, nor the paths of files.
-        resolved = workload.Options.model_validate(self.config.options | options)
+        # Not the settings', which lack the options that no recipe holds.
+        asked = workload.Options.model_validate(self.config.options)
+        name = self.config.workload
+        resolved = mistakes.resolved(name, workload, asked, self.device, self.weights)
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
         cuts = [self._row(number, values, around, given, startup) for number in slots]
