@@ -1,17 +1,80 @@
-"""What workloads over networks of layers agree on: layers, the number type, tokens of a batch."""
+"""What workloads over networks of layers agree on: their options, and how they are settled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from pydantic import Field, field_validator, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
+from featuremill.workload import Kind, WorkloadOptions
 
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
 """Whole waves of the matrix products: 16,896 tokens on an H200."""
 USUAL_MULTIPROCESSORS = 132
 """Stands in where nobody has asked the driver yet, as when a plan is announced."""
+
+
+class NetworkOptions(WorkloadOptions):
+    """Which features of which network are computed, and how."""
+
+    EXECUTION = frozenset({"batch_tokens"})
+    POOLS: ClassVar[tuple[str, ...]]
+    """The pools that a workload has, in the order of their columns."""
+
+    model: str
+    layers: tuple[int, ...] = Field(default=(-1,), min_length=1)
+    """Layers whose representations are delivered, one or several: 0 is the embedding, 1 the first
+    block, -1 the last one (with the final norm applied, where the network has one)."""
+    pool: tuple[str, ...] = Field(default=("mean",), min_length=1)
+    per_residue: bool = False
+    output_dtype: Literal["float16", "float32"] = "float16"
+    """Number type of the vectors per residue. Pooled vectors are always float32."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
+    it, else fp16 on a GPU and fp32 on a CPU."""
+    long: str = "truncate"
+    max_residues: int | None = Field(default=None, ge=1)
+    batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
+    """Tokens that are computed together, special ones and filling included. If not given: 128 for
+    each multiprocessor of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number
+    they have."""
+
+    @field_validator("layers", "pool", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, int | str) else value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse what contradicts itself and what would have no effect."""
+        if "none" in self.pool and len(self.pool) > 1:
+            raise ValueError("pool: none excludes the others")
+        if "none" in self.pool and not self.per_residue:
+            raise ValueError("pool: none leaves nothing to deliver; set per_residue: true with it")
+        self._refuse_idle("max_residues", self.long == "full", "long: full")
+        self._refuse_idle("output_dtype", not self.per_residue, "per_residue: false")
+        return self
+
+    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
+        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
+            raise ValueError(f"{name} has no effect with {because}; leave it out")
+
+    @property
+    def pools(self) -> tuple[str, ...]:
+        """The pools to compute, in the order of their columns."""
+        return tuple(pool for pool in self.POOLS if pool in self.pool)
+
+    def delivers(self) -> set[Kind]:
+        """Return what comes out: vectors of a record, of each of its tokens, or both."""
+        kinds: dict[Kind, bool] = {"pooled": bool(self.pools), "per_residue": self.per_residue}
+        return {kind for kind, is_there in kinds.items() if is_there}
+
+
+Options = TypeVar("Options", bound=NetworkOptions)
 
 
 def layers_from_0(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
@@ -46,11 +109,19 @@ def dtype_on(device: Device, dtype: str) -> str:
     return "fp16" if device.kind == "cuda" else "fp32"
 
 
-def batch_tokens_on(device: Device) -> int:
-    """Return the tokens that one batch may hold on `device` where nobody said it."""
+def batch_cost(options: NetworkOptions, device: Device) -> int:
+    """Return the tokens that one batch may hold."""
+    if options.batch_tokens:
+        return options.batch_tokens
     if device.kind == "cpu":
         return CPU_BATCH_TOKENS
     return TOKENS_PER_MULTIPROCESSOR * (device.num_multiprocessors or USUAL_MULTIPROCESSORS)
+
+
+def audited(options: Options, precision: str) -> Options:
+    """Return the options that deliver every token's vector, unrounded, computed in `precision`."""
+    more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
+    return options.model_validate(options.model_dump() | more)
 
 
 def forbid_short_cuts() -> None:

@@ -14,6 +14,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
 from featuremill.inputs import sequences
 from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workload.networks import audited, batch_cost
 from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
 
@@ -183,17 +184,6 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     assert weights is not None
     facts, words = _opened(weights.path)
     return columns.schema(options, facts.width, words.is_by_letter)
-
-
-def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens that one batch may hold."""
-    return options.batch_tokens or networks.batch_tokens_on(device)
-
-
-def audited(options: Options, precision: str) -> Options:
-    """Return the options that deliver every token's vector, unrounded."""
-    more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
-    return Options.model_validate(options.model_dump() | more)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:

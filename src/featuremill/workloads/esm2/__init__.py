@@ -11,6 +11,7 @@ from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record, networks
+from featuremill.workload.networks import audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.options import Options
@@ -126,11 +127,6 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     return columns.schema(options, int(weights.metadata["embed_dim"]))
 
 
-def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens that one batch may hold."""
-    return options.batch_tokens or networks.batch_tokens_on(device)
-
-
 def weights_ahead(options: Options) -> Weights:
     """Return what is known of the model before it is converted."""
     return memory.weights_ahead(options.model)
@@ -144,12 +140,6 @@ def weights_mb(weights: Weights) -> float:
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
     """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
     return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
-
-
-def audited(options: Options, precision: str) -> Options:
-    """Return the options that deliver every residue's vector, unrounded."""
-    more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
-    return Options.model_validate(options.model_dump() | more)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
