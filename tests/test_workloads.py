@@ -127,7 +127,7 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match="composition, encoder, esm2"):
+    with pytest.raises(UserError, match="composition, encoder, esm2, pac"):
         find_workload("esm3")
 
 
@@ -140,6 +140,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "pac": (False, False),
     }
     esm2 = find_workload("esm2")
     asked = esm2.Options(model="esm2_t33_650M_UR50D")
