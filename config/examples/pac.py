@@ -1,7 +1,7 @@
 """Write the signals that config/examples/pac.yaml runs on: MADE UP, with a coupling that is known.
 
 Four channels of pink noise, a minute at 500 samples a second. In the channel `coupled` the
-amplitude of 80 Hz follows the phase of 6 Hz; `together` has both rhythms, one regardless of the
+amplitude of 80 Hz follows the phase of 5 Hz; `together` has both rhythms, one regardless of the
 other. Run as `python config/examples/pac.py made`, which makes that folder.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 RATE_HZ, SECONDS = 500.0, 60
-SLOW_HZ, FAST_HZ = 6.0, 80.0
+SLOW_HZ, FAST_HZ = 5.0, 80.0
 CHANNELS = ("coupled", "together", "noise1", "noise2")
 
 
@@ -25,9 +25,10 @@ def pink(drawn: np.random.Generator, num_samples: int) -> np.ndarray:
 
 
 def wandering(drawn: np.random.Generator, hz: float, num_samples: int) -> np.ndarray:
-    """Return the phase, in radians, of a rhythm that is not quite regular."""
-    steps = hz * (1 + 0.1 * drawn.standard_normal(num_samples))
-    return 2 * np.pi * np.cumsum(steps) / RATE_HZ
+    """Return the phase, in radians, of a rhythm that forgets its phase in about a second: of one
+    that never does, a shift is as coupled as what was observed."""
+    noise = drawn.standard_normal(num_samples) / np.sqrt(RATE_HZ)
+    return np.cumsum(2 * np.pi * hz / RATE_HZ + noise)
 
 
 def main(folder: Path) -> None:

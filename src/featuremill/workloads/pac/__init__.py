@@ -110,6 +110,9 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     """Return what computes: all devices of the lease."""
     import torch
 
+    # What computes, imported here and not by the first batch.
+    from featuremill.workloads.pac import coupling, filters  # noqa: F401
+
     # A job sees its own GPUs only, numbered as they were leased.
     here = [
         torch.device("cuda", place) if device.kind == "cuda" else torch.device("cpu")

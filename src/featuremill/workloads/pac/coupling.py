@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,9 +24,12 @@ import torch
 from torch import Tensor
 
 NUM_BINS = 18
-MOST_AT_ONCE = 16
-AT_ONCE_NUMBERS = 2**24
-"""Amplitudes of a block of permutations, about: it bounds memory."""
+BLOCK = 16
+"""Permutations that one device is given at a time: no matter how many devices there are, the same
+ones are merged in the same order."""
+AT_ONCE_NUMBERS = {"cpu": 2**18, "cuda": 2**24}
+"""Cumulative sums that are looked up at a time: what a core's cache holds, or keeps a GPU busy. It
+changes no bit on a CPU."""
 Numbers = npt.NDArray[np.float64]
 
 
@@ -87,13 +91,18 @@ def cumulated(amplitude_AT: Tensor) -> Tensor:
 def index_of(phases: Phases, cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
     """Return the modulation index of each pair under each shift, (N, P, A)."""
     num_bands, num_amplitudes = len(phases.count_PK), cumulated_SA.shape[1]
-    places = (phases.edge_E[:, None] + offset_N).reshape(-1)
-    at_edge = cumulated_SA.index_select(0, places).view(len(phases.edge_E), -1)
-    sums = at_edge.new_zeros(num_bands * NUM_BINS + 1, at_edge.shape[1])
-    sums.index_add_(0, phases.bin_R, at_edge[1:] - at_edge[:-1])
-    sum_PKNA = sums[:-1].view(num_bands, NUM_BINS, len(offset_N), num_amplitudes)
+    most = AT_ONCE_NUMBERS[cumulated_SA.device.type]
+    size = max(1, most // (len(phases.edge_E) * num_amplitudes))
+    found = []
+    for chosen_N in torch.split(offset_N, size):
+        places = (phases.edge_E[:, None] + chosen_N).reshape(-1)
+        at_edge = cumulated_SA.index_select(0, places).view(len(phases.edge_E), -1)
+        sums = at_edge.new_zeros(num_bands * NUM_BINS + 1, at_edge.shape[1])
+        sums.index_add_(0, phases.bin_R, at_edge[1:] - at_edge[:-1])
+        found.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
     # What is nothing but rounding may be less than nothing.
-    mean_PKNA = sum_PKNA.clamp_min(0) / phases.count_PK.clamp_min(1)[:, :, None, None]
+    sum_PKNA = torch.cat(found, 2).clamp_min(0)
+    mean_PKNA = sum_PKNA / phases.count_PK.clamp_min(1)[:, :, None, None]
     share_PKNA = mean_PKNA / mean_PKNA.sum(1, keepdim=True)
     less_entropy_PNA = torch.xlogy(share_PKNA, share_PKNA).sum(1)
     return (1 + less_entropy_PNA / math.log(NUM_BINS)).transpose(0, 1)
@@ -150,33 +159,32 @@ class Coupling(NamedTuple):
         return observed, found.z(observed), found.p()
 
 
-def num_at_once(num_samples: int, num_amplitudes: int) -> int:
-    """Return how many permutations a block has: the same on every device."""
-    fitting = AT_ONCE_NUMBERS // (num_samples * num_amplitudes)
-    return max(1, min(MOST_AT_ONCE, fitting))
-
-
 def coupling(
     phase_PT: Tensor,
     amplitude_AT: Tensor,
     offset_N: npt.NDArray[np.int64],
-    devices: list[torch.device],
+    devices: Sequence[torch.device],
 ) -> Coupling:
     """Give the orders for one segment; the permutations are dealt to the `devices`, in blocks."""
-    phases, cumulated_SA = phases_of(phase_PT), cumulated(amplitude_AT)
+    # On a CPU each band by itself, whose sums fit its cache; on a GPU in as few orders as can be.
+    bands = torch.split(phase_PT, 1 if phase_PT.device.type == "cpu" else len(phase_PT))
+    phases, cumulated_SA = [phases_of(each) for each in bands], cumulated(amplitude_AT)
     none = torch.zeros(1, dtype=torch.int64, device=phase_PT.device)
-    observed_PA = index_of(phases, cumulated_SA, none)[0]
+    observed_PA = _indices(phases, cumulated_SA, none)[0]
     there = [
-        (phases.to(device), cumulated_SA.to(device), observed_PA.to(device)) for device in devices
+        ([each.to(device) for each in phases], cumulated_SA.to(device), observed_PA.to(device))
+        for device in devices
     ]
     blocks = []
-    size = num_at_once(phase_PT.shape[1], amplitude_AT.shape[0])
-    for number, start in enumerate(range(0, len(offset_N), size)):
-        of_device = there[number % len(devices)]
-        chosen = torch.from_numpy(offset_N[start : start + size]).to(of_device[2].device)
-        index_NPA = index_of(*of_device[:2], chosen)
+    for number, chosen_N in enumerate(torch.split(torch.from_numpy(offset_N), BLOCK)):
+        of_bands, cumulated_SA, observed = there[number % len(devices)]
+        index_NPA = _indices(of_bands, cumulated_SA, chosen_N.to(observed.device))
         mean_PA = index_NPA.mean(0)
         m2_PA = (index_NPA - mean_PA).square().sum(0)
-        exceeding_PA = (index_NPA >= of_device[2]).sum(0).double()
-        blocks.append((len(chosen), torch.stack([mean_PA, m2_PA, exceeding_PA])))
+        exceeding_PA = (index_NPA >= observed).sum(0).double()
+        blocks.append((len(chosen_N), torch.stack([mean_PA, m2_PA, exceeding_PA])))
     return Coupling(observed_PA, blocks)
+
+
+def _indices(phases: Sequence[Phases], cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
+    return torch.cat([index_of(each, cumulated_SA, offset_N) for each in phases], 1)

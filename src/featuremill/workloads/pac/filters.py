@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+from scipy import fft, signal
 
 from featuremill.workloads.pac.options import Options
 
@@ -41,8 +42,6 @@ class Bank(NamedTuple):
 
 def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
     """Return the filter of a band (its edges in Hz), an odd number of weights."""
-    from scipy import signal
-
     half = int(cycles * rate_hz / band[0] / 2)
     found: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
     return found
@@ -51,8 +50,6 @@ def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
 @functools.lru_cache(KEPT_BANKS)
 def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
     """Return the filters of all bands of `options`, phases first."""
-    from scipy import fft
-
     filters = [taps(band, cycles, rate_hz) for band, cycles in options.bands]
     num_padded = max(map(len, filters)) // 2
     num_transformed = fft.next_fast_len(num_samples + 2 * num_padded)
