@@ -230,6 +230,7 @@ def test_every_format_gives_the_same_records(tmp_path):
         assert [record.payload for record in found] == expected, path
         ids = [f"{path.stem}:{channel}:{n}" for n in (1, 2, 3) for channel in CHANNELS]
         assert [record.id for record in found] == ids
+        assert {type(record.length) for record in found} == {int}
     assert found[3].description == "A1, 2 to 4 s" and found[3].length == 800
 
 

@@ -55,7 +55,7 @@ VERSIONS_OF = ("scipy",)
 SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "pac.yaml"
 COLUMNS = ("mi", "z", "p")
-BATCH_SAMPLES = 500_000
+BATCH_SAMPLES = 100_000
 
 
 class Model(NamedTuple):

@@ -332,4 +332,4 @@ def _by_mne(path: Path) -> Recording:
 
     names = [raw.ch_names[place] for place in places]
     rate_hz = float(raw.info["sfreq"])
-    return Recording(names, rate_hz, raw.n_times, read, frozenset(raw.info["bads"]))
+    return Recording(names, rate_hz, int(raw.n_times), read, frozenset(raw.info["bads"]))
