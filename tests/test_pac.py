@@ -283,6 +283,13 @@ def test_a_channel_that_is_marked_bad_is_computed_and_noted(tmp_path):
     assert [record.note for record in read(path, **FEW)] == ["", signals.MARKED_BAD, ""]
 
 
+def test_what_mne_warns_of_is_handed_on(tmp_path, caplog):
+    path = write_edf(tmp_path / "a.edf", noise())
+    path.write_bytes(path.read_bytes()[: -2 * 3 * int(RATE_HZ)])  # a second of three channels
+    assert {record.length for record in read(path, **FEW)} == {2000}
+    assert f"{path}: mne says: Number of records" in caplog.text
+
+
 def compressed(path):
     np.savez_compressed(path, data=noise(), sampling_rate_hz=RATE_HZ)
 

@@ -37,6 +37,7 @@ OPTIONS = {
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
         {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
     ],
+    "pac": [],  # reads recordings: tests/test_pac.py
 }
 CASES = [(name, options) for name in BUILT_IN for options in OPTIONS[name]]
 NAMES = [name for name in vars(Workload) if not name.startswith("_")]

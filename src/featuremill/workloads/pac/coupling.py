@@ -100,7 +100,7 @@ def index_of(phases: Phases, cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
         sums = at_edge.new_zeros(num_bands * NUM_BINS + 1, at_edge.shape[1])
         sums.index_add_(0, phases.bin_R, at_edge[1:] - at_edge[:-1])
         found.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
-    # What is nothing but rounding may be less than nothing.
+    # A GPU adds up in another order, so that a sum may be less than the one before it.
     sum_PKNA = torch.cat(found, 2).clamp_min(0)
     mean_PKNA = sum_PKNA / phases.count_PK.clamp_min(1)[:, :, None, None]
     share_PKNA = mean_PKNA / mean_PKNA.sum(1, keepdim=True)

@@ -8,6 +8,7 @@ computing needs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import struct
 import warnings
 import zipfile
@@ -33,13 +34,14 @@ DATA, RATE, CHANNELS = "data", "sampling_rate_hz", "channels"
 HEADER = struct.Struct("<d")
 """The sampling rate in Hz, in front of a payload's samples."""
 MOST_SAMPLES = 2_000_000
-"""Of one segment: what it takes on a device is some hundred bytes a sample."""
+"""Of one segment: computing it takes about 50 bytes a sample and band."""
 BLOCK_BYTES = 2**26
 """Samples, as float64, of the channels that are read at a time."""
 LEFT_OVER = "what follows is shorter than a segment and left out"
 MARKED_BAD = "marked as bad in the recording"
 
 Samples = npt.NDArray[Any]
+log = logging.getLogger("featuremill.pac")
 
 
 class Recording(NamedTuple):
@@ -315,11 +317,13 @@ def _of_array(
 def _by_mne(path: Path) -> Recording:
     import mne
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as how a file should be called
-        raw = mne.io.read_raw(path, preload=False, verbose="ERROR")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        raw = mne.io.read_raw(path, preload=False, verbose="WARNING")
         kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
         places = mne.pick_types(raw.info, ref_meg=False, exclude=[], **kinds)
+    for warning in told:
+        log.warning("%s: mne says: %s", path, " ".join(str(warning.message).split()))
     if not len(places):
         raise UserError(
             f"{path}: none of its channels is MEG, EEG, sEEG, ECoG or DBS; set its channel types."
