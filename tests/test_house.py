@@ -247,7 +247,8 @@ def test_a_commit_is_looked_at_by_the_tools_of_make_lint():
 def licence_of(name):
     about = metadata.metadata(name)
     classifiers = about.get_all("Classifier") or ()
-    licence = [about["License-Expression"] or about["License"] or ""]
+    # scipy's has the texts of its wheel's libraries below its own, such as that of GCC's runtime.
+    licence = [about["License-Expression"] or (about["License"] or "").partition("\n")[0]]
     return " ".join([*licence, *(text for text in classifiers if text.startswith("License"))])
 
 
