@@ -267,7 +267,7 @@ def test_arrays_are_mapped_and_a_segment_is_read_at_a_time(tmp_path, monkeypatch
 
 def test_segments_overlap_as_asked_and_what_is_left_is_said(tmp_path):
     path = write_npz(tmp_path / "a.npz", noise())
-    found = read(path, **QUICK, overlap_seconds=0.5, channels="A2")
+    found = read(path, **QUICK, overlap_seconds=0.5, channels=["A2"])
     assert [record.description for record in found] == [
         "A2, 0 to 2 s",
         "A2, 1.5 to 3.5 s",

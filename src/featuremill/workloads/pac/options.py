@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,13 +56,6 @@ class Options(WorkloadOptions):
             if not low < high:
                 raise ValueError(f"{low:g} to {high:g} Hz is no band; give the lower edge first")
         return bands
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_channel(cls, given: Any) -> Any:
-        if isinstance(given, dict) and isinstance(given.get("channels"), str):
-            return given | {"channels": (given["channels"],)}
-        return given
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:

@@ -283,10 +283,7 @@ def _of_array(
     path: Path, samples: Samples, rate_hz: float | None, channels: Sequence[str] | None
 ) -> Recording:
     """Return the recording whose samples are an array, (channels, samples) or (samples,)."""
-    is_number = np.issubdtype(samples.dtype, np.integer) or np.issubdtype(
-        samples.dtype, np.floating
-    )
-    if not is_number or samples.ndim not in (1, 2) or not samples.size:
+    if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2) or not samples.size:
         raise UserError(
             f"{path}: an array of {samples.dtype} and shape {samples.shape} is no recording; save "
             "numbers, a row a channel."
