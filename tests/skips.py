@@ -25,6 +25,7 @@ MAY_BE_LACKING = {
     "this interpreter cannot count loops": "Triton 3.6 with NumPy 2.4, which conda may have",
     "could not import 'pip'": "uv makes environments without it",
     "torch * comes only for CUDA here": "with gigabytes of other packages",
+    "pip could not": "no index may be within reach",
 }
 """Beginnings of reasons to skip a test, and why each may be so in CI."""
 

@@ -32,14 +32,19 @@ EXTRAS = {
     extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
-COMPUTING = [*CORE, *EXTRAS["encoder"], *EXTRAS["esm2"]]
+COMPUTING = [*CORE, *EXTRAS["encoder"], *EXTRAS["esm2"], *EXTRAS["pac"]]
 IN_TESTS = [*EXTRAS["test"], *EXTRAS["test-clusters"]]
 PINS = dict(
     line.split("==")
     for line in (ROOT / "constraints.txt").read_text().splitlines()
     if not line.startswith("#")
 )
-CONDA_NAMES = {"pytorch": "torch", "python-xxhash": "xxhash", "snakemake-minimal": "snakemake"}
+CONDA_NAMES = {
+    "mne-base": "mne",
+    "python-xxhash": "xxhash",
+    "pytorch": "torch",
+    "snakemake-minimal": "snakemake",
+}
 NOT_IN_FAST_TESTS = {canonicalize_name(needed.name) for needed in EXTRAS["test-clusters"]}
 FOR_ONE_GPU = re.compile(r"(nvidia|cuda)\b")
 WITH_TORCH_ON_CUDA = {"triton"}
@@ -183,7 +188,8 @@ def pip_bounds(requirements):
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("base", []), ("encoder", EXTRAS["encoder"]), ("esm2", EXTRAS["esm2"])]
+    ("name", "extra"),
+    [("base", []), *((name, EXTRAS[name]) for name in ("encoder", "esm2", "pac"))],
 )
 def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
     found = conda_bounds(yaml_of(f"envs/{name}.yaml")["dependencies"])
@@ -241,7 +247,8 @@ def test_a_commit_is_looked_at_by_the_tools_of_make_lint():
 def licence_of(name):
     about = metadata.metadata(name)
     classifiers = about.get_all("Classifier") or ()
-    licence = [about["License-Expression"] or about["License"] or ""]
+    # scipy's has the texts of its wheel's libraries below its own, such as that of GCC's runtime.
+    licence = [about["License-Expression"] or (about["License"] or "").partition("\n")[0]]
     return " ".join([*licence, *(text for text in classifiers if text.startswith("License"))])
 
 

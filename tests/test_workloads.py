@@ -37,6 +37,7 @@ OPTIONS = {
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
         {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
     ],
+    "pac": [],  # reads recordings: tests/test_pac.py
 }
 CASES = [(name, options) for name in BUILT_IN for options in OPTIONS[name]]
 NAMES = [name for name in vars(Workload) if not name.startswith("_")]
@@ -127,7 +128,7 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match="composition, encoder, esm2"):
+    with pytest.raises(UserError, match="composition, encoder, esm2, pac"):
         find_workload("esm3")
 
 
@@ -140,6 +141,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "pac": (False, False),
     }
     esm2 = find_workload("esm2")
     asked = esm2.Options(model="esm2_t33_650M_UR50D")

@@ -120,10 +120,13 @@ class Flow:
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a verb's jobs: the workload's own where they compute with
-        it, and everywhere if another package brings it; else featuremill's."""
-        own: Path | None = said(find_workload(self.config.workload), "ENVIRONMENT")
+        it or it opens its inputs, and everywhere if another package brings it; else featuremill's.
+        """
+        workload = find_workload(self.config.workload)
+        own: Path | None = said(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
-        if own and (computes or self.config.workload not in BUILT_IN):
+        opens = verb == "plan" and said(workload, "TAKES_FILES")
+        if own and (computes or opens or self.config.workload not in BUILT_IN):
             return str(own)
         writes_torch = verb == "merge" and "fair_esm_pt" in self.config.outputs
         return f"../../envs/{'esm2' if writes_torch else 'base'}.yaml"

@@ -1,0 +1,179 @@
+"""Phase-amplitude coupling of signals: Tort's modulation index of pairs of bands, with surrogates.
+
+A record is a segment of one channel. Each is computed by itself, in float64, so its values depend
+on no batch; its permutations are divided among the devices of a lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill import SNAKEFILE
+from featuremill.workload import Record
+from featuremill.workloads.pac.options import Options
+from featuremill.workloads.pac.signals import Signal, num_samples_of, segments, signal_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from featuremill.workload import Device, Weights
+    from featuremill.workloads.pac.coupling import Coupling
+
+__all__ = [
+    "COST_UNIT",
+    "ENVIRONMENT",
+    "LENGTH_UNIT",
+    "SHARD_COST",
+    "SPEED_OPTIONS",
+    "TAKES_FILES",
+    "VERSION",
+    "VERSIONS_OF",
+    "Options",
+    "batch_cost",
+    "collect",
+    "cost",
+    "load",
+    "prepare",
+    "records",
+    "resolve",
+    "run",
+    "schema",
+    "weights",
+]
+
+VERSION = "1"
+COST_UNIT = LENGTH_UNIT = "samples"
+TAKES_FILES = True
+SHARD_COST = 50_000_000
+VERSIONS_OF = ("scipy",)
+SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "pac.yaml"
+COLUMNS = ("mi", "z", "p")
+BATCH_SAMPLES = 100_000
+
+
+class Model(NamedTuple):
+    """The options, and where they are computed."""
+
+    options: Options
+    devices: list[torch.device]
+    backend: str
+    """What computes, for the receipt."""
+
+
+class Prepared(NamedTuple):
+    """A record on the host, and the shifts of its permutations."""
+
+    signal: Signal
+    offset_N: npt.NDArray[np.int64]
+
+
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the segments of the channels of `inputs`."""
+    return segments(inputs, options)
+
+
+def cost(payload: bytes, options: Options) -> int:
+    """Return the samples of a segment."""
+    return max(1, num_samples_of(payload))
+
+
+def weights(options: Options) -> None:
+    """There are none."""
+
+
+def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
+    """Return the options: there is nothing to settle."""
+    return options
+
+
+def schema(options: Options, weights: Weights | None) -> pa.Schema:
+    """Return the columns: phase bands x amplitude bands numbers each, row by row."""
+    import pyarrow as pa
+
+    num_pairs = len(options.phase_bands) * len(options.amplitude_bands)
+    return pa.schema(dict.fromkeys(COLUMNS, pa.list_(pa.float64(), num_pairs)))
+
+
+def batch_cost(options: Options, device: Device) -> int:
+    """Return the samples that one batch may hold."""
+    return BATCH_SAMPLES
+
+
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return what computes: all devices of the lease."""
+    import torch
+
+    # What computes, imported here and not by the first batch.
+    from featuremill.workloads.pac import coupling, filters  # noqa: F401
+
+    # A job sees its own GPUs only, numbered as they were leased.
+    here = [
+        torch.device("cuda", place) if device.kind == "cuda" else torch.device("cpu")
+        for place, device in enumerate(devices)
+    ]
+    return Model(options, here, "torch.fft and cumulative sums, float64")
+
+
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Prepared | str]:
+    """Return each record on the host, or why it cannot be computed."""
+    return [_prepared(payload, model.options) for payload in payloads]
+
+
+def _prepared(payload: bytes, options: Options) -> Prepared | str:
+    from featuremill.workloads.pac.coupling import offsets
+
+    signal = signal_of(payload)
+    samples_T = signal.samples_T
+    if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
+        return f"samples that are not finite: {num_bad:,} of {len(samples_T):,}"
+    if samples_T.min() == samples_T.max():
+        return f"a flat signal: all of {len(samples_T):,} samples are {samples_T[0]:g}"
+    shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
+    return Prepared(signal, shifts)
+
+
+def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:
+    """Compute each record by itself; GPUs may still be at it on return."""
+    return [one if isinstance(one, str) else _coupling(model, one) for one in batch]
+
+
+def _coupling(model: Model, record: Prepared) -> Coupling:
+    import torch
+
+    from featuremill.workloads.pac import coupling, filters
+
+    rate_hz, samples_T = record.signal
+    bank = filters.bank(model.options, rate_hz, len(samples_T))
+    gain_BF = torch.from_numpy(bank.gain_BF).to(model.devices[0])
+    analytic_BT = filters.analytic(samples_T, bank, gain_BF)
+    num_phases = len(model.options.phase_bands)
+    return coupling.coupling(
+        analytic_BT[:num_phases].angle(),
+        analytic_BT[num_phases:].abs(),
+        record.offset_N,
+        model.devices,
+    )
+
+
+def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:
+    """Return mi, z and p of each record, and why some have none."""
+    import pyarrow as pa
+
+    columns = schema(model.options, None)
+    reasons = [one if isinstance(one, str) else None for one in result]
+    nothing = dict.fromkeys(COLUMNS)
+    rows = [
+        nothing
+        if isinstance(one, str)
+        else dict(zip(COLUMNS, (each.ravel() for each in one.told()), strict=True))
+        for one in result
+    ]
+    values = pa.RecordBatch.from_pylist(rows, columns)
+    return values.append_column("reason", pa.array(reasons, pa.string()))

@@ -1,0 +1,84 @@
+"""A segment in bands: zero-phase band-pass filters and the analytic signal, in one transform.
+
+A filter is a linear-phase FIR (`scipy.signal.firwin`, Hamming window) of some cycles of its band's
+lower edge, centred, so that it delays nothing. The segment without its mean is extended at both
+ends by what is there turned about the end point (odd extension, as `scipy.signal.filtfilt` has it)
+by half the longest filter, so no filter sees beyond. In the frequency domain a band is then one
+product: the filter's gain, which is real, times 2 above zero and 0 below, which is Hilbert's.
+All of it in float64.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import fft, signal
+
+from featuremill.workloads.pac.options import Options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Numbers = npt.NDArray[np.float64]
+KEPT_BANKS = 8
+"""Banks that are kept: one for each sampling rate and length that segments have."""
+
+
+class Bank(NamedTuple):
+    """The filters for segments of one sampling rate and one length."""
+
+    gain_BF: Numbers
+    """What each band (B) does to each frequency (F) from 0 to Nyquist's, Hilbert's 2 included."""
+    num_padded: int
+    """Samples by which a segment is extended at each end."""
+    num_transformed: int
+    """Samples of the transform: an extended segment, and zeros up to a length that is quick."""
+
+
+def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
+    """Return the filter of a band (its edges in Hz), an odd number of weights."""
+    half = int(cycles * rate_hz / band[0] / 2)
+    found: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
+    return found
+
+
+@functools.lru_cache(KEPT_BANKS)
+def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
+    """Return the filters of all bands of `options`, phases first."""
+    filters = [taps(band, cycles, rate_hz) for band, cycles in options.bands]
+    num_padded = max(map(len, filters)) // 2
+    num_transformed = fft.next_fast_len(num_samples + 2 * num_padded)
+    rows = []
+    for weights in filters:
+        centred = np.zeros(num_transformed)
+        centred[: len(weights)] = weights
+        rows.append(np.fft.rfft(np.roll(centred, -(len(weights) // 2))).real)
+    gain_BF = 2 * np.array(rows)
+    gain_BF[:, 0] /= 2
+    if num_transformed % 2 == 0:
+        gain_BF[:, -1] /= 2  # Nyquist's frequency is its own mirror image, as zero is
+    return Bank(gain_BF, num_padded, num_transformed)
+
+
+def extended(samples_T: Numbers, num_padded: int) -> Numbers:
+    """Return a segment without its mean and with its odd extension at both ends."""
+    centred = samples_T - samples_T.mean()
+    before = 2 * centred[0] - centred[num_padded:0:-1]
+    after = 2 * centred[-1] - centred[-2 : -num_padded - 2 : -1]
+    return np.concatenate([before, centred, after])
+
+
+def analytic(samples_T: Numbers, bank: Bank, gain_BF: Tensor) -> Tensor:
+    """Return the analytic signal of a segment in each band, (B, T) complex128.
+
+    `gain_BF` is the bank's on the device that computes.
+    """
+    padded = torch.from_numpy(extended(samples_T, bank.num_padded)).to(gain_BF.device)
+    spectrum_F = torch.fft.rfft(padded, bank.num_transformed)
+    found: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
+    return found[:, bank.num_padded : bank.num_padded + len(samples_T)]

@@ -1,0 +1,552 @@
+"""The workload pac: against the definition, scipy and tensorpac; what it reads and refuses."""
+
+import json
+import math
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from types import MappingProxyType
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import NO_REPORT, Desk, wait_for
+from recordings import (
+    CHANNELS,
+    RATE_HZ,
+    noise,
+    pip,
+    real_ieeg,
+    write_brainvision,
+    write_edf,
+    write_fif,
+    write_npz,
+)
+from scipy import ndimage, stats
+from scipy.signal import firwin, hilbert
+from test_containers import stand_in_for_conda, verbs_and_environments
+
+import featuremill
+from featuremill.base.errors import UserError
+from featuremill.contract import WorkloadContract
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.store.results import Results
+from featuremill.workloads import pac
+from featuremill.workloads.pac import coupling, filters, signals
+
+CPU = cpu()
+FEW = {"phase_bands": [[3, 6], [6, 10]], "amplitude_bands": [[30, 50], [60, 90]]}
+QUICK = {**FEW, "segment_seconds": 2, "permutations": 20}
+
+
+def computed(payloads, num_devices=1, **options):
+    """Return mi, z and p, (records, phase bands, amplitude bands) each."""
+    asked = pac.Options.model_validate(options)
+    model = pac.load(asked, [CPU] * num_devices, None)
+    values = values_of(pac, model, payloads, 1)
+    shape = len(payloads), len(asked.phase_bands), len(asked.amplitude_bands)
+    return [values[name].flatten().to_numpy().reshape(shape) for name in ("mi", "z", "p")]
+
+
+def payloads_of(data, rate_hz=RATE_HZ):
+    return [signals.payload_of(row, rate_hz) for row in data]
+
+
+# The definition
+
+
+def tort(phase, amplitude):
+    """Return the modulation index of one phase and one amplitude as Tort et al. (2010) have it."""
+    bins = np.clip(np.digitize(phase, np.linspace(-np.pi, np.pi, 19)) - 1, 0, 17)
+    means = np.array([amplitude[bins == k].mean() if (bins == k).any() else 0 for k in range(18)])
+    shares = means / means.sum()
+    entropy = -sum(share * math.log(share) for share in shares if share > 0)
+    return (math.log(18) - entropy) / math.log(18)
+
+
+def analytic(samples, rate_hz, **options):
+    asked = pac.Options.model_validate(options)
+    bank = filters.bank(asked, rate_hz, len(samples))
+    return filters.analytic(samples, bank, torch.from_numpy(bank.gain_BF)).numpy()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    seed=st.integers(0, 2**32),
+    num_samples=st.integers(2, 400),
+    num_bands=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    is_slow=st.booleans(),
+    permutations=st.integers(2, 40),
+    num_devices=st.integers(1, 3),
+)
+def test_it_is_tort_s_index_of_amplitudes_rolled_by_the_offsets(
+    seed, num_samples, num_bands, is_slow, permutations, num_devices
+):
+    drawn = np.random.default_rng(seed)
+    phase = drawn.uniform(-np.pi, np.pi, (num_bands[0], num_samples))
+    if is_slow:
+        phase = np.angle(np.exp(1j * np.cumsum(phase / 10, 1)))
+    amplitude = drawn.exponential(size=(num_bands[1], num_samples))
+    offsets = drawn.integers(1, num_samples, permutations)
+    given = torch.from_numpy(phase), torch.from_numpy(amplitude), offsets
+    devices = [torch.device("cpu")] * num_devices
+    mi, z, p = coupling.coupling(*given, devices).told()
+    for row in range(num_bands[0]):
+        for column in range(num_bands[1]):
+            one = phase[row], amplitude[column]
+            surrogates = [tort(one[0], np.roll(one[1], -shift)) for shift in offsets]
+            assert mi[row, column] == pytest.approx(tort(*one), abs=1e-12)
+            deviation = np.std(surrogates, ddof=1)
+            if deviation > 1e-9:
+                expected = (tort(*one) - np.mean(surrogates)) / deviation
+                assert z[row, column] == pytest.approx(expected, abs=1e-6)
+            if min(abs(np.array(surrogates) - tort(*one))) > 1e-12:  # no tie that rounding decides
+                exceeding = sum(other >= tort(*one) for other in surrogates)
+                assert p[row, column] == (1 + exceeding) / (1 + permutations)
+
+
+def test_a_phase_on_an_edge_is_of_the_bin_above_and_pi_of_the_last():
+    edges = torch.linspace(-math.pi, math.pi, 19, dtype=torch.float64)
+    phases = coupling.phases_of(edges[None])
+    assert phases.bin_R.tolist() == list(range(18)) and phases.count_PK.tolist() == [[1] * 17 + [2]]
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(values=st.lists(st.lists(st.floats(-1, 1), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_moments_of_parts_are_those_of_all(values):
+    def of(part):
+        part = np.array(part)
+        square = np.square(part - part.mean()).sum()
+        return coupling.Moments(len(part), part.mean(), square, (part > 0).sum())
+
+    whole, (merged, *others) = of([each for part in values for each in part]), map(of, values)
+    for other in others:
+        merged = merged.merged(other)
+    assert merged.n == whole.n and merged.num_exceeding == whole.num_exceeding
+    assert merged.mean == pytest.approx(whole.mean, abs=1e-12)
+    assert merged.m2 == pytest.approx(whole.m2, abs=1e-12)
+
+
+def test_a_shift_depends_on_seed_payload_and_number_alone():
+    many, few = (coupling.offsets(b"one", 7, 1000, count) for count in (500, 20))
+    assert many[:20].tolist() == few.tolist() and 1 <= many.min() <= many.max() <= 999
+    for other in (coupling.offsets(b"two", 7, 1000, 20), coupling.offsets(b"one", 8, 1000, 20)):
+        assert other.tolist() != few.tolist()
+    assert set(coupling.offsets(b"one", 7, 3, 100)) == {1, 2}
+    assert few[:4].tolist() == GOLDEN
+
+
+GOLDEN = [719, 944, 551, 439]
+"""Of any NumPy and machine: a stream of Philox is one that NumPy keeps."""
+
+
+@pytest.mark.parametrize("num_samples", [1600, 1601, 2003])
+def test_bands_are_those_of_scipy_s_filter_and_hilbert_transform(num_samples):
+    samples = noise(1, 6)[0, :num_samples].astype(np.float64) + 500
+    found = analytic(samples, RATE_HZ, **FEW)
+    centred = samples - samples.mean()
+    for (band, cycles), one in zip(pac.Options.model_validate(FEW).bands, found, strict=True):
+        half = int(cycles * RATE_HZ / band[0] / 2)
+        bank = filters.bank(pac.Options.model_validate(FEW), RATE_HZ, num_samples)
+        pad = bank.num_padded
+        assert pad == 200 >= half
+        ends = 2 * centred[0] - centred[pad:0:-1], 2 * centred[-1] - centred[-2 : -pad - 2 : -1]
+        extended = np.concatenate([ends[0], centred, ends[1]])
+        buffer = np.zeros(bank.num_transformed)
+        buffer[: len(extended)] = extended
+        taps = firwin(2 * half + 1, band, pass_zero=False, fs=RATE_HZ)
+        expected = hilbert(ndimage.convolve1d(buffer, taps, mode="wrap"))[pad : pad + num_samples]
+        assert abs(one - expected).max() <= 1e-11 * abs(expected).max()
+
+
+def test_a_filter_delays_nothing_and_keeps_the_middle_of_its_band():
+    seconds = np.arange(4000) / RATE_HZ
+    (found, *_) = analytic(np.cos(2 * np.pi * 4.5 * seconds), RATE_HZ, **FEW)
+    middle = slice(1000, 3000)
+    assert abs(found[middle] - np.exp(2j * np.pi * 4.5 * seconds[middle])).max() < 0.02
+
+
+# The same numbers, however they are computed
+
+
+def test_any_number_of_devices_gives_the_same_bits():
+    payloads = payloads_of(noise())
+    one, *others = (computed(payloads, number, **FEW) for number in (1, 2, 3))
+    for other in others:
+        assert all(map(np.array_equal, one, other))
+
+
+def test_less_at_once_gives_the_same_bits(monkeypatch):
+    payloads = payloads_of(noise())
+    usual = computed(payloads, **FEW)
+    monkeypatch.setitem(coupling.AT_ONCE_NUMBERS, "cpu", 1)
+    assert all(map(np.array_equal, usual, computed(payloads, **FEW)))
+
+
+def test_another_order_of_bands_gives_the_same_numbers_in_that_order():
+    payloads = payloads_of(noise(1))
+    turned = {name: bands[::-1] for name, bands in FEW.items()}
+    for one, other in zip(computed(payloads, **FEW), computed(payloads, **turned), strict=True):
+        np.testing.assert_array_equal(one, other[:, ::-1, ::-1])
+
+
+def test_p_is_uniform_where_there_is_no_coupling():
+    data = np.random.default_rng(5).standard_normal((2000, 500))
+    bands = {"phase_bands": [[4, 8]], "amplitude_bands": [[40, 60]]}
+    _, z, p = computed(payloads_of(data, 250.0), **bands, permutations=99)
+    assert stats.kstest(p.ravel(), "uniform").pvalue > 0.01
+    assert abs(z.mean()) < 0.1 and z.std() == pytest.approx(1, abs=0.1)
+
+
+# Recordings
+
+
+def read(path, **options):
+    return list(pac.records([path], pac.Options.model_validate(options)))
+
+
+def test_every_format_gives_the_same_records(tmp_path):
+    data = noise()
+    np.save(tmp_path / "rec.npy", data)
+    paths = [
+        write_npz(tmp_path / "rec.npz", data),
+        write_brainvision(tmp_path / "rec.vhdr", data),
+        write_edf(tmp_path / "rec.edf", data),
+        write_fif(tmp_path / "rec_raw.fif", data),
+    ]
+    own = {**QUICK, "sampling_rate_hz": RATE_HZ}
+    expected = [record.payload for record in read(tmp_path / "rec.npy", **own)]
+    assert len(expected) == 9
+    for path in paths:
+        found = read(path, **QUICK)
+        assert [record.payload for record in found] == expected, path
+        ids = [f"{path.stem}:{channel}:{n}" for n in (1, 2, 3) for channel in CHANNELS]
+        assert [record.id for record in found] == ids
+        assert {type(record.length) for record in found} == {int}
+    assert found[3].description == "A1, 2 to 4 s" and found[3].length == 800
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.float64, ">f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_array_may_be_of_any_number_type_and_order(tmp_path, kind, order):
+    data = noise()
+    expected = [r.payload for r in read(write_npz(tmp_path / "a.npz", data), **QUICK)]
+    changed = np.asarray(data.astype(kind), order=order)
+    other = read(write_npz(tmp_path / "b.npz", changed), **QUICK)
+    assert [record.payload for record in other] == expected
+
+
+def test_arrays_are_mapped_and_a_segment_is_read_at_a_time(tmp_path, monkeypatch):
+    path = write_npz(tmp_path / "a.npz", noise())
+    mapped = signals._mapped(path, "data.npy")
+    assert isinstance(mapped, np.memmap) and np.array_equal(mapped, noise())
+    monkeypatch.setattr(signals, "BLOCK_BYTES", 1)  # a channel at a time
+    sizes = []
+    opened = signals._opened
+
+    def spied(path):
+        recording = opened(path)
+
+        def read(*asked):
+            sizes.append(recording.read(*asked).shape)
+            return recording.read(*asked)
+
+        return recording._replace(read=read)
+
+    monkeypatch.setattr(signals, "_opened", spied)
+    assert len(read(path, **QUICK)) == 9 and set(sizes) == {(1, 800)}
+
+
+def test_segments_overlap_as_asked_and_what_is_left_is_said(tmp_path):
+    path = write_npz(tmp_path / "a.npz", noise())
+    found = read(path, **QUICK, overlap_seconds=0.5, channels=["A2"])
+    assert [record.description for record in found] == [
+        "A2, 0 to 2 s",
+        "A2, 1.5 to 3.5 s",
+        "A2, 3 to 5 s",
+    ]
+    assert [record.note for record in found] == ["", "", signals.LEFT_OVER]
+    (whole,) = read(path, **FEW, channels=["B1"])
+    assert whole.id == "a:B1:1" and whole.length == 2400 and not whole.note
+
+
+def test_a_channel_that_is_marked_bad_is_computed_and_noted(tmp_path):
+    path = write_fif(tmp_path / "a_raw.fif", noise(), bad=["A2"])
+    assert [record.note for record in read(path, **FEW)] == ["", signals.MARKED_BAD, ""]
+
+
+def test_what_mne_warns_of_is_handed_on(tmp_path, caplog):
+    path = write_edf(tmp_path / "a.edf", noise())
+    path.write_bytes(path.read_bytes()[: -2 * 3 * int(RATE_HZ)])  # a second of three channels
+    assert {record.length for record in read(path, **FEW)} == {2000}
+    assert f"{path}: mne says: Number of records" in caplog.text
+
+
+def compressed(path):
+    np.savez_compressed(path, data=noise(), sampling_rate_hz=RATE_HZ)
+
+
+def cut_short(path):
+    write_edf(path, noise())
+    path.write_bytes(path.read_bytes()[:100])
+
+
+REFUSED = [
+    ("a.npy", lambda p: np.save(p, noise()), QUICK, "nothing says how many samples a second"),
+    ("a.npz", lambda p: np.savez(p, data=noise()), QUICK, "set sampling_rate_hz under options"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "sampling_rate_hz": 500}, "says 400"),
+    ("a.npz", lambda p: write_npz(p, noise(), 150.0), FEW, "nothing from 75 Hz on, and a band is"),
+    ("a.npz", lambda p: write_npz(p, noise(), 180.0), FEW, "a band is 60 to 90 Hz"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "segment_seconds": 0.9},
+     "0.9 s is shorter than 3 cycles of the lowest band (3 Hz: 1 s)"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**FEW, "cycles": [30, 6]}, "than 30 cycles"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "segment_seconds": 7}, "it is 6 s long"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "channels": ["C"]}, "no channel 'C'"),
+    ("a.npz", lambda p: write_npz(p, noise(), channels=[*"AAB"]), QUICK, "two channels are called"),
+    ("a.npz", lambda p: write_npz(p, noise(), channels=[*"AB"]), QUICK, "it names 2 channels"),
+    ("a.npz", lambda p: write_npz(p, noise(), -1), QUICK, "sampling_rate_hz is -1"),
+    ("a.npz", lambda p: write_npz(p, noise().T), QUICK, "2,400 rows of 3, and a row is a channel"),
+    ("a.npz", lambda p: write_npz(p, noise() * 1j), QUICK, "an array of complex"),
+    ("a.npz", lambda p: np.savez(p, x=noise()), QUICK, "no array called 'data'"),
+    ("a.npz", compressed, QUICK, "is compressed"),
+    ("a.npz", lambda p: p.write_bytes(b"no zip"), QUICK, "this recording cannot be read"),
+    ("a.npy", lambda p: np.save(p, np.array([{}])), QUICK, "this recording cannot be read"),
+    ("a.edf", cut_short, QUICK, "this recording cannot be read"),
+    ("a.eeg", lambda p: p.write_bytes(b"x"), QUICK, "give the .vhdr beside it"),
+    ("a.csv", lambda p: p.write_text("x"), QUICK, "no recording that is read here"),
+    ("a.npz", lambda p: None, QUICK, "does not exist"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "write", "options", "part"), REFUSED)
+def test_what_is_wrong_with_a_file_is_one_sentence(tmp_path, name, write, options, part):
+    write(tmp_path / name)
+    with pytest.raises(UserError) as error:
+        read(tmp_path / name, **options)
+    said = str(error.value)
+    assert said.startswith(f"{tmp_path / name}: ") and part in said and "\n" not in said
+
+
+def test_without_mne_only_arrays_are_read(tmp_path, monkeypatch):
+    path = write_edf(tmp_path / "a.edf", noise())
+    monkeypatch.setattr(signals, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'featuremill\[pac\]', or save the samples"):
+        read(path, **QUICK)
+    assert read(write_npz(tmp_path / "a.npz", noise()), **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"phase_bands": [[8, 4]]}, "give the lower edge first"),
+        ({"phase_bands": [[0, 4]]}, "greater than 0"),
+        ({"amplitude_bands": []}, "at least 1"),
+        ({"overlap_seconds": 1}, "no effect without segment_seconds"),
+        ({"overlap_seconds": 2, "segment_seconds": 2}, "less than segment_seconds"),
+        ({"permutations": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, part):
+    with pytest.raises(ValueError, match=part):
+        pac.Options.model_validate(options)
+
+
+def test_a_flat_or_a_broken_channel_fails_alone():
+    data = noise(4)
+    data[1], data[2, 7] = 3.5, np.nan
+    model = pac.load(pac.Options.model_validate(FEW), [CPU], None)
+    values = values_of(pac, model, payloads_of(data), 1)
+    assert values["reason"].to_pylist() == [
+        None,
+        "a flat signal: all of 2,400 samples are 3.5",
+        "samples that are not finite: 1 of 2,400",
+        None,
+    ]
+    assert [row["mi"] is None for row in values.to_pylist()] == [False, True, True, False]
+
+
+# With everything around it
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory, environment):
+    """Let the contract's own processes find a recording, and a flat one."""
+    folder = tmp_path_factory.mktemp("contract")
+    write_npz(folder / "few.npz", noise(5), channels=[*CHANNELS, "B2", "B3"])
+    write_npz(folder / "flat.npz", np.zeros((1, 800)), channels=["dead"])
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(folder)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("surroundings")
+class TestTheContract(WorkloadContract):
+    workload = "pac"
+    inputs = ("few.npz",)
+    options = MappingProxyType(QUICK)
+    poison = "flat.npz"
+
+
+def example(folder):
+    """Let the example's script write its signals; return what its config says."""
+    script = ROOT / "config" / "examples" / "pac.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [str(script), str(folder / "made")])
+        runpy.run_path(str(script), run_name="__main__")
+    return yaml.safe_load((ROOT / "config" / "examples" / "pac.yaml").read_text("utf-8"))
+
+
+def test_the_example_finds_the_coupling_that_was_made(tmp_path):
+    told = example(tmp_path)
+    records = read(tmp_path / told["inputs"], **told["options"])
+    _, z, p = computed([record.payload for record in records], **told["options"])
+    of = {name: [n for n, r in enumerate(records) if f":{name}:" in r.id] for name in
+          ("coupled", "together", "noise1")}  # fmt: skip
+    found = z[of["coupled"]].mean(0)
+    assert np.unravel_index(found.argmax(), found.shape) == (1, 2)  # 4 to 8 Hz, 70 to 90 Hz
+    assert p[of["coupled"], 1, 2].max() < 0.05
+    assert abs(z[of["together"]].mean(0)).max() < 1.5 and abs(z[of["noise1"]].mean(0)).max() < 1.5
+
+
+def test_init_and_estimate_serve_it(tmp_path, environment):
+    write_npz(tmp_path / "rec.npz", noise())
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "init", "rec.npz", "--workload", "pac", "--output", "my.yaml")
+    assert "3 records, 7,200 samples" in said.text
+    asked = ("featuremill", "estimate", "my.yaml", "--json")
+    assert "nothing is known of its speed" in desk.type(*asked, status=2).text
+    found = json.loads(desk.type(*asked, "--tokens-per-second", "1000").out)
+    assert (found["cost_left"], found["cost_unit"]) == (7200, "samples")
+
+
+def run_of(folder, **config):
+    """Write a config of two channels of noise; return where its results will be."""
+    write_npz(folder / "rec.npz", noise(2, 24), channels=CHANNELS[:2])
+    asked = {"run": "my", "inputs": "rec.npz", "workload": "pac", "options": QUICK, **config}
+    asked |= {"outputs": "parquet", "device": "cpu"}
+    (folder / "my.yaml").write_text(yaml.safe_dump(asked))
+    return Results(folder / "results" / "my")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on_and_another_choice_of_channels_computes_the_new_ones(
+    tmp_path, environment
+):
+    place = run_of(tmp_path, shards={"cost": 1600})
+    desk = Desk(tmp_path, environment)
+    begun = desk.start("featuremill", "run", "my.yaml", "--", NO_REPORT, start_new_session=True)
+    wait_for(lambda: list(place.root.glob("receipts/*/*.json")) or begun.poll() is not None)
+    os.killpg(begun.pid, signal.SIGKILL)
+    begun.communicate()
+    parts = {path: path.stat().st_mtime_ns for path in place.store.rglob("*.arrows")}
+    desk.type("featuremill", "run", "my.yaml", "--", NO_REPORT)
+    assert all(path.stat().st_mtime_ns == at for path, at in parts.items())
+    table = featuremill.load(place.root)
+    records = read(tmp_path / "rec.npz", **QUICK)
+    mi, z, p = computed([record.payload for record in records], **QUICK)
+    assert table.index.tolist() == [record.id for record in records] and len(table) == 24
+    for name, values in (("mi", mi), ("z", z), ("p", p)):
+        assert np.array_equal(np.stack(table[name]), values.reshape(24, -1))
+
+
+@pytest.mark.slow
+def test_plan_and_extract_run_in_its_own_environment(tmp_path, environment):
+    """With a stand-in for conda: plan reads recordings, for which it may need mne."""
+    run_of(tmp_path)
+    variables = {**environment, **stand_in_for_conda(tmp_path / "base", environment)}
+    Desk(tmp_path, variables).type("featuremill", "run", "my.yaml", "--sdm", "conda")
+    verbs = verbs_and_environments(tmp_path / "base")
+    assert verbs["plan"] == verbs["extract"] != verbs["merge"] == verbs["report"]
+
+
+# Beside others
+
+
+TENSORPAC = """
+import sys
+import numpy as np
+from tensorpac import Pac
+
+given = np.load(sys.argv[1])
+pac, found = Pac(idpac=(2, 0, 0), verbose=False), np.empty_like(given["mi"])
+for one in np.ndindex(found.shape):
+    phase, amplitude = given["phase"][one[:2]], given["amplitude"][one[0], one[2]]
+    found[one] = pac.fit(phase[None, None], amplitude[None, None], verbose=False).squeeze()
+print(abs(found - given["mi"]).max())
+"""
+"""One band and one trial at a time: of several it pools how many samples are in a bin."""
+
+
+@pytest.fixture(scope="module")
+def ieeg(tmp_path_factory):
+    return real_ieeg(tmp_path_factory.mktemp("ieeg"))
+
+
+@pytest.mark.slow
+def test_it_equals_tensorpac_on_real_ieeg(ieeg, tmp_path):
+    pip(
+        "install",
+        "--no-deps",
+        "--target",
+        tmp_path / "site",
+        "cloudpickle",
+        "joblib",
+        "tensorpac==0.6.5",
+    )
+    records = read(ieeg)
+    assert len(records) == 50 and records[0].length == 10_000
+    payloads = [record.payload for record in records]
+    bands = np.array([analytic(signals.signal_of(one).samples_T, 2000.0) for one in payloads])
+    num_phases = len(pac.Options().phase_bands)
+    phase, amplitude = np.angle(bands[:, :num_phases]), abs(bands[:, num_phases:])
+    np.savez(tmp_path / "g.npz", phase=phase, amplitude=amplitude, mi=computed(payloads)[0])
+    command = [sys.executable, "-c", TENSORPAC, tmp_path / "g.npz"]
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path / "site"), "MPLCONFIGDIR": str(tmp_path)}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) <= 1e-9
+
+
+@pytest.mark.slow
+def test_shards_and_devices_change_nothing_on_real_ieeg(ieeg, tmp_path, environment):
+    desk, tables = Desk(tmp_path, environment), []
+    for name, cost in (("one", 10**9), ("seven", 75_000)):
+        config = {"run": name, "inputs": str(ieeg), "workload": "pac", "shards": {"cost": cost}}
+        config |= {"outputs": "parquet", "device": "cpu"}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+        desk.type("featuremill", "run", f"{name}.yaml", "--", NO_REPORT)
+        place = Results(tmp_path / "results" / name)
+        tables.append(
+            (len(place.read_plan().shards), pq.read_table(place.root / "embeddings.parquet"))
+        )
+    (one, first), (seven, second) = tables
+    assert (one, seven) == (1, 7) and first.equals(second)
+    payloads = [record.payload for record in read(ieeg)]
+    for number in (1, 2, 3):
+        for name, values in zip(("mi", "z", "p"), computed(payloads, number), strict=True):
+            ours = first[name].combine_chunks().flatten().to_numpy()
+            assert np.array_equal(ours, values.ravel())
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same_numbers():
+    """The CPU's twin is `test_any_number_of_devices_gives_the_same_bits`."""
+    from featuremill.lease.devices import cuda_devices
+
+    asked, payloads = pac.Options.model_validate(FEW), payloads_of(noise())
+    model = pac.load(asked, cuda_devices()[:1], None)
+    values = values_of(pac, model, payloads, 1)
+    for name, expected in zip(("mi", "z", "p"), computed(payloads, **FEW), strict=True):
+        found = values[name].flatten().to_numpy()
+        np.testing.assert_allclose(found, expected.ravel(), rtol=0, atol=1e-6)
