@@ -1,0 +1,1 @@
+"""VirNucPro's files and VirNucPro's command, for who comes from there."""
