@@ -277,7 +277,7 @@ def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
     Raises:
         UserError: when what stands in it is of something else.
     """
-    folder = Path(given.output_dir or f"{asked["run"]}_predictions")
+    folder = Path(given.output_dir or f"{asked['run']}_predictions")
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; name a folder with --output-dir.")
     config = folder / CONFIG
@@ -318,8 +318,10 @@ def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict
     words += ["--cores", str(given.threads or "all")]
     words += ["--resources", f"gpu={len(gpus)}"] if gpus else []
     words += ["--forceall"] if given.force else []
-    words += ["--quiet", "all"] if given.quiet else []
-    words += ["--printshellcmds"] if given.verbose else []
+    if given.verbose:
+        words.append("--printshellcmds")
+    else:  # what the verbs themselves say is enough
+        words += ["--quiet", *(["all"] if given.quiet else ["host", "reason", "rules"])]
     return words, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
 
 
