@@ -12,7 +12,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ import yaml
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError
+from featuremill.base.log import last_error
 from featuremill.base.words import counted, listed
 from featuremill.config.contigs import ContigsConfig
 from featuremill.flow.command import CONTIGS, PROFILES
@@ -150,7 +152,10 @@ def run(arguments: argparse.Namespace) -> int:
     log.info("this computes it:\n%s", " ".join(shown))
     if arguments.quiet:
         variables[str(environment.QUIET)] = "1"
+    began = time.time()
     if _status_of(words, environment.of_child(variables), arguments.log_file):
+        for sentence in _errors(folder / "logs", began):
+            log.error("%s", sentence)
         log.error("nothing was delivered; once that is mended, the same command goes on.")
         return NOTHING
     results = folder / f"{asked['run']}_merged"
@@ -162,6 +167,12 @@ def run(arguments: argparse.Namespace) -> int:
     if num_failed:
         log.warning("%s says what failed: %s.", folder / FAILED, counted(num_failed, "line"))
     return SOME_FAILED if num_failed else 0
+
+
+def _errors(logs: Path, began: float) -> Iterable[str]:
+    """Return what the jobs that failed said last; among Snakemake's lines it is hard to see."""
+    written = (path for path in sorted(logs.rglob("*.log")) if path.stat().st_mtime >= began)
+    return dict.fromkeys(filter(None, map(last_error, written)))
 
 
 def _asked(given: argparse.Namespace) -> dict[str, Any]:
@@ -209,7 +220,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
 def _sequences(given: argparse.Namespace) -> Path:
     named: list[Path] = [path for path in (given.sequences, given.input) if path]
     if len(named) != 1:
-        told = listed(map(str, named)) or "none"
+        told = listed(map(str, named or ["none"]))
         raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
     (path,) = named
     if path.suffix == ".bam":

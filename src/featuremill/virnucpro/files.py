@@ -282,7 +282,7 @@ def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
     if len(columns) != len(runs):
         raise UserError(
             f"{head}: this head takes features of {counted(len(columns), 'run')}, and "
-            f"{listed(map(str, runs.values())) or 'none'} is given; name with "
+            f"{listed(map(str, runs.values() or ['none']))} given; name with "
             f"--{' and --'.join(KINDS)} the runs that were predicted from."
         )
     opened = zip(runs.items(), columns, strict=True)
