@@ -28,11 +28,12 @@ from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.flow import virnucpro as command
 from featuremill.head.card import CARD, Card, Part
 from featuremill.head.virnucpro import LAYOUTS, FileFeatures
 from featuremill.store import run_lock
 from featuremill.translate.command import translate
-from featuremill.virnucpro import command, files
+from featuremill.verdict import virnucpro as files
 
 WIDTHS = {"nucleotides": 3, "proteins": 5}
 PER_FILE = 7

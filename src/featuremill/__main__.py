@@ -63,7 +63,8 @@ MODULES = {
     "retry": "plan.retry",
     "clean": "merge.clean",
     "audit": "doctor.audit.command",
-    "virnucpro-files": "virnucpro.files",
+    "virnucpro": "flow.virnucpro",
+    "virnucpro-files": "verdict.virnucpro",
     "config-docs": "config.docs",
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""

@@ -33,14 +33,13 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed
-from featuremill.head.card import CARD, Card, NeedsTorch
+from featuremill.head.card import CARD, Card
 from featuremill.head.features import NOWHERE, Index, Matrix, open_run
 from featuremill.head.predict import missing_of
-from featuremill.head.virnucpro import LAYOUTS, Layout
+from featuremill.head.virnucpro import LAYOUTS, Layout, refuse_without_torch
 from featuremill.store.files import replacing
 from featuremill.translate.folder import FRAGMENTS, NUCLEOTIDES, PROTEINS, whole
 from featuremill.verdict.predictions import Predictions, open_predictions, scored
-from featuremill.workload import refuse_without_packages
 
 FRAGMENTS_A_FILE = 10_000
 VIRUS = "virus"
@@ -277,7 +276,7 @@ def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
     Raises:
         UserError: when a run is not finished, or the head takes others.
     """
-    refuse_without_packages(NeedsTorch)
+    refuse_without_torch()
     columns = [part.column for part in Card.read(head / CARD).features]
     if len(columns) != len(runs):
         raise UserError(

@@ -24,17 +24,17 @@ from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.log import last_error
 from featuremill.base.words import counted, listed
-from featuremill.config.contigs import ContigsConfig
+from featuremill.config.contigs import SEQUENCES, ContigsConfig
 from featuremill.flow.command import CONTIGS, PROFILES
 from featuremill.head.card import Card, read
 from featuremill.store import run_lock
 from featuremill.store.files import replacing
-from featuremill.virnucpro.files import FAILED, HIGHEST, KINDS, RESULTS, VIRUS
 
-CONFIG = "contigs.yaml"
+CONFIG, FAILED = "contigs.yaml", "failed_files.txt"
 MARK = "# Written by featuremill virnucpro, anew by each call."
 SOME_FAILED, NOTHING = 2, 1
 """Exit statuses: the rest is delivered; nothing is."""
+VIRUS = "virus"
 WINDOWS = ("300", "500", "custom")
 ESM = "esm2_t36_3B_UR50D"
 ANY_NUMBER = 10**9
@@ -158,8 +158,7 @@ def run(arguments: argparse.Namespace) -> int:
             log.error("%s", sentence)
         log.error("nothing was delivered; once that is mended, the same command goes on.")
         return NOTHING
-    results = folder / f"{asked['run']}_merged"
-    log.info("%s: each fragment; %s: each window", results / RESULTS, HIGHEST)
+    log.info("%s: each fragment and window", folder / f"{asked['run']}_merged")
     log.info("%s: each contig", folder / "verdicts" / f"{asked['run']}.tsv")
     log.info("more of it:\n%s", f"cd {shlex.quote(str(folder))} && featuremill status {CONFIG}")
     with (folder / FAILED).open(encoding="utf-8") as file:
@@ -185,7 +184,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
     window = _window(given)
     head = given.head or Path("heads", str(window))
     card = _card(head)
-    kinds = list(KINDS) if given.dna else ["proteins"]
+    kinds = list(SEQUENCES) if given.dna else ["proteins"]
     if len(card.features) != len(kinds):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
         remedy = "leave --dna out" if given.dna else "name the encoder of nucleotides with --dna"
@@ -220,7 +219,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
 def _sequences(given: argparse.Namespace) -> Path:
     named: list[Path] = [path for path in (given.sequences, given.input) if path]
     if len(named) != 1:
-        told = listed(map(str, named or ["none"]))
+        told = listed(map(str, named)) if named else "none"
         raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
     (path,) = named
     if path.suffix == ".bam":

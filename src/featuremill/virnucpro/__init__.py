@@ -1,1 +1,0 @@
-"""VirNucPro's files and VirNucPro's command, for who comes from there."""
