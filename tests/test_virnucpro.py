@@ -1,5 +1,6 @@
 """VirNucPro's files are read back by their format alone; its command computes the whole line."""
 
+import argparse
 import csv
 import os
 import random
@@ -469,19 +470,29 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     ended = []
     monkeypatch.setattr(command, "_status_of", lambda words, *_: ended.append(words) or 1)
     given = ["--gpus", "0,1", "-e", "400", "--threads", "3", "--force", "--dna", models / "dna"]
-    words = ["virnucpro", "a b.fa", "--head", models / "both", *given]
+    words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
     assert "CUDA_VISIBLE_DEVICES=0,1 snakemake --snakefile" in said
     (words,) = ended
     text = shlex.join(words)
-    assert "--cores 3 --resources gpu=2 --forceall" in text and "--directory a_b_predict" in text
+    assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text
+    assert "--directory a_b_predictions" in text
     config = yaml.safe_load((tmp_path / "a_b_predictions" / "contigs.yaml").read_text())
     assert (config["run"], config["translate"]) == ("a_b", "--by chunks --window 400")
     assert config["files"] == "virnucpro_predictions" and config["any_recipe"] is True
     assert {config[kind]["device"] for kind in ("proteins", "nucleotides")} == {"cuda"}
     assert config["nucleotides"]["options"]["pool"] == "mean_all"
     assert config["proteins"]["options"]["model"] == command.ESM
+
+
+def test_the_page_names_every_flag():
+    page = (ROOT / "docs" / "migrate.md").read_text()
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    long = [flag for flag in flags if flag.startswith("--") and not flag.startswith("--no-")]
+    assert [flag for flag in [*long, "--no-progress"] if f"`{flag}" not in page] == ["--help"]
 
 
 # ---- minutes ----

@@ -80,8 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
-    elif verb == "virnucpro" and "predict" in given:  # its own one verb
-        given.remove("predict")
+    elif verb == "virnucpro" and "predict" in given:  # VirNucPro has verbs of its own
+        before = given[given.index("predict") - 1]
+        if before in (verb, "-q", "--quiet", "-v", "--verbose") or not before.startswith("-"):
+            given.remove("predict")
     if problem := _without_verb(given):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status

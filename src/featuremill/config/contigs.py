@@ -151,8 +151,9 @@ def refuse_missing(asked: ContigsConfig, source: str, places: Places) -> None:
         UserError: names the first.
     """
     files: list[tuple[tuple[str, ...], str]] = [(("contigs",), path) for path in asked.contigs]
-    files += [(("train", "labels"), asked.train.labels)] if asked.train else []
-    if asked.train is None:
+    if asked.train:
+        files.append((("train", "labels"), asked.train.labels))
+    else:
         files.append((("head",), f"{asked.head_folder}/head.json"))
     for key, path in files:
         if not Path(path).is_file():

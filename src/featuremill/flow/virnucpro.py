@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace) -> int:
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
     log.info("this computes it:\n%s", " ".join(shown))
     if arguments.quiet:
-        variables[str(environment.QUIET)] = "1"
+        variables[environment.QUIET.name] = "1"
     began = time.time()
     if _status_of(words, environment.of_child(variables), arguments.log_file):
         for sentence in _errors(folder / "logs", began):
@@ -332,7 +332,7 @@ def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict
         words.append("--printshellcmds")
     else:  # what the verbs themselves say is enough
         words += ["--quiet", *(["all"] if given.quiet else ["host", "reason", "rules"])]
-    return words, {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+    return words, {environment.CUDA_VISIBLE_DEVICES.name: ",".join(gpus)} if gpus else {}
 
 
 def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:

@@ -168,8 +168,9 @@ def write(
         return _rows(translated, predictions)
 
     num_files = -(-translation.fragments // FRAGMENTS_A_FILE) if parts else 0
-    for folder in (merged, *folders.values()):
-        _remove_others(folder, num_files)
+    _remove_others(merged, num_files)
+    for kind, folder in folders.items():
+        _remove_others(folder, num_files if kind in parts else 0)
     if parts:
         _write_features(translated, parts, rows, merged, folders)
     num_predicted = _write_results(merged / RESULTS, rows())
@@ -312,8 +313,7 @@ def _write_features(
             found = {kind: part.of(ids) for kind, part in parts.items()}
             for kind, (has, vectors) in found.items():
                 there = list(compress(ids, has))
-                path = folders[kind] / f"output_{number}.fa"
-                _copy(sequences[kind], ids, path)
+                _copy(sequences[kind], ids, folders[kind] / f"output_{number}.fa")
                 if kind == "nucleotides":
                     data: Any = [
                         {"label": id, "mean_representation": mean}
@@ -321,13 +321,12 @@ def _write_features(
                     ]
                 else:  # each a tensor with a storage of its own
                     data = [row.clone() for row in torch.from_numpy(vectors)]
-                _save(path, KINDS[kind].layout, there, data)
+                _save(folders[kind], number, KINDS[kind].layout, there, data)
                 del data
             has_all = np.logical_and.reduce([has for has, _ in found.values()])
             both = [vectors[has_all[has]] for has, vectors in found.values()]
             data = torch.from_numpy(np.concatenate(both, axis=1))
-            path = merged / f"output_{number}.fa"
-            _save(path, MERGED, list(compress(ids, has_all)), data)
+            _save(merged, number, MERGED, list(compress(ids, has_all)), data)
             progress.at(number * FRAGMENTS_A_FILE)
 
 
@@ -343,13 +342,12 @@ def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
         temporary.write_bytes(b"".join(lines))
 
 
-def _save(fasta: Path, layout: Layout, ids: Sequence[str], data: Any) -> None:
-    """Write what belongs to the file `fasta` of sequences."""
+def _save(folder: Path, number: int, layout: Layout, ids: Sequence[str], data: Any) -> None:
     import torch
 
     content = io.BytesIO()  # under a path torch puts its name, a temporary one, into the file
     torch.save({layout.ids: ids, "data": data}, content)
-    with replacing(fasta.with_name(f"{fasta.stem}_{layout.called}.pt")) as temporary:
+    with replacing(folder / f"output_{number}_{layout.called}.pt") as temporary:
         temporary.write_bytes(content.getbuffer())
 
 
