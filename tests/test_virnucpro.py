@@ -40,9 +40,10 @@ WIDTHS = {"nucleotides": 3, "proteins": 5}
 PER_FILE = 7
 
 
-def contigs(count, seed=0, letters="ACGT"):
+def contigs(count, seed=0, letters="ACGT", longest=700):
     rng = random.Random(seed)
-    return {f"c{n}": "".join(rng.choices(letters, k=rng.randint(60, 700))) for n in range(count)}
+    lengths = [rng.randint(60, longest) for _ in range(count)]
+    return {f"c{n}": "".join(rng.choices(letters, k=k)) for n, k in enumerate(lengths)}
 
 
 def write_fasta(path, told):
@@ -545,25 +546,28 @@ def test_killed_at_ten_moments_it_delivers_the_bytes_of_an_undisturbed_run(
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()
         desks[name] = Command(tmp_path / name, environment, models)
-        write_fasta(tmp_path / name / "my.fa", contigs(200, seed=6, letters=OPEN))
+        write_fasta(tmp_path / name / "my.fa", contigs(200, seed=6, longest=150))
+    quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "start_new_session": True}
+
+    def started(desk):
+        return desk.start(*desk.words("--keep-intermediate"), **quiet)
+
     began = time.monotonic()
-    desks["undisturbed"]("--keep-intermediate")
+    assert started(desks["undisturbed"]).wait() == 0
     seconds = time.monotonic() - began
     expected = desks["undisturbed"].delivered()
     rng, desk, num_killed = random.Random(20), desks["killed"], 0
     while num_killed < 10:
-        quiet = {"stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-        words = desk.words("--keep-intermediate")
-        process = desk.start(*words, **quiet, start_new_session=True)
+        process = started(desk)
         try:
-            assert process.wait(rng.uniform(0.02, 0.7) * seconds) == 0
+            assert process.wait(rng.uniform(0.02, 0.5) * seconds) == 0
             assert desk.delivered() == expected
             shutil.rmtree(desk.out)  # and begin again
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             num_killed += 1
-    desk("--keep-intermediate")
+    assert started(desk).wait() == 0
     assert desk.delivered() == expected
     assert "Nothing to be done" in desk("--keep-intermediate")
     assert desk.delivered() == expected
