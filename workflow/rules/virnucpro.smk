@@ -23,7 +23,7 @@ rule virnucpro:
     conda:
         "../../envs/esm2.yaml"
     resources:
-        mem_mb=2000,
+        mem_mb=3000,  # 10,000 fragments of 768 and 2,560 numbers took 1.4 GB
     params:
         translated=subpath(input.summary, parent=True),
         head=config["head_folder"],
