@@ -99,6 +99,10 @@ def test_labels_that_are_of_no_contig_are_one_sentence(line):
         ({"contigs": []}, [": contigs: "]),
         ({"contigs": "gone.fa"}, ["config.yaml:1: contigs: gone.fa: there is no such file"]),
         ({"train": {"labels": "gone.csv", "column": "x"}}, [": train.labels: gone.csv: there is"]),
+        ({"train": None}, [": head: heads/kinds/head.json: there is no such file"]),
+        ({"head": "others/kinds"}, ["head: with train it is a name"]),
+        ({"files": "virnucpro", "translate": "--by orfs"}, ["files: VirNucPro's are of windows"]),
+        ({"files": "them"}, [": files: give one of `virnucpro`, `virnucpro_predictions`"]),
     ],
 )
 def test_a_wrong_config_is_a_sentence_with_its_line(line, change, sentences):

@@ -45,6 +45,8 @@ VERBS = {
     "report": "draw what happened as one HTML page",
     "head": "train a classifier on features of finished runs, take one over, or apply it",
     "verdict": "say of each contig what it is, by the scores of its fragments",
+    "virnucpro": "predict which contigs are of viruses, by VirNucPro's flags, into its files",
+    "virnucpro-files": "write the files of VirNucPro from fragments, features and scores",
     "search": "find the records that are nearest to a sequence or to another record",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
@@ -61,9 +63,14 @@ MODULES = {
     "retry": "plan.retry",
     "clean": "merge.clean",
     "audit": "doctor.audit.command",
+    "virnucpro": "flow.virnucpro",
+    "virnucpro-files": "verdict.virnucpro",
     "config-docs": "config.docs",
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
+
+ON_ERROR = {"virnucpro": 1}
+"""What verbs end with that have another meaning for the usual statuses, as VirNucPro has for 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -73,6 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
+    elif verb == "virnucpro" and "predict" in given:  # VirNucPro has verbs of its own
+        before = given[given.index("predict") - 1]
+        if before in (verb, "-q", "--quiet", "-v", "--verbose") or not before.startswith("-"):
+            given.remove("predict")
     if problem := _without_verb(given):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
@@ -82,6 +93,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _answer_interrupts(_leave)
     try:
         return _run(parser.parse_args(given, argparse.Namespace(command=command)), given)
+    except SystemExit as end:
+        if end.code == UserError.exit_status and verb in ON_ERROR:  # words that mean nothing
+            raise SystemExit(ON_ERROR[verb]) from None
+        raise
     finally:
         # Python shuts down now, and would print what a handler raises there as an ignored error.
         _answer_interrupts(signal.SIG_DFL)
@@ -114,7 +129,7 @@ def _run(parsed: argparse.Namespace, given: list[str]) -> int:
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
-        return error.exit_status
+        return ON_ERROR.get(parsed.verb, error.exit_status)
     except OSError as error:
         verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
         verb_log.debug("the whole story", exc_info=True)

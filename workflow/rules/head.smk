@@ -12,8 +12,9 @@
 #       features: [mean_layer_6]         optional; which vectors, where runs have several
 #       predict: {more: [results/c, …]}  optional; predictions/NAME/more.tsv
 #       any_recipe: true                 optional; predict takes features of other recipes
+#       folder: elsewhere/NAME           optional; where the head is, if not heads/NAME
 #
-# A head that was imported has only the last three.
+# A head that is there already has only the last four.
 #
 #   in    results/<run>/manifest.json of each run, the labels
 #   out   heads/<head>/ with head.json, and predictions/<head>/<name>.tsv with <name>.missing.tsv
@@ -24,6 +25,12 @@ heads = config.get("heads", {})
 def manifests_of_head(wildcards):
     """Return what says that the runs of a head are finished."""
     return [f"{run}/manifest.json" for run in heads[wildcards.head]["runs"]]
+
+
+def card_of_head(wildcards):
+    """Return the card of a head, which may stand elsewhere."""
+    folder = heads[wildcards.head].get("folder", f"heads/{wildcards.head}")
+    return f"{folder}/head.json"
 
 
 def runs_to_predict(wildcards):
@@ -77,7 +84,7 @@ rule head_train:
 
 rule head_predict:
     input:
-        card="heads/{head}/head.json",
+        card=card_of_head,
         manifests=lambda wildcards: [f"{run}/manifest.json" for run in runs_to_predict(wildcards)],
     output:
         table="predictions/{head}/{name}.tsv",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
@@ -52,21 +52,40 @@ class ContigsConfig(Section):
     nucleotides: dict[str, Any] | None = None
     """That of the run over their nucleotides, where the head takes such features, too."""
     head: str
-    """Name of the head: `heads/<head>`, made by `featuremill head`, or here by `train`."""
+    """Name of the head: `heads/<head>`, made by `featuremill head`, or here by `train`. Or the path
+    of its folder, with a / in it, where it is there already."""
+    any_recipe: bool = False
+    """Whether the head takes features of any recipe, as one must that was imported."""
     train: Training | None = None
     """How the head is made of these contigs; none where it is there already."""
     verdict: str = ""
     """How verdicts are reached, in the words of `featuremill verdict`."""
+    files: Literal["virnucpro", "virnucpro_predictions"] | None = None
+    """Also VirNucPro's files: all of them, or those without sequences and features."""
 
     @field_validator("contigs", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
-    @field_validator("run", "head")
+    @field_validator("run")
     @classmethod
     def _plain_name(cls, name: str) -> str:
         return Config.plain_name(name)
+
+    @field_validator("head")
+    @classmethod
+    def _plain_last_name(cls, path: str) -> str:
+        Config.plain_name(Path(path).name)
+        return path
+
+    @model_validator(mode="after")
+    def _fitting(self) -> ContigsConfig:
+        if self.train and "/" in self.head:
+            raise ValueError("head: with train it is a name, as it is made in heads/<head>")
+        if self.files and "chunks" not in self.translate.split():
+            raise ValueError("files: VirNucPro's are of windows; translate: --by chunks")
+        return self
 
     @property
     def kinds(self) -> list[str]:
@@ -77,6 +96,16 @@ class ContigsConfig(Section):
     def runs(self) -> list[str]:
         """The runs' folders, in the order of the head's features."""
         return [f"results/{self.run}-{kind}" for kind in self.kinds]
+
+    @property
+    def head_folder(self) -> str:
+        """Where the head is."""
+        return self.head if "/" in self.head else f"heads/{self.head}"
+
+    @property
+    def predictions(self) -> str:
+        """The fragments' scores."""
+        return f"predictions/{Path(self.head).name}/{self.run}.tsv"
 
     @property
     def translated(self) -> str:
@@ -91,11 +120,12 @@ class ContigsConfig(Section):
     @property
     def heads(self) -> dict[str, Any]:
         """What workflow/rules/head.smk is told of the head."""
-        told: dict[str, Any] = {"predict": {self.run: self.runs}}
+        told: dict[str, Any] = {"predict": {self.run: self.runs}, "any_recipe": self.any_recipe}
+        told["folder"] = self.head_folder
         if self.train:
             told |= {"runs": self.runs, "fragments": self.translated}
             told |= self.train.model_dump(mode="json", exclude_none=True)
-        return {self.head: told}
+        return {Path(self.head).name: told}
 
 
 def validate(raw: Mapping[str, Any], source: str, places: Places) -> ContigsConfig:
@@ -121,7 +151,10 @@ def refuse_missing(asked: ContigsConfig, source: str, places: Places) -> None:
         UserError: names the first.
     """
     files: list[tuple[tuple[str, ...], str]] = [(("contigs",), path) for path in asked.contigs]
-    files += [(("train", "labels"), asked.train.labels)] if asked.train else []
+    if asked.train:
+        files.append((("train", "labels"), asked.train.labels))
+    else:
+        files.append((("head",), f"{asked.head_folder}/head.json"))
     for key, path in files:
         if not Path(path).is_file():
             where = configs.place_of(source, places, key)

@@ -174,8 +174,15 @@ def makes_conda_environments(workflow: Any) -> bool:
 
 @or_else([])
 def locks_on(results: str) -> list[Path]:
-    """Return Snakemake's lock files of the run in `results`."""
-    return [path for path in LOCKS.glob("*.lock") if f"\n{results}/" in f"\n{path.read_text()}"]
+    """Return Snakemake's lock files of the run in `results`.
+
+    A Snakemake numbers a pair of them, for inputs and for outputs. In a workflow with other rules
+    besides, only one may name files of the run.
+    """
+    locks = list(LOCKS.glob("*.lock"))
+    named = [path for path in locks if f"\n{results}/" in f"\n{path.read_text()}"]
+    numbers = {path.name.partition(".")[0] for path in named}
+    return [path for path in locks if path.name.partition(".")[0] in numbers]
 
 
 # ---- names that another workflow gives ----

@@ -36,6 +36,11 @@ ROWS_AT_ONCE = 4096
 log = logging.getLogger("featuremill.head")
 
 
+def refuse_without_torch() -> None:
+    """Raise UserError where there is no torch to read and write such files with."""
+    refuse_without_packages(NeedsTorch)
+
+
 class Layout(NamedTuple):
     """A kind of file."""
 
@@ -145,7 +150,7 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
             in those of one.
     """
     if paths:
-        refuse_without_packages(NeedsTorch)
+        refuse_without_torch()
     found: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
     widths: dict[Layout, int] = {}
     progress = Progress(log, "reading VirNucPro's features")
