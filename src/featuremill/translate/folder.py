@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from xopen import xopen
 
 from featuremill.base.errors import UserError
@@ -233,6 +232,7 @@ class Outputs:
 
 def _array(values: Sequence[Any], type: str) -> pa.Array:
     """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
+    import numpy as np
     import pyarrow as pa
 
     if type != "string":
