@@ -1,4 +1,4 @@
-"""Which runs somebody means: by the folder of one, or by a config, as `featuremill run` takes it."""
+"""Which runs somebody means, by the folder of one or by a config."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
         yield "Contigs", "not translated yet"
     else:
         counts = translation.contigs
-        told = (
+        kinds = (
             (counts.with_fragments, "with fragments"),
             (counts.without_fragments, "without"),
             (counts.refused, "refused"),
         )
-        parts = [f"{number:,} {what}" for number, what in told if number]
+        parts = [f"{number:,} {what}" for number, what in kinds if number]
         older = ": the contigs have changed since" if whole.translated.made == "older" else ""
         yield "Contigs", f"{counts.read:,} read: {', '.join(parts)}"
         where = whole.translated.file.parent
@@ -136,7 +136,9 @@ def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
         scored = f": {whole.num_predicted:,} of {all_of}" + LATER[whole.predictions.made]
     yield "Scores", f"{whole.predictions.file}{scored}"
     found = [
-        f"{number:,} {name}" for counter in whole.counts.values() for name, number in counter.items()
+        f"{number:,} {name}"
+        for counter in whole.counts.values()
+        for name, number in counter.items()
     ]
     told = ", ".join(found) + LATER[whole.verdicts.made] if found else STEPS[whole.verdicts.made]
     yield "Verdicts", f"{whole.verdicts.file}: {told}"
@@ -283,7 +285,9 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
     yield ""
 
 
-def _problems(state: RunState | WholeState, is_in_the_way: bool, heading: str, mark: str) -> Iterator[str]:
+def _problems(
+    state: RunState | WholeState, is_in_the_way: bool, heading: str, mark: str
+) -> Iterator[str]:
     problems = [one for one in state.problems if one.is_in_the_way == is_in_the_way]
     if not problems:
         return

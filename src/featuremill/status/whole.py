@@ -175,19 +175,14 @@ def _step(file: Path, made_of: Iterable[Path] = (), is_older: bool = False) -> S
 
 def _is_of(translation: Translation, asked: ContigsConfig) -> bool:
     """Tell whether the contigs are those that were translated; those that are gone may be."""
-    if [entry.path for entry in translation.inputs] != list(asked.contigs):
-        return False
     summary = Path(asked.translated) / SUMMARY
-    for entry in translation.inputs:
-        path = Path(entry.path)
-        if not path.exists():
-            continue
-        if path.stat().st_size != entry.bytes:
-            return False
-        if is_newer(path, summary) and entry.bytes <= MOST_HASHED:
-            if sha256_of(path) != entry.sha256:
-                return False
-    return True
+    there = [entry for entry in translation.inputs if Path(entry.path).exists()]
+    late = [entry for entry in there if is_newer(Path(entry.path), summary)]
+    return (
+        [entry.path for entry in translation.inputs] == list(asked.contigs)
+        and all(Path(entry.path).stat().st_size == entry.bytes for entry in there)
+        and all(sha256_of(Path(e.path)) == e.sha256 for e in late if e.bytes <= MOST_HASHED)
+    )
 
 
 def _has_other_labels(head: Path, asked: ContigsConfig) -> bool:

@@ -132,7 +132,7 @@ def ours(folder: Path) -> Iterator[None]:
     there = sorted(path.name for path in folder.iterdir())
     is_known = SUMMARY in there or LOCK in there
     for name in there:
-        if name not in (SUMMARY, LOCK) and not (is_known and _is_ours(name)):
+        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(name)):
             raise UserError(
                 f"{folder}: there is {name!r}, which is of no translation; name a new folder, or "
                 "an empty one."
@@ -154,7 +154,7 @@ def ours(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
     """Say whether a file may be of a translation, or of one that was killed."""
     begun = (*(f".{file}." for file in (*FILES, SUMMARY)), ".genes.")
     return name in FILES or name.startswith(begun)
