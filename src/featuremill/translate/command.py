@@ -117,7 +117,7 @@ def translate(
     ]
     about: dict[str, Any] = {"by": by, "options": options, "program": program, "inputs": inputs}
     done = place.Translation.find(folder / place.SUMMARY)
-    if done and done.is_of(about) and done.is_whole(folder):
+    if done and done.is_of(about) and not any(done.damaged(folder)):
         log.info("%s is done already, of these files and options.", folder)
         return done
     folder = elsewhere or folder

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,12 +85,12 @@ class Translation(JsonFile):
         """Tell whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
 
-    def is_whole(self, folder: Path) -> bool:
-        """Tell whether the files in `folder` are those that this was written for."""
-        return all(
-            (folder / name).is_file() and sha256_of(folder / name) == sha256
-            for name, sha256 in self.files.items()
-        )
+    def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
+        """Yield those of the files `names` in `folder` that are not what this was written for."""
+        for name in names:
+            path = folder / name
+            if not path.is_file() or sha256_of(path) != self.files[name]:
+                yield path
 
 
 def whole(folder: Path) -> Translation:
@@ -105,10 +105,8 @@ def whole(folder: Path) -> Translation:
         raise UserError(
             f"{folder}: there is no finished translation; make one with featuremill translate."
         )
-    for name in (FRAGMENTS, UNTRANSLATED):
-        path = folder / name
-        if not path.is_file() or sha256_of(path) != found.files[name]:
-            raise UserError(f"{path}: it is not what translate wrote; translate again.")
+    for path in found.damaged(folder, (FRAGMENTS, UNTRANSLATED)):
+        raise UserError(f"{path}: it is not what translate wrote; translate again.")
     return found
 
 
