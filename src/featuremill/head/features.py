@@ -219,7 +219,7 @@ class Joined:
 
     def blocks(self, tell: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
         """Yield ids and vectors (rows, sum of widths); `tell` hears of each record that is lacking
-        in one of the others.
+        in one of the others, once.
 
         Raises:
             UserError: when a number is not finite.
@@ -234,11 +234,10 @@ class Joined:
                 vectors = vectors[of_interest]
                 ids = [id for id, is_one in zip(ids, of_interest, strict=True) if is_one]
             rows = [other.rows_of(ids) for other in self._others]
-            for number, of_other in enumerate(rows, 1):
-                for place in np.flatnonzero(of_other == NOWHERE):
-                    tell(self._lacking(ids[place], number))
             whole = np.ones(len(ids), bool)
-            for of_other in rows:
+            for number, of_other in enumerate(rows, 1):
+                for place in np.flatnonzero(whole & (of_other == NOWHERE)):
+                    tell(self._lacking(ids[place], number))
                 whole &= of_other != NOWHERE
             ids = [id for id, is_whole in zip(ids, whole, strict=True) if is_whole]
             lots = [vectors[whole]]
@@ -264,9 +263,9 @@ class Joined:
 
     def failed(self) -> Iterator[Lacking]:
         """Yield the failed and refused records of all that nobody was told of yet."""
-        for part, failures in zip(self._parts, self._failures, strict=True):
-            for id, reason in failures.items():
-                yield Lacking(id, part.name, reason)
+        for number, failures in enumerate(self._failures):
+            for id in list(failures):
+                yield self._lacking(id, number)
 
     def first_id(self) -> str:
         """Return an id that the first has."""
@@ -277,8 +276,8 @@ class Joined:
         return self._lacking(id, 0, otherwise)
 
     def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:
-        reason = self._failures[number].pop(id, otherwise)
-        return Lacking(id, self._parts[number].name, reason)
+        reasons = [failures.pop(id, otherwise) for failures in self._failures]  # it is told of once
+        return Lacking(id, self._parts[number].name, reasons[number])
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
