@@ -320,7 +320,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert not (tmp_path / "translated").exists()
     assert "no planned run here" in line("retry", status=2).err
 
-    line("run", "--cores", 2)
+    line("run")
     failed = line.check(is_cured=False)
     assert failed["nucleotides"] - failed["proteins"] and failed["proteins"] - failed["nucleotides"]
     state = line.state(2)
@@ -348,7 +348,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
         assert f"results/soil-{kind}: {len(ids)} failed record" in said
     assert said.rstrip().endswith(f"now run: {again}")
     assert line.state(1)["next"] == [again]
-    line("run", "--cores", 2)
+    line("run")
     assert line.check(is_cured=True) == {"nucleotides": set(), "proteins": set()}
     assert "featuremill retry" not in line.page()
     assert "Nothing to do." in line("status").out and line.state(0)["next"] == []
@@ -384,11 +384,11 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()
         lines[name] = Line(tmp_path / name, environment, contigs, batch_seconds=0.02)
-    lines["undisturbed"]("run", "--cores", 2)
+    lines["undisturbed"]("run")
     line, num_kills = lines["killed"], 0
     for _ in range(10):
         process = line.start(
-            *("featuremill", "run", "soil.yaml", "--cores", 2),
+            *("featuremill", "run", "soil.yaml"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
@@ -400,7 +400,7 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
             process.wait()
             num_kills += 1
     assert num_kills
-    line("run", "--cores", 2)
+    line("run")
     line.check(is_cured=False)
     for name in (
         "verdicts/soil.tsv",
