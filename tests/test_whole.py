@@ -358,10 +358,10 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert now["status"]["state"] == "done"
     assert "computed are all its" in line("estimate", "--tokens-per-second", 9).text
 
-    labels = (tmp_path / "kinds.csv").read_text()
-    (tmp_path / "kinds.csv").write_text(labels + "nobody,virus\n")
+    labels = (tmp_path / "kinds.csv").read_bytes()
+    (tmp_path / "kinds.csv").write_bytes(labels + b"nobody,virus\n")
     assert line.state(1)["made"]["head"]["made"] == "older"
-    (tmp_path / "kinds.csv").write_text(labels)
+    (tmp_path / "kinds.csv").write_bytes(labels)
     assert line.state(0)["made"]["head"]["made"] == "yes", "by its content"
 
     assert "translated/soil" not in line("clean", "--keep", "results").err

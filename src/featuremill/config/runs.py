@@ -27,10 +27,12 @@ class Runs(NamedTuple):
     def again(self, forced: Sequence[str] = ()) -> str:
         """Return what computes all of them, or goes on with it; `forced` is as in
         `command_line.again`."""
-        if self.contigs and not any(map(run_lock.read, self.folders)):
+        known = next(filter(run_lock.read, self.folders), None)
+        if known or self.given in self.folders:
+            return command_line.again(known or self.given, forced)
+        if self.contigs:  # which only that verb's workflow takes
             return f"featuremill run {shlex.quote(str(self.given))}"
-        known = next(filter(run_lock.read, self.folders), self.folders[0])
-        return command_line.again(known, forced)
+        return command_line.first(self.given)
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 
 from featuremill.base import words
+from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config.runs import Runs
@@ -48,10 +49,12 @@ def read(runs: Runs, verifies: bool = False) -> RunState | WholeState:
     """Return how a run stands, or all of a config of contigs; hash the files if it `verifies`.
 
     Raises:
-        UserError: when they cannot be read.
+        UserError: when they were not begun, or cannot be read.
     """
     if runs.contigs:
         return read_whole(runs, verifies)
+    if runs.given not in runs.folders and not runs.folders[0].exists():
+        raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
     return read_state(runs.folders[0], verifies, runs.given)
 
 

@@ -61,11 +61,11 @@ class WholeEstimate(BaseModel):
             hours, devices = each.hours, each.device_hours
             yield (
                 f"In all, with {each.slots:,} {slot}{'s' * (each.slots != 1)}: "
-                f"{_told(hours)}, {slot} hours {devices.middle:.3g}; the contigs' translation, the "
-                "head and the verdicts come on top."
+                f"{_told(hours)}, {slot} hours {devices.middle:.3g}."
             )
         num_bytes = sum(sum(run.disk.values()) for run in self.runs)
         yield f"Disk in all: {human_bytes(num_bytes)}."
+        yield "Translation, head and verdicts come on top."
 
 
 def _told(hours: Range) -> str:
