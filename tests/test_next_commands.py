@@ -156,6 +156,7 @@ def test_from_a_stopped_run_and_failed_records_to_results(empty):
     assert "Nothing to do." in empty.type(status[0])
 
 
+@pytest.mark.slow
 def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
     """Once because more failed than may, and once because some did, as they may."""
     rng = random.Random(5)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import yaml
 from conftest import PLUGINS
+from hypothesis import Phase
 from hypothesis import strategies as st
 from programs import Desk
 from safetensors.numpy import load_file
@@ -173,6 +174,7 @@ def write_head(folder):
 
 @holds(
     25,
+    phases=(Phase.explicit, Phase.generate),  # to make such examples smaller takes minutes
     ids=st.lists(IDS, min_size=1, max_size=8, unique=True),
     letters=st.lists(LETTERS, min_size=1, max_size=5),
     picks=st.lists(st.integers(0, 9), min_size=8, max_size=8),
@@ -309,6 +311,7 @@ class Line(Desk):
         return (self.folder / "verdicts" / "soil.html").read_text()
 
 
+@pytest.mark.timeout(600)
 def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     """From nothing, through failures in one run and not in the other, to nothing again."""
     line = Line(tmp_path, environment, mixed_contigs(12))
