@@ -311,18 +311,28 @@ class Line(Desk):
         return (self.folder / "verdicts" / "soil.html").read_text()
 
 
-@pytest.mark.timeout(600)
-def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
-    """From nothing, through failures in one run and not in the other, to nothing again."""
+AGAIN = "featuremill run soil.yaml"
+
+
+def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
+    tmp_path, environment
+):
     line = Line(tmp_path, environment, mixed_contigs(12))
-    again = "featuremill run soil.yaml"
     before = line.state(1)
-    assert before["next"] == [again] and before["runs"] == {"nucleotides": None, "proteins": None}
+    assert before["next"] == [AGAIN] and before["runs"] == {"nucleotides": None, "proteins": None}
     said = line("estimate", "--tokens-per-second", 9, "--cpu-slots", "1,2").text
     assert said.count("read now: there is no plan yet") == 2 and "In all, with 2 slots" in said
-    assert not (tmp_path / "translated").exists()
-    assert "no planned run here" in line("retry", status=2).err
+    assert "139 records" in said and not (tmp_path / "translated").exists()
+    for verb in ("retry", "clean"):
+        assert "there is no" in line(verb, status=2).err
+    assert line.state(1) == before
 
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
+    """Through failures in one run and not in the other, to all verdicts, to nothing again."""
+    line = Line(tmp_path, environment, mixed_contigs(12))
     line("run")
     failed = line.check(is_cured=False)
     assert failed["nucleotides"] - failed["proteins"] and failed["proteins"] - failed["nucleotides"]
@@ -339,7 +349,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert {k: run["failed"] for k, run in state["runs"].items()} == {
         kind: len(ids) for kind, ids in failed.items()
     }
-    assert state["next"] == ["featuremill retry soil.yaml", again]
+    assert state["next"] == ["featuremill retry soil.yaml", AGAIN]
     page = line.page()
     for kind in RUNS:
         assert f'<a href="../results/soil-{kind}/report.html">' in page
@@ -349,8 +359,8 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     said = line("retry").err
     for kind, ids in failed.items():
         assert f"results/soil-{kind}: {len(ids)} failed record" in said
-    assert said.rstrip().endswith(f"now run: {again}")
-    assert line.state(1)["next"] == [again]
+    assert said.rstrip().endswith(f"now run: {AGAIN}")
+    assert line.state(1)["next"] == [AGAIN]
     line("run")
     assert line.check(is_cured=True) == {"nucleotides": set(), "proteins": set()}
     assert "featuremill retry" not in line.page()
@@ -372,7 +382,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert not any(
         (tmp_path / name).exists() for name in ("translated/soil", "results/soil-proteins")
     )
-    assert line.state(1)["next"] == [again] and (tmp_path / "heads" / "kinds").is_dir()
+    assert line.state(1)["next"] == [AGAIN] and (tmp_path / "heads" / "kinds").is_dir()
 
 
 @pytest.mark.slow

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import config as configs
+from featuremill.base.errors import UserError
 from featuremill.config import contigs
 from featuremill.config.contigs import ContigsConfig
-from featuremill.store import command_line, run_lock
+from featuremill.store import command_line, lock_holder, run_lock
+from featuremill.translate.folder import LOCK, SUMMARY, is_ours
 
 
 class Runs(NamedTuple):
@@ -33,6 +35,30 @@ class Runs(NamedTuple):
         if self.contigs:  # which only that verb's workflow takes
             return f"featuremill run {shlex.quote(str(self.given))}"
         return command_line.first(self.given)
+
+    def around(self) -> dict[str, list[Path]]:
+        """Return what the workflow left around the runs of a config of contigs, by place and in the
+        order in which it may be removed; without the head, which may judge others, too.
+
+        Raises:
+            UserError: when somebody translates the contigs.
+        """
+        asked = self.contigs
+        assert asked
+        translated, logs = Path(asked.translated), Path("logs", asked.run)
+        verdicts, scores = Path(asked.verdicts), Path(asked.predictions)
+        if lock_holder.is_held(translated / LOCK):
+            raise UserError(
+                f"{translated}: a featuremill translate is at it; wait for it, or stop it."
+            )
+        made = [verdicts, verdicts.with_suffix(".html"), scores, scores.with_suffix(".missing.tsv")]
+        # Without its summary, which goes first, a translation is not finished.
+        fragments = [translated / SUMMARY]
+        fragments += [path for path in translated.glob("*") if is_ours(path.name)]
+        found = {str(path): [path] for path in made}
+        found |= {asked.translated: fragments, str(logs): [*logs.glob("*.log")]}
+        there = {place: [path for path in paths if path.exists()] for place, paths in found.items()}
+        return {place: paths for place, paths in there.items() if paths}
 
 
 def add_argument(parser: argparse.ArgumentParser) -> None:

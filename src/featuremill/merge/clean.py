@@ -25,13 +25,11 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.config.contigs import ContigsConfig
 from featuremill.config.runs import add_argument, named
-from featuremill.store import command_line, formats, lock_holder, run_lock
+from featuremill.store import command_line, formats, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
-from featuremill.translate.folder import LOCK, SUMMARY, is_ours
 
 KEEP = ("all", "parts", "results", "nothing")
 """From the least that goes to all of it; each but the last takes what those before it take."""
@@ -89,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
             found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
             places += places_of(folder, keep)
         if runs.contigs and keep == "nothing":
-            around = _around(runs.contigs)
+            around = runs.around()
             found |= around
             every += itertools.chain(*around.values())
             places += [Path(runs.contigs.translated), Path("logs", runs.contigs.run)]
@@ -104,27 +102,6 @@ def run(arguments: argparse.Namespace) -> None:
             log.info("removed: %s", _told(remove(every, places)))
         else:
             log.info("in all: %s; give --yes to remove it", _told(usage_of(every)))
-
-
-def _around(asked: ContigsConfig) -> dict[str, list[Path]]:
-    """Return what stands around the runs of a config of contigs, by place and in the order of
-    removal; the head is left, as it may judge others, too.
-
-    Raises:
-        UserError: when somebody translates the contigs.
-    """
-    translated, verdicts = Path(asked.translated), Path(asked.verdicts)
-    if lock_holder.is_held(translated / LOCK):
-        raise UserError(f"{translated}: a featuremill translate is at it; wait for it, or stop it.")
-    scores = Path(asked.predictions)
-    made = [verdicts, verdicts.with_suffix(".html"), scores, scores.with_suffix(".missing.tsv")]
-    summary = [path for path in [translated / SUMMARY] if path.exists()]  # without it, not finished
-    found = {str(path): [path] for path in made if path.exists()}
-    found[asked.translated] = summary + [
-        path for path in _files_in(translated) if is_ours(path.name)
-    ]
-    found[f"logs/{asked.run}"] = _files_in(Path("logs", asked.run))
-    return {place: paths for place, paths in found.items() if paths}
 
 
 def after_run(run_folder: Path, keep: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,12 +12,10 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
+from featuremill.report.brief import brief
 from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
-from featuremill.status import failures
 from featuremill.store import command_line
-from featuremill.store.delivery import Accounts
-from featuremill.store.results import Results
 from featuremill.verdict.command import RULES
 from featuremill.verdict.contigs import STATUSES, Counts
 from featuremill.verdict.predictions import Scored
@@ -57,20 +54,6 @@ def _some(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return points[::step]
 
 
-class Run(NamedTuple):
-    """What the page says of one run over the fragments."""
-
-    folder: str
-    report: str
-    """Its page, seen from this one."""
-    counts: Accounts
-    devices: str
-    duration: str
-    """How long devices were at work."""
-    groups: Sequence[failures.Group]
-    """Why records failed, and how many."""
-
-
 def write_page(
     table: Path,
     preferred: str,
@@ -80,7 +63,7 @@ def write_page(
     runs: Sequence[Path],
 ) -> None:
     """Write the page of the verdicts in `table` beside it."""
-    found = [_run(folder, table.parent) for folder in runs]
+    found = [brief(folder, table.parent) for folder in runs]
     failing = [run.folder for run in found if run.counts.failed]
     retries = [f"featuremill retry {shlex.quote(folder)}" for folder in failing]
     write_of(
@@ -93,21 +76,6 @@ def write_page(
         counts=counts,
         statuses=[(key, told, counts.without.get(key, 0)) for key, told in STATUSES.items()],
         figures=[_verdicts(counts), _tracks(tracks, preferred)],
-    )
-
-
-def _run(folder: Path, seen_from: Path) -> Run:
-    delivery = Results(folder).read_delivery()
-    names = {device.name for receipt in delivery.receipts for device in receipt.devices}
-    seconds = sum(receipt.seconds.get("run", 0) for receipt in delivery.receipts)
-    failed = folder / "failed.tsv"
-    return Run(
-        str(folder),
-        os.path.relpath(folder / "report.html", seen_from),
-        delivery.counts,
-        words.listed(sorted(names)),
-        words.duration(seconds),
-        failures.read_list(failed).groups if failed.exists() else (),
     )
 
 
