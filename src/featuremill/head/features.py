@@ -219,7 +219,7 @@ class Joined:
 
     def blocks(self, tell: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
         """Yield ids and vectors (rows, sum of widths); `tell` hears of each record that is lacking
-        in one of the others, once.
+        in one of the others.
 
         Raises:
             UserError: when a number is not finite.
@@ -234,10 +234,11 @@ class Joined:
                 vectors = vectors[of_interest]
                 ids = [id for id, is_one in zip(ids, of_interest, strict=True) if is_one]
             rows = [other.rows_of(ids) for other in self._others]
-            whole = np.ones(len(ids), bool)
             for number, of_other in enumerate(rows, 1):
-                for place in np.flatnonzero(whole & (of_other == NOWHERE)):
+                for place in np.flatnonzero(of_other == NOWHERE):
                     tell(self._lacking(ids[place], number))
+            whole = np.ones(len(ids), bool)
+            for of_other in rows:
                 whole &= of_other != NOWHERE
             ids = [id for id, is_whole in zip(ids, whole, strict=True) if is_whole]
             lots = [vectors[whole]]
@@ -262,10 +263,12 @@ class Joined:
                     yield self._lacking(ids[place], 0)
 
     def failed(self) -> Iterator[Lacking]:
-        """Yield the failed and refused records of all that nobody was told of yet."""
+        """Yield the failed and refused records of all that nobody was told of yet, each once."""
         for number, failures in enumerate(self._failures):
             for id in list(failures):
                 yield self._lacking(id, number)
+                for others in self._failures[number + 1 :]:
+                    others.pop(id, None)
 
     def first_id(self) -> str:
         """Return an id that the first has."""
@@ -276,8 +279,8 @@ class Joined:
         return self._lacking(id, 0, otherwise)
 
     def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:
-        reasons = [failures.pop(id, otherwise) for failures in self._failures]  # it is told of once
-        return Lacking(id, self._parts[number].name, reasons[number])
+        reason = self._failures[number].pop(id, otherwise)
+        return Lacking(id, self._parts[number].name, reason)
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
