@@ -368,7 +368,7 @@ def test_a_manifest_that_lost_a_row_is_refused(run):
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
         merge(run, ALL, 0)
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
-        retry(run, [])
+        retry([run], [])
 
 
 def test_a_key_of_the_config_goes_into_manifest_json_when_that_has_a_field_for_it(run, monkeypatch):

@@ -1,6 +1,7 @@
 """What featuremill says to type next: it is typed as it was printed, where it was printed."""
 
 import os
+import random
 import re
 import shutil
 import signal
@@ -153,3 +154,35 @@ def test_from_a_stopped_run_and_failed_records_to_results(empty):
     empty.type(after("now run:", empty.type(retry)))
     assert empty.table("my")["id"].tolist() == ["p1", "p2", "odd"]
     assert "Nothing to do." in empty.type(status[0])
+
+
+@pytest.mark.slow
+def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
+    """Once because more failed than may, and once because some did, as they may."""
+    rng = random.Random(5)
+    contigs = {f"c{n}": "".join(rng.choices("ACGT", k=400)) for n in range(8)}
+    empty.write("soil.fa", "".join(f">{id}\n{letters}\n" for id, letters in contigs.items()))
+    kinds = [f"{id},{('others', 'virus')[n % 2]}\n" for n, id in enumerate(contigs)]
+    empty.write("kinds.csv", "".join(["id,kind\n", *kinds]))
+    options = {"alphabet": "proteins", "marker": "SR", "cured": "cured"}
+    run = {"workload": "marked", "options": options, "outputs": "parquet"}
+    config = {"run": "soil", "contigs": "soil.fa", "translate": "--by chunks --window 90"}
+    config |= {"proteins": run, "head": "kinds", "train": {"labels": "kinds.csv", "column": "kind"}}
+    empty.write("soil.yaml", yaml.safe_dump(config))
+
+    (command,) = below("Type next", empty.type("featuremill status soil.yaml", status=1))
+    empty.type(command, status=1)
+    said = empty.type("featuremill status soil.yaml", status=1)
+    assert "only when max_failed is at least that" in said.replace("\n    ", " ")
+    assert below("Type next", said) == ["featuremill retry soil.yaml", command]
+    run["max_failed"] = 1000
+    empty.write("soil.yaml", yaml.safe_dump(config))
+    empty.type(command)
+    assert "<pre>featuremill retry" in (empty.folder / "verdicts/soil.html").read_text()
+    said = empty.type("featuremill status soil.yaml", status=2)
+    empty.write("cured", "")
+    for command in below("Type next", said):
+        said = empty.type(command)
+    assert "no prediction" not in said
+    assert "Nothing to do." in empty.type("featuremill status soil.yaml")
+    assert "Nothing to do." in empty.type("featuremill top soil.yaml")

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from broken_inputs import BROKEN
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plans import receipt_json, write_sealed
 from xopen import xopen
@@ -42,7 +42,7 @@ THOROUGH = 500
 RESIDUES = ALPHABET.decode()
 
 
-def holds(fast, thorough=THOROUGH, **drawn):
+def holds(fast, thorough=THOROUGH, phases=tuple(Phase), **drawn):
     """Make a test of a property `check(folder, …)` over everything that `drawn` describes."""
 
     def decorate(check):
@@ -57,6 +57,7 @@ def holds(fast, thorough=THOROUGH, **drawn):
                 max_examples=num_examples,
                 deadline=None,
                 derandomize=num_examples == fast,
+                phases=phases,
                 suppress_health_check=list(HealthCheck),
                 database=None,
                 print_blob=True,

@@ -197,8 +197,8 @@ def test_a_chain_of_retries_and_edits(failed):
 
 
 def test_planning_again_changes_nothing_after_a_retry(failed):
-    retry(failed.run_folder, ["nan"])
-    retry(failed.run_folder, ["error"])
+    retry([failed.run_folder], ["nan"])
+    retry([failed.run_folder], ["error"])
     before = failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes()
     failed.plan_again([*GOOD, *BAD])
     assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes())
@@ -248,13 +248,13 @@ def test_damage_is_found_before_anything_changes(failed):
     (path,) = [path for path in paths if b"GREEDKL" in path.read_bytes()]
     path.write_bytes(path.read_bytes().replace(b"GREEDKL", b"GREEDKK"))
     with pytest.raises(IntegrityError, match="its bytes are not those that were written"):
-        retry(failed.run_folder, [])
+        retry([failed.run_folder], [])
     with pytest.raises(UserError, match="this shard is gone; delete"):
-        retry(failed.run_folder, [])
+        retry([failed.run_folder], [])
     assert failed.planned() == plan
     failed.run_folder.manifest.write_bytes(b"")
     with pytest.raises(IntegrityError, match="it does not belong to plan"):
-        retry(failed.run_folder, [])
+        retry([failed.run_folder], [])
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 # verdict: fragments' scores become one verdict a contig.
 #
 #   in    translated/<run>/, and the predictions that config["predictions"] names
-#   out   verdicts/<run>.tsv, verdicts/<run>.html
+#   out   verdicts/<run>.tsv, verdicts/<run>.html, which tells of the runs in config["features"]
 #
 # For workflows that include it, behind translate.smk and head.smk.
 
@@ -22,6 +22,7 @@ rule verdict:
     params:
         folder=subpath(input.summary, parent=True),
         options=config.get("verdict", ""),
+        runs=["--runs", *config["features"].values()] if config.get("features") else [],
     shell:
         "exec featuremill verdict {params.folder:q} {input.predictions:q} --output {output.table:q}"
-        " {params.options} --log-file {log:q}"
+        " {params.options} {params.runs:q} --log-file {log:q}"

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
 from featuremill.config import Config, Section
 from featuremill.config.yaml_lines import Places
+from featuremill.translate.folder import NUCLEOTIDES, PROTEINS
 
-SEQUENCES = {"nucleotides": "nucleotides.fna.gz", "proteins": "proteins.faa.gz"}
+SEQUENCES = {"nucleotides": NUCLEOTIDES, "proteins": PROTEINS}
 """Kinds of runs over a contig's fragments, and the file of each, in the order of a head's features:
 VirNucPro has DNA first."""
+Several = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+"""Texts; of a single one, the brackets may be left out."""
 
 
 class Training(Section):
@@ -25,17 +28,12 @@ class Training(Section):
     """A CSV, TSV or Parquet table with the contigs' ids."""
     column: str
     """Its column of classes."""
-    features: tuple[str, ...] = ()
+    features: Several = ()
     """Which vectors, where runs have several; one for each run."""
     group: str | None = None
     """A column of groups that folds keep whole. If not given, each contig by itself."""
     kind: Literal["logistic", "mlp"] = "logistic"
     """Logistic regression, or VirNucPro's network."""
-
-    @field_validator("features", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
 
 class ContigsConfig(Section):
@@ -43,7 +41,7 @@ class ContigsConfig(Section):
 
     run: str
     """Name of it all: the runs are `<run>-proteins` and `<run>-nucleotides`."""
-    contigs: tuple[str, ...] = Field(min_length=1)
+    contigs: Several = Field(min_length=1)
     """File or files with the contigs or reads: FASTA, FASTQ, GenBank, tables."""
     translate: str = "--by chunks"
     """How they are cut, in the words of `featuremill translate`."""
@@ -62,11 +60,6 @@ class ContigsConfig(Section):
     """How verdicts are reached, in the words of `featuremill verdict`."""
     files: Literal["virnucpro", "virnucpro_predictions"] | None = None
     """Also VirNucPro's files: all of them, or those without sequences and features."""
-
-    @field_validator("contigs", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
 
     @field_validator("run")
     @classmethod
@@ -103,14 +96,24 @@ class ContigsConfig(Section):
         return self.head if "/" in self.head else f"heads/{self.head}"
 
     @property
-    def predictions(self) -> str:
-        """The fragments' scores."""
-        return f"predictions/{Path(self.head).name}/{self.run}.tsv"
+    def head_name(self) -> str:
+        """What files made with the head are called by."""
+        return Path(self.head).name
 
     @property
     def translated(self) -> str:
         """The folder of fragments."""
         return f"translated/{self.run}"
+
+    @property
+    def predictions(self) -> str:
+        """The table of the fragments' scores."""
+        return f"predictions/{self.head_name}/{self.run}.tsv"
+
+    @property
+    def verdicts(self) -> str:
+        """The table of the contigs' verdicts."""
+        return f"verdicts/{self.run}.tsv"
 
     def config_of(self, kind: str) -> dict[str, Any]:
         """Return the config of the run over one kind of sequences."""
@@ -125,7 +128,7 @@ class ContigsConfig(Section):
         if self.train:
             told |= {"runs": self.runs, "fragments": self.translated}
             told |= self.train.model_dump(mode="json", exclude_none=True)
-        return {Path(self.head).name: told}
+        return {self.head_name: told}
 
 
 def validate(raw: Mapping[str, Any], source: str, places: Places) -> ContigsConfig:

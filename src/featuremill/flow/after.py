@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill.base import environment
@@ -82,6 +83,18 @@ def tidied(results: str, keep: str) -> str:
     except (UserError, OSError) as error:
         return f"keep: {keep}: nothing more was removed: {error}\n"
     return f"{said}\n" if said else ""
+
+
+def closing_of_contigs(config_files: Sequence[Path]) -> str:
+    """Return what to say when a run of contigs ended badly, of which Snakemake has said the rest:
+    what to type, by the config where it is one file."""
+    if len(config_files) != 1:
+        return "Nothing computed is lost; the same command goes on."
+    config = shlex.quote(os.path.relpath(config_files[0]))
+    return (
+        "\nNothing computed is lost. What is done, what failed and what to type:\n"
+        f"    featuremill status {config}"
+    )
 
 
 def closing(failures: Failures, results: str) -> str:

@@ -263,10 +263,12 @@ class Joined:
                     yield self._lacking(ids[place], 0)
 
     def failed(self) -> Iterator[Lacking]:
-        """Yield the failed and refused records of all that nobody was told of yet."""
-        for part, failures in zip(self._parts, self._failures, strict=True):
-            for id, reason in failures.items():
-                yield Lacking(id, part.name, reason)
+        """Yield the failed and refused records of all that nobody was told of yet, each once."""
+        for number, failures in enumerate(self._failures):
+            for id in list(failures):
+                yield self._lacking(id, number)
+                for others in self._failures[number + 1 :]:
+                    others.pop(id, None)
 
     def first_id(self) -> str:
         """Return an id that the first has."""

@@ -2,6 +2,7 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
+Of a config of contigs these are both runs, and with nothing to be kept what stands around them.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -23,6 +25,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
+from featuremill.config.runs import add_argument, named
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.plan import Plan
@@ -49,7 +52,7 @@ class Usage(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill clean`."""
-    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    add_argument(parser)
     parser.add_argument(
         "--keep",
         choices=KEEP,
@@ -62,23 +65,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill clean`."""
-    folder, keep = Results(arguments.run_folder), arguments.keep
-    _check_run(folder)
-    with run_lock.alone(folder.root), refusing_others(folder):
-        if keep == "results":
-            check_whole(folder)
-        found = removable(folder, keep)
-        for place, paths in _by_place(folder, found).items():
+    runs, keep = named(arguments.run_folder), arguments.keep
+    folders = [Results(folder) for folder in runs.folders]
+    if runs.contigs:  # one of them may not have begun
+        folders = [folder for folder in folders if folder.root.exists()] or folders[:1]
+    for folder in folders:
+        _check_run(folder)
+    with ExitStack() as stack:
+        for root in runs.folders:
+            stack.enter_context(run_lock.alone(root))
+        for folder in folders:
+            stack.enter_context(refusing_others(folder))
+        found, every, places = dict[str, list[Path]](), list[Path](), list[Path]()
+        for folder in folders:
+            if keep == "results":
+                check_whole(folder)
+            beside = "" if len(folders) == 1 else f"{folder.root}: "
+            paths = removable(folder, keep)
+            by_place = _by_place(folder, paths)
+            every += paths
+            found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
+            places += places_of(folder, keep)
+        if runs.contigs and keep == "nothing":
+            around = runs.around()
+            found |= around
+            every += itertools.chain(*around.values())
+            places += [Path(runs.contigs.translated), Path("logs", runs.contigs.run)]
+        for place, paths in found.items():
             log.info("%s: %s", place, _told(usage_of(paths)))
-        if not found:
+        if not every:
             is_default = keep == DEFAULT_KEEP
             asked = "" if is_default else f"with --keep {keep} "
             more = "; --keep results and --keep nothing go further" if is_default else ""
             log.info("%sthere is nothing to remove%s", asked, more)
         elif arguments.yes:
-            log.info("removed: %s", _told(remove(found, places_of(folder, keep))))
+            log.info("removed: %s", _told(remove(every, places)))
         else:
-            log.info("in all: %s; give --yes to remove it", _told(usage_of(found)))
+            log.info("in all: %s; give --yes to remove it", _told(usage_of(every)))
 
 
 def after_run(run_folder: Path, keep: str) -> str:

@@ -8,6 +8,7 @@ old parts stay as they are and right by their names; merge just asks the new one
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import logging
 import shutil
@@ -26,6 +27,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
 from featuremill.base.words import counted
+from featuremill.config.runs import add_argument, named
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock
@@ -41,7 +43,7 @@ log = logging.getLogger("featuremill.retry")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill retry`."""
-    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    add_argument(parser)
     parser.add_argument(
         "--reason",
         action="append",
@@ -55,16 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill retry`."""
-    folder = Results(arguments.run_folder)
-    if not (folder.plan.exists() and folder.store.is_dir()):
+    runs = named(arguments.run_folder)
+    planned = [Results(f) for f in runs.folders if Results(f).plan.exists()]
+    planned = [folder for folder in planned if folder.store.is_dir()]
+    if not planned:
         raise UserError(
-            f"{folder.plan}: there is no planned run here; make one first "
-            f"({command_line.again(folder.root)})."
+            f"{Results(runs.folders[0]).plan}: there is no planned run here; make one first "
+            f"({runs.again()})."
         )
     say = partial(log.info, "another job is at this run; waiting")
-    with run_lock.alone(folder.root), locked(folder.store / "plan.lock", say):
-        run_lock.refuse_jobs(folder)
-        retry(folder, arguments.reason or [], arguments.dry_run)
+    with contextlib.ExitStack() as stack:
+        for folder in planned:
+            stack.enter_context(run_lock.alone(folder.root))
+            stack.enter_context(locked(folder.store / "plan.lock", say))
+            run_lock.refuse_jobs(folder)
+        is_changed = retry(planned, arguments.reason or [], arguments.dry_run)
+    if is_changed:
+        log.info("now run: %s", runs.again())
 
 
 def names() -> list[str]:
@@ -95,52 +104,65 @@ class Failed(NamedTuple):
         return counts
 
 
-def retry(folder: Results, kinds: Sequence[str], is_dry_run: bool = False) -> None:
-    """Plan the failed records of these kinds (of all, when none is given) once more.
+def retry(folders: Sequence[Results], kinds: Sequence[str], is_dry_run: bool = False) -> bool:
+    """Plan the failed records of these kinds (of all, when none is given) once more, and return
+    whether there were any to plan.
 
-    The caller holds the run's locks.
+    The caller holds the runs' locks.
 
     Raises:
         UserError: when there is no such kind, or no record failed for one.
-        IntegrityError: when the plan, its manifest or a shard is not what it should be.
+        IntegrityError: when a plan, its manifest or a shard is not what it should be.
     """
-    plan = folder.read_plan_of_manifest()
-    know_reasons(plan.workload)
+    plans = [folder.read_plan_of_manifest() for folder in folders]
+    for plan in plans:
+        know_reasons(plan.workload)
     if unknown := [kind for kind in kinds if kind not in names()]:
         raise UserError(
             f"--reason {unknown[0]}: there is no such kind of reason; the kinds are "
             f"{', '.join(names())}."
         )
-    folder.refuse_what_was_cleaned()
-    failed = _failed(folder, plan)
-    if not len(failed.places):
+    for folder in folders:
+        folder.refuse_what_was_cleaned()
+    failed = [_failed(folder, plan) for folder, plan in zip(folders, plans, strict=True)]
+    if not any(len(each.places) for each in failed):
         log.info("no record failed: there is nothing to run again")
-        return
-    chosen = _choose(failed, kinds)
-    told = _listed(chosen)
-    num_records = counted(int(chosen.num_rows.sum()), "failed record")
-    if is_dry_run:
-        log.info("%s would run again: %s", num_records, told)
-        return
-    moved, shards = _write_shards(folder, plan, chosen)
-    _replace_plan(folder, plan, chosen, moved, shards)
-    log.info("%s will run again, in %s: %s", num_records, counted(len(shards), "new shard"), told)
-    log.info("now run: %s", command_line.again(folder.root))
+        return False
+    _refuse_absent(failed, kinds)
+    for folder, plan, each in zip(folders, plans, failed, strict=True):
+        where = f"{folder.root}: " if len(folders) > 1 else ""
+        chosen = _among(each, kinds)
+        if not len(chosen.places):
+            log.info("%sno such record failed", where)
+            continue
+        num_records = where + counted(int(chosen.num_rows.sum()), "failed record")
+        if is_dry_run:
+            log.info("%s would run again: %s", num_records, _listed(chosen))
+            continue
+        moved, shards = _write_shards(folder, plan, chosen)
+        _replace_plan(folder, plan, chosen, moved, shards)
+        new = counted(len(shards), "new shard")
+        log.info("%s will run again, in %s: %s", num_records, new, _listed(chosen))
+    return not is_dry_run
 
 
-def _listed(failed: Failed) -> str:
-    counts = sorted(failed.by_kind().items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{number:,} {kind}" for kind, number in counts)
+def _listed(*failed: Failed) -> str:
+    counts = sum((each.by_kind() for each in failed), Counter[str]())
+    told = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{number:,} {kind}" for kind, number in told)
 
 
-def _choose(failed: Failed, kinds: Sequence[str]) -> Failed:
-    """Return the failed records of `kinds`; refuse a kind that none is of."""
-    there = failed.by_kind()
+def _refuse_absent(failed: Sequence[Failed], kinds: Sequence[str]) -> None:
+    """Refuse a kind that no failed record is of."""
     for kind in kinds:
-        if not there[kind]:
+        if not any(each.by_kind()[kind] for each in failed):
             raise UserError(
-                f"--reason {kind}: no record failed for it; there are {_listed(failed)}."
+                f"--reason {kind}: no record failed for it; there are {_listed(*failed)}."
             )
+
+
+def _among(failed: Failed, kinds: Sequence[str]) -> Failed:
+    """Return the failed records of `kinds`, or all of them."""
     return failed.among(np.isin(failed.kinds, [names().index(kind) for kind in kinds or names()]))
 
 

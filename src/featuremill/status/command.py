@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
+
+from featuremill.config.runs import add_argument, named
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill status`."""
-    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    add_argument(parser)
     parser.add_argument("--json", action="store_true", help="the same for programs")
     parser.add_argument(
         "--verify", action="store_true", help="also hash inputs, parts and results: reads them all"
@@ -23,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status import state, view  # here and not above: other verbs do not pay for it
+    from featuremill.status import view  # here and not above: other verbs do not pay for it
 
-    found = state.read_state(arguments.run_folder, arguments.verify)
+    found = view.read(named(arguments.run_folder), arguments.verify)
     if arguments.json:
         said = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
     else:

@@ -59,8 +59,14 @@ class Problem(NamedTuple):
         }
 
 
+def removing(mends: Iterable[Mend]) -> list[str]:
+    """Return what removes the files that have to go for `mends`."""
+    paths = dict.fromkeys(path for mend in mends for path in mend.remove)
+    return [f"rm {shlex.join(map(str, paths))}"] if paths else []
+
+
 class Commands:
-    """Makes commands for the run in `root`, which the user calls `given`."""
+    """Makes commands for the run in `root`; the user calls it, or it and others, `given`."""
 
     def __init__(self, root: Path, given: Path, plan: Plan | None) -> None:
         self._root = root
@@ -71,6 +77,7 @@ class Commands:
         # The target of a workflow that imports this one may be a single result: then Snakemake does
         # not look at what the start of a run could take away.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
+        self._rules = last.rules if last else "{}"
         self.is_snakemakes = root.parent.name == "results" and (
             plan is None or plan.run == root.name
         )
@@ -80,16 +87,18 @@ class Commands:
         """Return what to type, in order, so that all `mends` are made; `pending` are the shards
         that are not computed yet."""
         mends = list(mends)
-        paths = list(dict.fromkeys(path for mend in mends for path in mend.remove))
-        remove = [f"rm {shlex.join(map(str, paths))}"] if paths else []
+        remove = removing(mends)
         if self.is_snakemakes:
-            unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
-            forced = [verb for verb in ORDER if verb in unseen]
-            return [*remove, command_line.again(self._root, forced)]
+            return [*remove, command_line.again(self._root, self.forced(mends))]
         remove += [mend.verb for mend in mends if mend.verb]
         shards = [*pending, *(shard for mend in mends for shard in mend.shards)]
         again = {mend.again for mend in mends}
         return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
+
+    def forced(self, mends: Iterable[Mend]) -> list[str]:
+        """Return the rules that have to be told to run, so that all `mends` are made."""
+        unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
+        return [self._rules.format(verb) for verb in ORDER if verb in unseen]
 
     def retry(self, kind: str | None = None) -> str:
         """Return what lets failed records be tried again: all of them, or those of one kind."""

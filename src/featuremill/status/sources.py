@@ -194,6 +194,11 @@ def check_log(
     error = last_error(log) if root.parent.name == "results" else ""
     if not error:
         return []
+    what = f"{FAILED[verb]} failed: {error}"
+    return [Problem(f"{verb}_failed", what, again_after(log), is_in_the_way)]
+
+
+def again_after(log: Path) -> Mend:
+    """Return what helps where the `log` of a job ends with an error."""
     shown = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
-    mend = Mend(by_hand=f"Mend that, and run the same command again. The log: {shown}")
-    return [Problem(f"{verb}_failed", f"{FAILED[verb]} failed: {error}", mend, is_in_the_way)]
+    return Mend(by_hand=f"Mend that, and run the same command again. The log: {shown}")

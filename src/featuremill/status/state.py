@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
@@ -38,6 +38,10 @@ TRACES = ("plan.json", "store", "receipts", "manifest.parquet", "manifest.json")
 """What a run's folder holds, sooner or later."""
 
 
+Need = Literal["", "report", "retry", "run"]
+"""Nothing; a report; failed records again; or the run has to go on."""
+
+
 class Activity(NamedTuple):
     """Who is at the run as a whole."""
 
@@ -66,8 +70,12 @@ class RunState:
     """Failed rows of parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
     rest: TimeLeft | None = None
+    needs: Need = ""
+    """What is to be done next, by somebody who types."""
     next: list[str] = field(default_factory=list)
     """What to type."""
+    forced: list[str] = field(default_factory=list)
+    """Rules that have to be told to run then."""
 
     def count(self, *states: State) -> int:
         """Return how many shards are in one of `states`."""
@@ -87,10 +95,15 @@ class RunState:
         return failed + self.unread_failures
 
     @property
+    def is_running(self) -> bool:
+        """Whether its Snakemake runs, as far as that can be told from here."""
+        return bool(self.activity.is_running)
+
+    @property
     def is_at_work(self) -> bool:
         """Whether something goes on by itself."""
         is_busy = self.activity.is_planning or self.activity.is_merging
-        return bool(self.activity.is_running) or is_busy or self.count("running") > 0
+        return self.is_running or is_busy or self.count("running") > 0
 
     @property
     def exit_status(self) -> int:
@@ -183,8 +196,9 @@ def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
         ) from None
 
 
-def read_state(given: Path, verifies: bool = False) -> RunState:
-    """Return how the run in the folder `given` stands; hash its files if it `verifies`.
+def read_state(given: Path, verifies: bool = False, named: Path | None = None) -> RunState:
+    """Return how the run in the folder `given` stands; hash its files if it `verifies`. What is
+    said to type calls it as the user `named` it, if that is not its folder.
 
     Raises:
         UserError: when that is no run's folder, or its files cannot be read.
@@ -196,7 +210,7 @@ def read_state(given: Path, verifies: bool = False) -> RunState:
             _read_planned(state, results)
         else:
             _read_unplanned(state, results)
-        _say_what_to_type(state, results)
+        _say_what_to_type(state, results, Commands(results.root, named or given, state.plan))
     return state
 
 
@@ -314,8 +328,7 @@ def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
     return found.is_manifest_readable
 
 
-def _say_what_to_type(state: RunState, results: Results) -> None:
-    commands = Commands(results.root, state.given, state.plan)
+def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> None:
     state.problems = [
         problem
         if problem.mend.by_hand
@@ -332,21 +345,27 @@ def _say_what_to_type(state: RunState, results: Results) -> None:
             else group
             for group in state.failures
         ]
-    state.next = _next(state, results, commands)
-
-
-def _next(state: RunState, results: Results, commands: Commands) -> list[str]:
-    """Return what to type: nothing while a Snakemake is at work, or when all is done."""
-    if state.activity.is_running:
-        return []
-    if state.exit_status == DONE:
-        return [] if state.delivery.reported == "yes" else commands.report()
-    if state.exit_status == DONE_WITH_FAILURES:
-        return [] if state.count("removed") else [commands.retry(), *commands.mending([])]
     in_the_way = [problem for problem in state.problems if problem.is_in_the_way]
+    mends = [one.mend for one in in_the_way]
+    state.needs = _needs(state, results, in_the_way)
+    if state.needs == "report":
+        state.next = commands.report()
+    elif state.needs == "retry":
+        state.next = [commands.retry(), *commands.mending([])]
+    elif state.needs == "run":
+        pending = [shard.name for shard in state.shards if not shard.has_ended]
+        state.next, state.forced = commands.mending(mends, pending), commands.forced(mends)
+
+
+def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:
+    """Return what is needed: nothing while a Snakemake is at work, or when all is done."""
+    if state.is_running:
+        return ""
+    if state.exit_status == DONE:
+        return "" if state.delivery.reported == "yes" else "report"
+    if state.exit_status == DONE_WITH_FAILURES:
+        return "" if state.count("removed") else "retry"
     # Merge has counted what failed since the plan was made, with every part there.
     has_tried_to_merge = is_newer(results.store / "failed.tsv", results.plan)
-    if has_tried_to_merge and [one.code for one in in_the_way] == ["failed"]:
-        return [commands.retry(), *commands.mending([])]
-    pending = [shard.name for shard in state.shards if not shard.has_ended]
-    return commands.mending([one.mend for one in in_the_way], pending)
+    is_only_that = has_tried_to_merge and [one.code for one in in_the_way] == ["failed"]
+    return "retry" if is_only_that else "run"

@@ -7,15 +7,19 @@ import functools
 from collections.abc import Callable, Iterator
 
 from featuremill.base import words
+from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
+from featuremill.config.runs import Runs
 from featuremill.status.shards import Shard, State, Work
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
+from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
 from featuremill.status.time_left import TimeLeft
+from featuremill.status.whole import Made, WholeState, read_whole
 from featuremill.store.plan import Plan
 
 WIDTH = 80
 LABEL = 11
+LABEL_OF_STEP = 13
 MOST_LISTED = 20
 """Shards of a kind that are listed one by one."""
 MERGED = {
@@ -29,6 +33,8 @@ NO_PLAN = {
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "of earlier results"}
+STEPS: dict[Made, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
+LATER: dict[Made, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
     "running": "running",
     "unclear": "perhaps running",
@@ -39,8 +45,24 @@ UNFINISHED: dict[State, str] = {
 _wrapped = functools.partial(wrapped, width=WIDTH)
 
 
-def lines(state: RunState) -> Iterator[str]:
+def read(runs: Runs, verifies: bool = False) -> RunState | WholeState:
+    """Return how a run stands, or all of a config of contigs; hash the files if it `verifies`.
+
+    Raises:
+        UserError: when they were not begun, or cannot be read.
+    """
+    if runs.contigs:
+        return read_whole(runs, verifies)
+    if runs.given not in runs.folders and not runs.folders[0].exists():
+        raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
+    return read_state(runs.folders[0], verifies, runs.given)
+
+
+def lines(state: RunState | WholeState) -> Iterator[str]:
     """Yield the lines of the page."""
+    if isinstance(state, WholeState):
+        yield from _whole_lines(state)
+        return
     yield from _wrapped(f"{state.given}: {verdict(state)}")
     yield ""
     if state.plan:
@@ -54,6 +76,75 @@ def lines(state: RunState) -> Iterator[str]:
     yield from _problems(state, True, "In the way", "✗")
     yield from _problems(state, False, "Good to know", "·")
     yield from _next(state)
+
+
+def _whole_lines(whole: WholeState) -> Iterator[str]:
+    yield from _wrapped(f"{whole.runs.given}: {whole_verdict(whole)}")
+    yield ""
+    for label, text in _steps(whole):
+        yield from _labelled(label, text, LABEL_OF_STEP)
+    last = next((state for state in whole.begun if state.activity.is_running), None)
+    last = last or next(iter(whole.begun), None)
+    yield from _labelled("Snakemake", _snakemake(last) if last else "not running", LABEL_OF_STEP)
+    yield ""
+    for state in whole.begun:
+        yield from _jobs(state)
+        yield from _reasons(state, "failed", f"Failed in {state.given}")
+        yield from _reasons(state, "refused", f"Refused in {state.given}")
+    for is_in_the_way, heading, mark in ((True, "In the way", "✗"), (False, "Good to know", "·")):
+        yield from _problems(whole, is_in_the_way, heading, mark)
+        for state in whole.begun:
+            yield from _problems(state, is_in_the_way, f"{heading} of {state.given}", mark)
+    yield from _next(whole)
+
+
+def whole_verdict(whole: WholeState) -> str:
+    """Return in a sentence how all of it stands."""
+    if whole.exit_status == DONE:
+        return "done."
+    failed = f"{counted(whole.num_failed, 'record')} of its runs failed."
+    if whole.exit_status == DONE_WITH_FAILURES:
+        return f"done, and {failed}"
+    return "not done." if not whole.num_failed else f"not done, and {failed}"
+
+
+def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
+    """Yield what each step is called, and how it stands."""
+    translation = whole.translation
+    if translation is None:
+        yield "Contigs", "not translated yet"
+    else:
+        counts = translation.contigs
+        kinds = (
+            (counts.with_fragments, "with fragments"),
+            (counts.without_fragments, "without"),
+            (counts.refused, "refused"),
+        )
+        parts = [f"{number:,} {what}" for number, what in kinds if number]
+        older = ": the contigs have changed since" if whole.translated.made == "older" else ""
+        yield "Contigs", f"{counts.read:,} read: {', '.join(parts)}"
+        where = whole.translated.file.parent
+        yield "Fragments", f"{translation.fragments:,} ({where}, by {translation.by}){older}"
+    for kind, state in whole.states.items():
+        if state is None:
+            yield kind.capitalize(), "not begun"
+            continue
+        rest = f"; rest: {_rest(state.rest)}" if state.rest else ""
+        yield kind.capitalize(), f"{state.given}: {verdict(state).rstrip('.')}{rest}"
+    trained = " (trained on these contigs)" if whole.asked.train else ""
+    yield "Head", f"{whole.head.file.parent}: {STEPS[whole.head.made]}{trained}"
+    scored = f": {STEPS[whole.predictions.made]}"
+    if translation and whole.predictions.made != "no":
+        all_of = counted(translation.fragments, "fragment")
+        scored = f": {whole.num_predicted:,} of {all_of}" + LATER[whole.predictions.made]
+    yield "Scores", f"{whole.predictions.file}{scored}"
+    found = [
+        f"{number:,} {name}"
+        for counter in whole.counts.values()
+        for name, number in counter.items()
+    ]
+    told = ", ".join(found) + LATER[whole.verdicts.made] if found else STEPS[whole.verdicts.made]
+    yield "Verdicts", f"{whole.verdicts.file}: {told}"
 
 
 def verdict(state: RunState) -> str:
@@ -197,7 +288,9 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
     yield ""
 
 
-def _problems(state: RunState, is_in_the_way: bool, heading: str, mark: str) -> Iterator[str]:
+def _problems(
+    state: RunState | WholeState, is_in_the_way: bool, heading: str, mark: str
+) -> Iterator[str]:
     problems = [one for one in state.problems if one.is_in_the_way == is_in_the_way]
     if not problems:
         return
@@ -211,8 +304,8 @@ def _problems(state: RunState, is_in_the_way: bool, heading: str, mark: str) -> 
     yield ""
 
 
-def _next(state: RunState) -> Iterator[str]:
-    if state.activity.is_running:
+def _next(state: RunState | WholeState) -> Iterator[str]:
+    if state.is_running:
         yield "Nothing to type: the snakemake that is running goes on."
     elif state.next:
         yield "Type next, when that has ended" if state.is_at_work else "Type next"
@@ -222,8 +315,8 @@ def _next(state: RunState) -> Iterator[str]:
         yield "Nothing to do."
 
 
-def _labelled(label: str, text: str) -> list[str]:
-    return _wrapped(text, f"{label:{LABEL}}", " " * LABEL)
+def _labelled(label: str, text: str, width: int = LABEL) -> list[str]:
+    return _wrapped(text, f"{label:{width}}", " " * width)
 
 
 def _moment(text: str) -> str:

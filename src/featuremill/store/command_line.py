@@ -21,6 +21,8 @@ UNKNOWN = "YOUR.yaml"
 RERUN = "--rerun-incomplete"
 RULES = ("weights", "plan", "extract", "merge", "partial", "report")
 """What may be asked for alone; `all` is the whole run anyway."""
+FILES = ("results/", "weights/", "translated/", "heads/", "predictions/", "verdicts/")
+"""Beginnings of the files of ours that may be."""
 FORCING = {"--forcerun", "-R"}
 ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
 """Snakemake's options for one time, with the words behind them."""
@@ -59,7 +61,7 @@ def first(config: Path) -> str:
 def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     """Return what goes on with the run in `run_folder`, to be typed here.
 
-    Rules of the names `forced` run although Snakemake sees no reason.
+    The rules `forced`, by the names that they have there, run although Snakemake sees no reason.
     """
     last = run_lock.read(run_folder)
     said = f"featuremill run {UNKNOWN}"
@@ -67,9 +69,8 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
         said = whole(last.command, last.rules, last.is_imported)
     words = shlex.split(said)
     if forced:
-        names = [last.rules.format(rule) if last else rule for rule in forced]
         end = _end_of_options(words)
-        words[end:end] = ["--forcerun", *names]
+        words[end:end] = ["--forcerun", *forced]
     said = shlex.join(words)
     if last is None or {"--directory", "-d"} & {word.partition("=")[0] for word in words}:
         return said
@@ -85,10 +86,14 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     Snakemake left needs `--rerun-incomplete`, which is in the profiles of ours. `rules` is as in
     Owner.
     """
+    is_verb = typed.startswith("featuremill run ")
+    is_imported = (
+        is_imported and not is_verb
+    )  # what it starts are workflows of ours, for contigs too
     dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
     targets = {rules.format(rule) for rule in RULES}
     words = shlex.split(typed)
-    start = 3 if words[:2] == ["featuremill", "run"] else 1
+    start = 3 if is_verb else 1
     kept, option = words[:start], ""
     for word in words[start:]:
         if word.startswith("-"):
@@ -98,7 +103,7 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
         elif option in NAMING or option in NAMING_ONE:
             is_kept, option = True, option if option in NAMING else ""
         else:
-            is_file = not is_imported and word.startswith(("results/", "weights/"))
+            is_file = not is_imported and word.startswith(FILES)
             is_kept = option not in ONCE and word not in targets and not is_file
         if is_kept:
             kept.append(word)

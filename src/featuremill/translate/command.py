@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from collections.abc import Mapping
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
@@ -68,16 +69,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill translate`."""
+def run(arguments: argparse.Namespace, elsewhere: Path | None = None) -> None:
+    """Carry out `featuremill translate`, as `translate` says."""
     names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
     told = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    translate(arguments.inputs, arguments.output, arguments.by, **told)
+    translate(arguments.inputs, arguments.output, arguments.by, elsewhere, **told)
 
 
-def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Translation:
-    """Cut the contigs of the files `paths` into fragments, written into `folder`; return its
-    summary. `told` are options of the command line, by their names there.
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"translate: {message}; featuremill translate --help says what it takes.")
+
+
+def run_as_typed(paths: list[str], folder: str, words: str, elsewhere: Path) -> None:
+    """Carry out the verb for the files `paths` and the options `words`, as `run` does.
+
+    Raises:
+        UserError: when that cannot be.
+    """
+    parser = _Parser(prog="featuremill translate")
+    add_arguments(parser)
+    run(parser.parse_args([*paths, "--output", folder, *shlex.split(words)]), elsewhere)
+
+
+def translate(
+    paths: list[Path], folder: Path, by: str, elsewhere: Path | None = None, **told: int | str
+) -> Translation:
+    """Cut the contigs of the files `paths` into fragments, written into `folder`, or `elsewhere`
+    unless it is done there; return the summary. `told` are options of the command line, by their
+    names there.
 
     Raises:
         UserError: when an option, an input or the folder is not what it should be.
@@ -87,7 +107,7 @@ def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Tr
     from featuremill.translate import folder as place
 
     options = _options(by, told)
-    way, program = _way(by, options, folder)
+    way, program = _way(by, options, elsewhere or folder)
     for path in paths:
         source.check(path)
     place.check(folder, paths)
@@ -97,9 +117,10 @@ def translate(paths: list[Path], folder: Path, by: str, **told: int | str) -> Tr
     ]
     about: dict[str, Any] = {"by": by, "options": options, "program": program, "inputs": inputs}
     done = place.Translation.find(folder / place.SUMMARY)
-    if done and done.is_of(about) and done.is_whole(folder):
+    if done and done.is_of(about) and not any(done.damaged(folder)):
         log.info("%s is done already, of these files and options.", folder)
         return done
+    folder = elsewhere or folder
     with place.ours(folder):
         with place.writing(folder) as outputs:
             contigs, num_letters = _cut(paths, way, outputs)

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from xopen import xopen
 
 from featuremill.base.errors import UserError
@@ -86,12 +85,12 @@ class Translation(JsonFile):
         """Tell whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
 
-    def is_whole(self, folder: Path) -> bool:
-        """Tell whether the files in `folder` are those that this was written for."""
-        return all(
-            (folder / name).is_file() and sha256_of(folder / name) == sha256
-            for name, sha256 in self.files.items()
-        )
+    def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
+        """Yield those of the files `names` in `folder` that are not what this was written for."""
+        for name in names:
+            path = folder / name
+            if not path.is_file() or sha256_of(path) != self.files[name]:
+                yield path
 
 
 def whole(folder: Path) -> Translation:
@@ -106,10 +105,8 @@ def whole(folder: Path) -> Translation:
         raise UserError(
             f"{folder}: there is no finished translation; make one with featuremill translate."
         )
-    for name in (FRAGMENTS, UNTRANSLATED):
-        path = folder / name
-        if not path.is_file() or sha256_of(path) != found.files[name]:
-            raise UserError(f"{path}: it is not what translate wrote; translate again.")
+    for path in found.damaged(folder, (FRAGMENTS, UNTRANSLATED)):
+        raise UserError(f"{path}: it is not what translate wrote; translate again.")
     return found
 
 
@@ -133,7 +130,7 @@ def ours(folder: Path) -> Iterator[None]:
     there = sorted(path.name for path in folder.iterdir())
     is_known = SUMMARY in there or LOCK in there
     for name in there:
-        if name not in (SUMMARY, LOCK) and not (is_known and _is_ours(name)):
+        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(name)):
             raise UserError(
                 f"{folder}: there is {name!r}, which is of no translation; name a new folder, or "
                 "an empty one."
@@ -155,7 +152,7 @@ def ours(folder: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _is_ours(name: str) -> bool:
+def is_ours(name: str) -> bool:
     """Say whether a file may be of a translation, or of one that was killed."""
     begun = (*(f".{file}." for file in (*FILES, SUMMARY)), ".genes.")
     return name in FILES or name.startswith(begun)
@@ -233,6 +230,7 @@ class Outputs:
 
 def _array(values: Sequence[Any], type: str) -> pa.Array:
     """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
+    import numpy as np
     import pyarrow as pa
 
     if type != "string":

@@ -10,7 +10,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-RULES = ("max", "mean")
+RULES = {
+    "max": "the highest score of each class among its fragments",
+    "mean": "the mean over its fragments of each class's score",
+}
+"""How a contig's scores come about, in words."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLASS",
         help="the class that a contig is of where two score the same (default: the last one)",
     )
+    add(
+        "--runs",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="results/RUN",
+        help="the runs that the predictions are of, so that the page tells of them, too",
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -49,4 +61,4 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.verdict.write import write
 
     given = arguments
-    write(given.translated, given.predictions, given.output, given.by, given.prefer)
+    write(given.translated, given.predictions, given.output, given.by, given.prefer, given.runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -11,6 +12,28 @@ import numpy.typing as npt
 from featuremill.verdict.predictions import Scored
 
 Scores = npt.NDArray[np.float64]
+OK, PARTLY, FAILED = "ok", "partly", "failed"
+STATUSES = {
+    OK: "every fragment has a prediction",
+    PARTLY: "some fragments have none, and the verdict is by the others",
+    FAILED: "no fragment has a prediction",
+    "without": "the contig has no fragment",
+    "refused": "the contig was refused when it was read",
+}
+"""The last two as translate tells them."""
+
+
+class Counts(NamedTuple):
+    """All contigs that were read, and their fragments."""
+
+    contigs: int
+    fragments: int
+    failed: int
+    """Fragments that have no prediction."""
+    verdicts: Counter[str]
+    """Contigs by class."""
+    without: Counter[str]
+    """Contigs that have no verdict, by status."""
 
 
 class Contig(NamedTuple):
@@ -23,6 +46,13 @@ class Contig(NamedTuple):
     fragments: int
     failed: int
     """Fragments that have no prediction."""
+
+    @property
+    def status(self) -> str:
+        """Which of the first three of `STATUSES` it is."""
+        if not self.failed:
+            return OK
+        return FAILED if self.failed == self.fragments else PARTLY
 
     def scores_C(self, by: str) -> Scores:
         """Return its score a class by the rule `by`; NaN where no fragment has one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,9 +12,12 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
+from featuremill.report.brief import brief
 from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
-from featuremill.verdict.counts import Counts
+from featuremill.store import command_line
+from featuremill.verdict.command import RULES
+from featuremill.verdict.contigs import STATUSES, Counts
 from featuremill.verdict.predictions import Scored
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
@@ -21,17 +25,6 @@ MOST_POINTS = 200
 """Of one contig: more lie on each other."""
 MOST_TEXT = 30
 ROW_PIXELS = 34
-RULES = {
-    "max": "the highest score of each class among its fragments",
-    "mean": "the mean over its fragments of each class's score",
-}
-STATUSES = (
-    ("ok", "every fragment has a prediction"),
-    ("partly", "some fragments have none, and the verdict is by the others"),
-    ("failed", "no fragment has a prediction"),
-    ("without", "the contig has no fragment"),
-    ("refused", "the contig was refused when it was read"),
-)
 
 
 class Track(NamedTuple):
@@ -62,16 +55,26 @@ def _some(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def write_page(
-    path: Path, name: str, preferred: str, counts: Counts, tracks: Sequence[Track], by: str
+    table: Path,
+    preferred: str,
+    counts: Counts,
+    tracks: Sequence[Track],
+    by: str,
+    runs: Sequence[Path],
 ) -> None:
-    """Write the page of the verdicts called `name` to `path`."""
+    """Write the page of the verdicts in `table` beside it."""
+    found = [brief(folder, table.parent) for folder in runs]
+    failing = [run.folder for run in found if run.counts.failed]
+    retries = [f"featuremill retry {shlex.quote(folder)}" for folder in failing]
     write_of(
-        path,
+        table.with_suffix(".html"),
         TEMPLATE.read_text("utf-8"),
-        title=name,
+        title=table.stem,
+        runs=found,
+        next=[*retries, command_line.again(Path(failing[0]))] if failing else [],
         lead=f"A contig's class is the one that is highest by {RULES[by]}.",
         counts=counts,
-        statuses=[(status, told, counts.without.get(status, 0)) for status, told in STATUSES],
+        statuses=[(key, told, counts.without.get(key, 0)) for key, told in STATUSES.items()],
         figures=[_verdicts(counts), _tracks(tracks, preferred)],
     )
 

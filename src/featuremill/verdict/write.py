@@ -6,6 +6,7 @@ import csv
 import heapq
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill.base.errors import IntegrityError, UserError
@@ -15,8 +16,7 @@ from featuremill.base.words import counted, listed
 from featuremill.store.files import replacing
 from featuremill.translate.folder import SUMMARY, UNTRANSLATED, whole
 from featuremill.verdict import page
-from featuremill.verdict.contigs import Contig, class_of, contigs
-from featuremill.verdict.counts import Counts
+from featuremill.verdict.contigs import Counts, class_of, contigs
 from featuremill.verdict.predictions import Predictions, open_predictions, scored
 
 MOST_DRAWN = 24
@@ -26,10 +26,15 @@ log = logging.getLogger("featuremill.verdict")
 
 
 def write(
-    folder: Path, predicted: Path, output: Path, by: str = "max", prefer: str | None = None
+    folder: Path,
+    predicted: Path,
+    output: Path,
+    by: str = "max",
+    prefer: str | None = None,
+    runs: Sequence[Path] = (),
 ) -> Counts:
     """Write the verdicts on the contigs of the translation in `folder` to `output`, and a page
-    beside it.
+    beside it that tells of the `runs`, too.
 
     Raises:
         UserError: when the translation or the predictions are not whole, or not of each other.
@@ -55,13 +60,12 @@ def write(
                 is_scored = contig.failed < contig.fragments
                 verdict = names[class_of(found, preferred)] if is_scored else NONE
                 texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
-                status = _status(contig)
-                row = (contig.id, verdict, *texts, contig.fragments, contig.failed, status)
+                row = (contig.id, verdict, *texts, contig.fragments, contig.failed, contig.status)
                 table.writerow([one_line(str(cell)) for cell in row])
                 if is_scored:
                     verdicts[verdict] += 1
                 else:
-                    without[status] += 1
+                    without[contig.status] += 1
                 num_fragments += contig.fragments
                 num_failed += contig.failed
                 entry = (contig.fragments, -number, contig.id)
@@ -82,7 +86,7 @@ def write(
     counts = Counts(num_rows, num_fragments, num_failed, verdicts, without)
     drawn = [id for _, _, id in sorted(largest, reverse=True)]
     tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)
-    page.write_page(output.with_suffix(".html"), output.stem, names[preferred], counts, tracks, by)
+    page.write_page(output, names[preferred], counts, tracks, by, runs)
     _say(output, counts)
     return counts
 
@@ -94,12 +98,6 @@ def _preferred(predictions: Predictions, prefer: str | None) -> int:
     if prefer not in classes:
         raise UserError(f"--prefer {prefer}: {predictions.path} has {listed(classes)}; name one.")
     return classes.index(prefer)
-
-
-def _status(contig: Contig) -> str:
-    if not contig.failed:
-        return "ok"
-    return "failed" if contig.failed == contig.fragments else "partly"
 
 
 def _say(output: Path, counts: Counts) -> None:

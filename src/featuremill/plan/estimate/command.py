@@ -9,16 +9,18 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.config import Config
+from featuremill.config import Config, runs
 from featuremill.lease import devices
 from featuremill.plan.command import planning_device
-from featuremill.plan.estimate.report import Case
+from featuremill.plan.estimate import whole
+from featuremill.plan.estimate.report import Case, Estimate
 from featuremill.plan.estimate.work import look
 from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
@@ -34,7 +36,7 @@ MOST_SLOTS = 100_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill estimate`."""
     add = parser.add_argument
-    add("config", type=Path, help="YAML file of the run")
+    add("config", type=Path, help="YAML file of the run, or of contigs")
     slots = parser.add_mutually_exclusive_group()
     slots.add_argument("--gpus", metavar="1,4,64", help="numbers of GPUs to estimate for")
     slots.add_argument(
@@ -58,11 +60,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill estimate`."""
-    config = configs.read(arguments.config)
     for name, smallest in {"tokens_per_second": 1e-9, "startup_seconds": 0.0}.items():
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
+    if asked := runs.named(arguments.config).contigs:
+        with whole.translated(asked) as configs_of:
+            each = [_estimate(config, arguments, paths) for config, paths in configs_of]
+        found: Estimate | whole.WholeEstimate = whole.WholeEstimate.of(asked.run, each)
+    else:
+        found = _estimate(configs.read(arguments.config), arguments)
+    said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
+    sys.stdout.write(f"{said}\n")
+    return 0
+
+
+def _estimate(
+    config: Config, arguments: argparse.Namespace, paths: Sequence[Path] = ()
+) -> Estimate:
+    """Return what there is to say of one run; `paths` are read in place of its inputs."""
     _check_devices(arguments, config)
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
     is_gpu = bool(arguments.gpus or arguments.device or here or config.device == "cuda")
@@ -74,12 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
     weights = _weights(config.workload, workload, options)
     settings = settings_of(config.workload, workload, options, device, weights)
     folder = Results(RESULTS / config.run)
-    work = look(folder, config, settings)
+    work = look(folder, config, settings, paths)
     case = Case(config, folder, settings, weights, device, name, work)
-    found = case.estimate(slots, arguments.tokens_per_second, arguments.startup_seconds)
-    said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
-    sys.stdout.write(f"{said}\n")
-    return 0
+    return case.estimate(slots, arguments.tokens_per_second, arguments.startup_seconds)
 
 
 def _weights(name: str, workload: Workload, options: Any) -> Weights | None:

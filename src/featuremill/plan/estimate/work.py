@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 from featuremill.workload import find_workload
 
+PREFIX = "featuremill-estimate-"
+"""Of folders for the length of an estimate."""
 UNCUT = sys.maxsize
 """Cost of a shard by which everything is one."""
 NO_RECIPE = "none"
@@ -58,8 +61,9 @@ class Work(NamedTuple):
         return self._replace(plan=self.plan.model_copy(update={"shards": shards}), left=shards)
 
 
-def look(folder: Results, config: Config, settings: Settings) -> Work:
-    """Return what is to be computed of `config`, whose resolved settings are `settings`.
+def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Path] = ()) -> Work:
+    """Return what is to be computed of `config`, whose resolved settings are `settings`; `paths`
+    are read in place of its inputs.
 
     Raises:
         UserError: for inputs that cannot be read, as plan does.
@@ -69,11 +73,14 @@ def look(folder: Results, config: Config, settings: Settings) -> Work:
         if _is_of(plan, config, settings):
             return _planned(folder, plan)
         log.info("%s: inputs or options have changed since; reading the input", folder.plan)
-    for path in config.inputs:
-        if not Path(path).is_file():
+    read = paths or [Path(path) for path in config.inputs]
+    for path in read:
+        if not path.is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
-    with tempfile.TemporaryDirectory(prefix="featuremill-estimate-") as name:
-        return _read(Path(name), config)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        inputs = tuple(map(str, read))
+        work = _read(Path(name), config.model_copy(update={"inputs": inputs}))
+    return work._replace(source=f"{', '.join(config.inputs)}, read now: there is no plan yet")
 
 
 def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
@@ -129,6 +136,5 @@ def _read(scratch: Path, config: Config) -> Work:
         lengths=spooled.lengths,
         shards=shards,
     )
-    source = f"{', '.join(config.inputs)}, read now: there is no plan yet"
     is_cut = config.shards.cost != "auto"
-    return Work(plan, shards, source, is_planned=False, is_cut=is_cut)
+    return Work(plan, shards, "", is_planned=False, is_cut=is_cut)

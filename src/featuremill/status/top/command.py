@@ -7,12 +7,13 @@ disturbing it. What the states of shards are called, and when a run is done, is 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+
+from featuremill.config.runs import add_argument
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill top`."""
-    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    add_argument(parser)
     parser.add_argument("--once", action="store_true", help="one look, then end")
     parser.add_argument(
         "--json", action="store_true", help="for programs: one object a look, each on a line"

@@ -12,13 +12,15 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from featuremill.base.text import plain
+from featuremill.config.runs import Runs
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.state import Activity, RunState, activity_of, read_state
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.status.top.jobs import Job, TelemetryTail, job_of
+from featuremill.status.whole import WholeState, read_whole
 from featuremill.store import run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, newest_whole
@@ -30,6 +32,8 @@ if TYPE_CHECKING:  # brings pyarrow
 
 VERSION = 2
 """Of the JSON."""
+WHOLE_VERSION = 1
+"""The same of several runs."""
 ANEW_SECONDS = 60.0
 """Between two looks at all shards."""
 MOST_FAILING_PARTS = 100
@@ -37,7 +41,7 @@ MOST_FAILING_PARTS = 100
 MOST_PARTS_A_LOOK = 5
 """So many at once: a look must not take long when a run with many failures is opened."""
 MOST_REASONS = 10
-Phase = Literal["planning", "starting", "computing", "merging", "between", "unknown", "rest"]
+Phase = Literal["computing", "planning", "merging", "starting", "between", "unknown", "rest"]
 """between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be
 told from here; rest: nothing goes on."""
 
@@ -185,6 +189,60 @@ class Reader:
     def _now(self, phase: Phase, activity: Activity, jobs: list[Job]) -> RunNow:
         now = RunNow(folder=self._folder, time=time.time(), phase=phase, activity=activity)
         return self._run.added_to(now, jobs) if self._run else now
+
+
+class WholeNow(NamedTuple):
+    """Runs that somebody looks at together at one moment: one, or those of a config of contigs."""
+
+    named: Runs
+    runs: list[RunNow]
+    status: RunState | WholeState | None = None
+    """What status says of all of it, once nothing goes on any more."""
+
+    @property
+    def phase(self) -> Phase:
+        """What goes on: of several runs, what does most."""
+        return min((run.phase for run in self.runs), key=get_args(Phase).index)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as one object, as docs/top.md explains it."""
+        if not self.named.contigs:
+            return self.runs[0].as_json()
+        return {
+            "version": WHOLE_VERSION,
+            "config": str(self.named.given),
+            "phase": self.phase,
+            "runs": [run.as_json() for run in self.runs],
+            "status": self.status and self.status.as_json(),
+        }
+
+
+class WholeReader:
+    """Runs that are looked at together."""
+
+    def __init__(self, runs: Runs) -> None:
+        self._named = runs
+        self._readers = [Reader(folder) for folder in runs.folders]
+
+    def look(self) -> WholeNow:
+        """Return how they stand now.
+
+        Raises:
+            IntegrityError: when a plan is not what was written.
+            UserError: when a newer featuremill wrote it.
+        """
+        return WholeNow(self._named, [reader.look() for reader in self._readers])
+
+    def look_closely(self) -> WholeNow:
+        """Return the same of runs that nobody is at, with all that status says of them.
+
+        Raises:
+            UserError: when there is no such run, or its files cannot be read.
+        """
+        if not self._named.contigs:
+            now = self._readers[0].look_closely()
+            return WholeNow(self._named, [now], now.status)
+        return self.look()._replace(status=read_whole(self._named))
 
 
 class _PlannedRun:

@@ -16,7 +16,7 @@ from featuremill.base.text import one_line, plain
 from featuremill.base.words import counted
 from featuremill.status import view
 from featuremill.status.top.jobs import DeviceNow, Job
-from featuremill.status.top.reader import RunNow
+from featuremill.status.top.reader import RunNow, WholeNow
 from featuremill.status.view import duration
 
 SEPARATOR = " · "
@@ -42,6 +42,13 @@ PHASES = {
 }
 
 
+def totals_lines(now: WholeNow) -> list[str]:
+    """Return for each run how far it is, and whose that is where there are several."""
+    if not now.named.contigs:
+        return [totals_line(now.runs[0])]
+    return [f"{one_line(plain(str(run.folder)))}: {totals_line(run)}" for run in now.runs]
+
+
 def totals_line(now: RunNow) -> str:
     """Return how far the run is, how fast, and how long yet."""
     if now.plan is None:
@@ -58,6 +65,17 @@ def totals_line(now: RunNow) -> str:
 def troubles(now: RunNow) -> list[str]:
     """Return what went wrong, each with what helps: records that failed, and jobs."""
     return [f"{what} → {remedy}" if remedy else what for what, remedy in _troubles(now)]
+
+
+def whole_screen(now: WholeNow, width: int) -> RenderableType:
+    """Return what a terminal shows of one run, or of several below each other."""
+    if not now.named.contigs:
+        return screen(now.runs[0], width)
+    done, total = (sum(getattr(run, of).records for run in now.runs) for of in ("done", "total"))
+    title = Text.assemble((one_line(plain(str(now.named.given))), "bold"), "  ")
+    title.append(f"{done:,} of {words.records(total)} of its runs")
+    parts = [part for run in now.runs for part in (Text(), screen(run, width))]
+    return Group(_cropped(title), *parts)
 
 
 def screen(now: RunNow, width: int) -> RenderableType:

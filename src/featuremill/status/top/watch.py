@@ -21,10 +21,11 @@ from rich.text import Text
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
+from featuremill.config.runs import Runs, named
 from featuremill.status import view as status_view
 from featuremill.status.state import NOT_DONE, is_run, refusing_what_cannot_be_read
 from featuremill.status.top import view
-from featuremill.status.top.reader import Reader, RunNow
+from featuremill.status.top.reader import WholeNow, WholeReader
 from featuremill.store import run_lock
 from featuremill.store.results import Results
 
@@ -45,13 +46,14 @@ log = logging.getLogger("featuremill.top")
 def run(arguments: argparse.Namespace) -> int:
     """Look and show as the arguments say; return the exit status."""
     given: Path = arguments.run_folder
+    runs = named(given)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
         )
     if not arguments.once:
-        _await_run(given)
-    reader = Reader(given)
+        _await_run(runs)
+    reader = WholeReader(runs)
     with (
         refusing_what_cannot_be_read(given),
         _ended_by_its_reader(),
@@ -62,15 +64,15 @@ def run(arguments: argparse.Namespace) -> int:
     return last.status.exit_status if last.status else NOT_DONE
 
 
-def _await_run(given: Path) -> None:
+def _await_run(runs: Runs) -> None:
     """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
-    root = run_lock.whole_path(given)
-    if root.parent.name != "results" or not root.parent.parent.is_dir():
+    roots = [run_lock.whole_path(folder) for folder in runs.folders]
+    if any(root.parent.name != "results" or not root.parent.parent.is_dir() for root in roots):
         return
     is_said = False
-    while not is_run(Results(root), run_lock.read(root)):
+    while not any(is_run(Results(root), run_lock.read(root)) for root in roots):
         if not is_said:
-            log.info("waiting for a run in %s (Ctrl-C ends this)", given)
+            log.info("waiting for a run in %s (Ctrl-C ends this)", runs.given)
             is_said = True
         time.sleep(AWAIT_SECONDS)
 
@@ -85,23 +87,23 @@ def _ended_by_its_reader() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
-def _one_look(reader: Reader) -> RunNow:
-    """Return how the run stands; look twice where only time tells whether a job lives."""
+def _one_look(reader: WholeReader) -> WholeNow:
+    """Return how the runs stand; look twice where only time tells whether a job lives."""
     now = reader.look()
-    if any(job.state == "unclear" for job in now.jobs):
+    if any(job.state == "unclear" for run in now.runs for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
         now = reader.look()
     return _known(reader, now)
 
 
-def _watch(reader: Reader, output: _Screen | _Lines | _Json) -> RunNow:
-    """Show the run until nobody is at it; return how it stands then."""
+def _watch(reader: WholeReader, output: _Screen | _Lines | _Json) -> WholeNow:
+    """Show the runs until nobody is at them; return how they stand then."""
     was_running = False
     still_since: float | None = 0.0  # at the first look, nobody has been at it for long
     known_at = 0.0
     for now in _looks(reader, output.every_seconds):
         moment = time.monotonic()
-        was_running |= bool(now.activity.is_running)
+        was_running |= any(run.activity.is_running for run in now.runs)
         if now.phase == "rest":
             still_since = moment if still_since is None else still_since
             if was_running or moment - still_since >= STILL_SECONDS:
@@ -116,8 +118,8 @@ def _watch(reader: Reader, output: _Screen | _Lines | _Json) -> RunNow:
     raise AssertionError("looks do not end by themselves")
 
 
-def _known(reader: Reader, now: RunNow) -> RunNow:
-    """Return the run with what status says, if nobody is at the run, or if it is done."""
+def _known(reader: WholeReader, now: WholeNow) -> WholeNow:
+    """Return the runs with what status says, if nobody is at them, or if all is done."""
     if now.phase not in ("rest", "unknown"):
         return now
     closely = reader.look_closely()
@@ -126,8 +128,8 @@ def _known(reader: Reader, now: RunNow) -> RunNow:
     return closely if is_over else now
 
 
-def _looks(reader: Reader, seconds: float) -> Iterator[RunNow]:
-    """Yield how the run stands, every so many seconds; after the first look, what cannot be read is
+def _looks(reader: WholeReader, seconds: float) -> Iterator[WholeNow]:
+    """Yield how the runs stand, every so many seconds; after the first look, what cannot be read is
     taken for a passing trouble of the file system."""
     now = reader.look()
     while True:
@@ -139,7 +141,8 @@ def _looks(reader: Reader, seconds: float) -> Iterator[RunNow]:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             trouble = f"{where}{error.strerror or error}; this is how it was before"
-            now = replace(now, time=time.time(), trouble=trouble)
+            runs = [replace(run, time=time.time(), trouble=trouble) for run in now.runs]
+            now = now._replace(runs=runs)
 
 
 @contextlib.contextmanager
@@ -162,7 +165,7 @@ class _Screen:
         self.every_seconds = every_seconds
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
-        self._last: RunNow | None = None
+        self._last: WholeNow | None = None
 
     def __enter__(self) -> _Screen:
         self._live.__enter__()
@@ -171,15 +174,18 @@ class _Screen:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
         if self._last:  # interrupted, or failed
-            self._console.print(view.totals_line(self._last), markup=False)
+            for line in view.totals_lines(self._last):
+                self._console.print(line, markup=False)
 
-    def look(self, now: RunNow) -> None:
+    def look(self, now: WholeNow) -> None:
         """Draw the screen anew."""
         self._last = now
-        picture = Group(view.screen(now, self._console.width), "", Text(view.HINT, view.QUIET))
+        picture = Group(
+            view.whole_screen(now, self._console.width), "", Text(view.HINT, view.QUIET)
+        )
         self._live.update(picture, refresh=True)
 
-    def end(self, now: RunNow) -> None:
+    def end(self, now: WholeNow) -> None:
         """Leave behind what status says."""
         self._last = None
         self._live.stop()
@@ -194,36 +200,37 @@ class _Lines:
         self._is_quiet = is_quiet
         self._said: set[str] = set()
 
-    def look(self, now: RunNow) -> None:
+    def look(self, now: WholeNow) -> None:
         """Write how far the run is, and what failed since the last line."""
-        if now.trouble:
-            self._write(now, plain(now.trouble))
+        if trouble := now.runs[0].trouble:
+            self._write(now, plain(trouble))
         elif not self._is_quiet:
-            self._write(now, view.totals_line(now))
-        for line in view.troubles(now):
+            for line in view.totals_lines(now):
+                self._write(now, line)
+        for line in (line for run in now.runs for line in view.troubles(run)):
             if line not in self._said:
                 self._said.add(line)
                 self._write(now, line)
 
-    def end(self, now: RunNow) -> None:
+    def end(self, now: WholeNow) -> None:
         """Write it; when nobody wants to hear of what is well, only what failed since."""
         if self._is_quiet:
             self.look(now)
         else:
             _print_end(now)
 
-    def _write(self, now: RunNow, line: str) -> None:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(now.time))}  {line}\n")
+    def _write(self, now: WholeNow, line: str) -> None:
+        sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(now.runs[0].time))}  {line}\n")
         sys.stdout.flush()
 
 
-def _print_end(now: RunNow) -> None:
+def _print_end(now: WholeNow) -> None:
     """Print what status says of a run at rest, or else the screen once."""
     if now.status:
         sys.stdout.write("".join(f"{line}\n" for line in status_view.lines(now.status)))
         return
     console = Console(highlight=False)
-    shown = view.screen(now, console.width)
+    shown = view.whole_screen(now, console.width)
     if console.is_terminal:
         console.print(shown)
         return
@@ -240,7 +247,7 @@ class _Json:
         self.every_seconds = every_seconds
         self._indent = 2 if is_one else None
 
-    def look(self, now: RunNow) -> None:
+    def look(self, now: WholeNow) -> None:
         """Write the object."""
         text = json.dumps(now.as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")

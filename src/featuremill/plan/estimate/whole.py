@@ -1,0 +1,98 @@
+"""Both runs of a config of contigs, and what they come to together."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from featuremill import config as configs
+from featuremill.base.words import duration, human_bytes
+from featuremill.config import Config
+from featuremill.config.contigs import SEQUENCES, ContigsConfig
+from featuremill.plan.estimate.report import Estimate
+from featuremill.plan.estimate.work import PREFIX
+from featuremill.plan.speeds.assumed import Range
+from featuremill.translate.command import run_as_typed
+
+
+class Sum(BaseModel):
+    """What all runs come to on so many slots, one run after the other: they share the devices."""
+
+    model_config = ConfigDict(frozen=True)
+    slots: int
+    hours: Range
+    device_hours: Range
+
+
+class WholeEstimate(BaseModel):
+    """All of it."""
+
+    model_config = ConfigDict(frozen=True)
+    version: int = 1
+    run: str
+    runs: list[Estimate]
+    sums: list[Sum]
+    """A number of slots each; none where one run computes on GPUs and the other does not."""
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Estimate]) -> WholeEstimate:
+        """Return the sum of the estimates of `runs`."""
+        sums = [
+            Sum(
+                slots=rows[0].slots,
+                hours=_sum([row.hours for row in rows]),
+                device_hours=_sum([row.device_hours for row in rows]),
+            )
+            for rows in zip(*(run.rows for run in runs), strict=False)
+            if len({run.slot for run in runs}) == len({row.slots for row in rows}) == 1
+        ]
+        return cls(run=name, runs=list(runs), sums=sums)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the page: each run's, then the sums."""
+        for run in self.runs:
+            yield from (f"{run.run}:", *(f"  {line}".rstrip() for line in run.lines()), "")
+        slot = self.runs[0].slot
+        for each in self.sums:
+            hours, devices = each.hours, each.device_hours
+            yield (
+                f"In all, with {each.slots:,} {slot}{'s' * (each.slots != 1)}: "
+                f"{_told(hours)}, {slot} hours {devices.middle:.3g}."
+            )
+        num_bytes = sum(sum(run.disk.values()) for run in self.runs)
+        yield f"Disk in all: {human_bytes(num_bytes)}."
+        yield "Translation, head and verdicts come on top."
+
+
+def _told(hours: Range) -> str:
+    low, middle, high = (duration(3600 * each) for each in (hours.low, hours.middle, hours.high))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def _sum(ranges: Sequence[Range]) -> Range:
+    low, middle, high = zip(*((one.low, one.middle, one.high) for one in ranges), strict=True)
+    return Range(sum(low), sum(middle), sum(high))
+
+
+@contextlib.contextmanager
+def translated(asked: ContigsConfig) -> Iterator[list[tuple[Config, list[Path]]]]:
+    """Yield each run's config, and the file of fragments that is to be read for it.
+
+    Where the contigs are not translated yet as the config says, they are, into a folder that is
+    gone after the block.
+
+    Raises:
+        UserError: when contigs or config are not what they should be.
+    """
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
+        now = Path(name) / "translated"
+        run_as_typed(list(asked.contigs), asked.translated, asked.translate, now)
+        folder = now if now.exists() else Path(asked.translated)
+        yield [
+            (configs.validate(asked.config_of(kind), kind), [folder / SEQUENCES[kind]])
+            for kind in asked.kinds
+        ]

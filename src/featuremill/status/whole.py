@@ -1,0 +1,251 @@
+"""How all of a config of contigs stands: translation, runs, head, scores and verdicts.
+
+Knows of each step what it left, and by files' times and digests whether something that this was
+made of came later; an edit of the config is Snakemake's to notice.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from featuremill.base.log import last_error
+from featuremill.config.contigs import ContigsConfig
+from featuremill.config.runs import Runs
+from featuremill.status.commands import Mend, Problem, removing
+from featuremill.status.sources import MOST_HASHED, again_after, is_newer
+from featuremill.status.state import (
+    DONE,
+    DONE_WITH_FAILURES,
+    NOT_DONE,
+    STATES,
+    RunState,
+    is_run,
+    read_state,
+)
+from featuremill.store import run_lock
+from featuremill.store.files import read_json, sha256_of
+from featuremill.store.results import Results
+from featuremill.translate.folder import SUMMARY, Translation
+
+VERSION = 1
+"""Of the JSON."""
+Made = Literal["no", "yes", "older"]
+"""older: what it was made of has changed or was made again since."""
+
+
+class Step(NamedTuple):
+    """What one step beside the runs has made."""
+
+    file: Path
+    made: Made = "no"
+
+
+@dataclass
+class WholeState:
+    """All of it, as it was found."""
+
+    runs: Runs
+    translated: Step
+    head: Step
+    predictions: Step
+    verdicts: Step
+    translation: Translation | None = None
+    states: dict[str, RunState | None] = field(default_factory=dict)
+    """Of each run, by the kind of its sequences; None of one that was not begun."""
+    num_predicted: int = 0
+    """Fragments that have scores."""
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    """Contigs by `verdict`, and those without one by `status`."""
+    problems: list[Problem] = field(default_factory=list)
+    """How the last try of a step ended that is not there."""
+    next: list[str] = field(default_factory=list)
+    """What to type."""
+
+    @property
+    def asked(self) -> ContigsConfig:
+        """The config."""
+        assert self.runs.contigs
+        return self.runs.contigs
+
+    @property
+    def begun(self) -> list[RunState]:
+        """The runs that were begun."""
+        return [state for state in self.states.values() if state]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the Snakemake of one of them runs."""
+        return any(state.is_running for state in self.begun)
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether something goes on by itself."""
+        return any(state.is_at_work for state in self.begun)
+
+    @property
+    def num_failed(self) -> int:
+        """Records of the runs that failed, as far as is known."""
+        return sum(state.num_failed for state in self.begun)
+
+    @property
+    def exit_status(self) -> int:
+        """0 done, 1 not done, 2 done with failures: that of the least, and of the steps beside."""
+        steps = (self.translated, self.head, self.predictions, self.verdicts)
+        if not all(self.states.values()) or any(step.made != "yes" for step in steps):
+            return NOT_DONE
+        found = {state.exit_status for state in self.begun}
+        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as one object, as docs/status.md explains it."""
+        translation = self.translation
+        return {
+            "version": VERSION,
+            "config": str(self.runs.given),
+            "run": self.asked.run,
+            "state": STATES[self.exit_status],
+            "exit_status": self.exit_status,
+            "is_at_work": self.is_at_work,
+            "contigs": translation.contigs.as_json() if translation else None,
+            "fragments": {
+                "all": translation.fragments if translation else None,
+                "predicted": self.num_predicted if self.predictions.made != "no" else None,
+            },
+            "verdicts": {key: dict(found) for key, found in self.counts.items()},
+            "made": {
+                name: {"file": str(step.file), "made": step.made}
+                for name, step in (
+                    ("translated", self.translated),
+                    ("head", self.head),
+                    ("predictions", self.predictions),
+                    ("verdicts", self.verdicts),
+                )
+            },
+            "runs": {kind: one and one.as_json() for kind, one in self.states.items()},
+            "problems": [problem.as_json() for problem in self.problems],
+            "next": self.next,
+        }
+
+
+def read_whole(runs: Runs, verifies: bool = False) -> WholeState:
+    """Return how all of the config of `runs` stands; hash the runs' files if it `verifies`.
+
+    Raises:
+        UserError: when files of it cannot be read.
+    """
+    asked = runs.contigs
+    assert asked
+    manifests = [folder / "manifest.json" for folder in runs.folders]
+    translated, head = Path(asked.translated) / SUMMARY, Path(asked.head_folder) / "head.json"
+    predictions, verdicts = Path(asked.predictions), Path(asked.verdicts)
+    translation = Translation.find(translated)
+    is_of_others = translation is not None and not _is_of(translation, asked)
+    state = WholeState(
+        runs,
+        translated=_step(translated, is_older=is_of_others),
+        head=_step(head, manifests if asked.train else (), _has_other_labels(head, asked)),
+        predictions=_step(predictions, [head, *manifests]),
+        verdicts=_step(verdicts, [translated, predictions]),
+        translation=translation,
+    )
+    for kind, folder in zip(asked.kinds, runs.folders, strict=True):
+        is_begun = is_run(Results(folder), run_lock.read(folder))
+        state.states[kind] = read_state(folder, verifies, runs.given) if is_begun else None
+    if state.predictions.made != "no":
+        with predictions.open("rb") as file:
+            state.num_predicted = sum(block.count(b"\n") for block in _blocks(file)) - 1
+    if state.verdicts.made != "no":
+        state.counts = _counts(verdicts)
+    if not state.is_at_work:
+        state.problems = [*_failed(state)]
+    state.next = _next(state)
+    return state
+
+
+def _step(file: Path, made_of: Iterable[Path] = (), is_older: bool = False) -> Step:
+    if not file.exists():
+        return Step(file)
+    return Step(file, "older" if is_older or any(is_newer(one, file) for one in made_of) else "yes")
+
+
+def _is_of(translation: Translation, asked: ContigsConfig) -> bool:
+    """Tell whether the contigs are those that were translated; those that are gone may be."""
+    summary = Path(asked.translated) / SUMMARY
+    there = [entry for entry in translation.inputs if Path(entry.path).exists()]
+    late = [entry for entry in there if is_newer(Path(entry.path), summary)]
+    return (
+        [entry.path for entry in translation.inputs] == list(asked.contigs)
+        and all(Path(entry.path).stat().st_size == entry.bytes for entry in there)
+        and all(sha256_of(Path(e.path)) == e.sha256 for e in late if e.bytes <= MOST_HASHED)
+    )
+
+
+def _has_other_labels(head: Path, asked: ContigsConfig) -> bool:
+    """Tell whether the head's labels have changed since it was trained."""
+    if not (asked.train and head.exists()):
+        return False
+    path, told = Path(asked.train.labels), (read_json(head) or {}).get("labels") or {}
+    return is_newer(path, head) and sha256_of(path) != told.get("sha256")
+
+
+def _blocks(file: Any) -> Iterator[bytes]:
+    while block := file.read(2**20):
+        yield block
+
+
+def _counts(verdicts: Path) -> dict[str, Counter[str]]:
+    """Return how many contigs have which verdict, and of those without, which status."""
+    import pyarrow.csv as pc_csv
+
+    names = ["verdict", "status"]
+    types = pc_csv.ConvertOptions(include_columns=names, column_types=dict.fromkeys(names, "str"))
+    counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+    with pc_csv.open_csv(
+        verdicts, parse_options=pc_csv.ParseOptions(delimiter="\t"), convert_options=types
+    ) as reader:
+        for block in reader:
+            found = Counter(zip(*(column.to_pylist() for column in block.columns), strict=True))
+            for (verdict, status), number in found.items():
+                is_none = status not in ("ok", "partly")
+                counts["status" if is_none else "verdict"][status if is_none else verdict] += number
+    return counts
+
+
+def _failed(state: WholeState) -> Iterator[Problem]:
+    """Yield how the last tries of the steps ended that are not there."""
+    asked = state.asked
+    logs = {
+        f"logs/{asked.run}/translate.log": state.translated,
+        f"logs/heads/{asked.head_name}.log": state.head,
+        f"logs/heads/{asked.head_name}.{asked.run}.log": state.predictions,
+        f"logs/{asked.run}/verdict.log": state.verdicts,
+    }
+    for log, step in logs.items():
+        if step.made != "yes" and (error := last_error(Path(log))):
+            what = f"{step.file}: the last try failed: {error}"
+            yield Problem("step_failed", what, again_after(Path(log)))
+    if state.head.made == "no" and not asked.train:
+        folder = state.head.file.parent
+        what = f"{folder}: there is no head, and `train` is not set in {state.runs.given}."
+        mend = Mend(by_hand="Train one on other runs, or take one over: docs/heads.md.")
+        yield Problem("head_missing", what, mend)
+
+
+def _next(state: WholeState) -> list[str]:
+    """Return what to type: nothing while a Snakemake is at work, or when all is done."""
+    if state.is_running:
+        return []
+    is_blocked = any(one.needs == "retry" and one.exit_status == NOT_DONE for one in state.begun)
+    is_done = state.exit_status != NOT_DONE
+    retries = is_blocked or (is_done and any(one.needs == "retry" for one in state.begun))
+    if is_done and not any(one.needs for one in state.begun):
+        return []
+    forced = [rule for one in state.begun for rule in one.forced]
+    mends = [p.mend for one in state.begun if one.needs == "run" for p in one.problems]
+    retry = [f"featuremill retry {shlex.quote(str(state.runs.given))}"] if retries else []
+    return [*removing(mends), *retry, state.runs.again(forced)]

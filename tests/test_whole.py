@@ -1,0 +1,425 @@
+"""From contigs to verdicts as a whole: no id meets another's vector or verdict, every contig and
+fragment is accounted for, and the verbs that take one run take a config of contigs."""
+
+import csv
+import gzip
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+from collections import Counter, defaultdict
+from unittest import mock
+
+import numpy as np
+import pytest
+import yaml
+from conftest import PLUGINS
+from hypothesis import Phase
+from hypothesis import strategies as st
+from programs import Desk
+from safetensors.numpy import load_file
+from test_head import forward
+from test_properties import holds
+
+from featuremill.base.errors import UserError
+from featuremill.head import card, predict
+from featuremill.translate.command import translate
+from featuremill.verdict import predictions as predictions_module
+from featuremill.verdict.write import write
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(PLUGINS))
+    from featuremill_marked import WIDTH, marks
+
+CLASSES = ("others", "virus")
+RUNS = ("nucleotides", "proteins")
+FILES = {"nucleotides": "nucleotides.fna.gz", "proteins": "proteins.faa.gz"}
+FRAGMENT = re.compile(r"(.*)_chunk_\d+[FR][123]")
+WINDOW = 60
+MARKERS = {"nucleotides": "CGTACG", "proteins": "RNG"}
+COMPLEMENT = bytes.maketrans(b"ACGT", b"TGCA")
+
+# ---- what each verdict should be, from letters alone ----
+
+
+def sequences(path):
+    """Return the records of a gzipped FASTA file by id, in its order."""
+    with gzip.open(path, "rb") as file:
+        lines = file.read().decode().splitlines()
+    found = {
+        head.removeprefix(">"): letters
+        for head, letters in zip(lines[::2], lines[1::2], strict=True)
+    }
+    assert len(found) == len(lines) // 2, "two fragments have one id"
+    return found
+
+
+def expected(fragments, scores_of, by):
+    """Return (scores or None, fragments, failed) of each contig with fragments: `fragments` has of
+    each kind the letters by id; `scores_of` a fragment's scores by its letters, None if it has
+    failed."""
+    dna, proteins = (fragments[kind] for kind in RUNS)
+    assert list(dna) == list(proteins)
+    found = defaultdict(list)
+    for id in dna:
+        found[FRAGMENT.fullmatch(id)[1]].append(scores_of(dna[id], proteins[id]))
+    told = {}
+    for contig, each in found.items():
+        there = [scores for scores in each if scores is not None]
+        both = None
+        if there:
+            both = np.max(there, 0) if by == "max" else np.mean(there, 0)
+        told[contig] = (both, len(each), len(each) - len(there))
+    return told
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def check_verdicts(path, contigs, told, num_predicted, num_missing):
+    """Compare verdicts.tsv with what is `expected`, and see that nothing is lost: `contigs` are the
+    ids that were read."""
+    rows = {row["contig"]: row for row in table(path)}
+    assert len(rows) == len(table(path)) and set(rows) == set(contigs)
+    for contig, (scores, num, failed) in told.items():
+        row = rows[contig]
+        assert (int(row["fragments"]), int(row["failed"])) == (num, failed)
+        if scores is None:
+            assert (row["verdict"], row["status"], row["score_virus"]) == ("-", "failed", "")
+            continue
+        assert row["status"] == ("partly" if failed else "ok")
+        written = [float(row[f"score_{name}"]) for name in CLASSES]
+        np.testing.assert_allclose(written, scores, rtol=0, atol=2e-6)
+        if abs(scores[0] - scores[1]) > 1e-5:
+            assert row["verdict"] == CLASSES[int(scores.argmax())]
+    without = Counter(row["status"] for id, row in rows.items() if id not in told)
+    assert set(without) <= {"without", "refused"}
+    # Contigs: judged, failed, without fragments, refused. Fragments: predicted, or failed.
+    assert len(rows) == len(told) + without.total()
+    num_fragments = sum(num for _, num, _ in told.values())
+    assert num_fragments == num_predicted + num_missing
+    assert sum(failed for _, _, failed in told.values()) == num_missing
+    return without
+
+
+# ---- any contigs, any failures, any order: the joins in one process ----
+
+IDS = st.one_of(
+    # Of one beginning, and some that look like a fragment's.
+    st.sampled_from(["c", "c1", "c1_chunk_1", "c1_chunk_1F1", "c1_chunk_1F1_chunk_2R3", "c10"]),
+    st.text(st.sampled_from("ac1._-|;:,=#\"'\\/(){}%&é中"), min_size=1, max_size=6),
+)
+DNA = st.text("ACGT", min_size=WINDOW // 2, max_size=5 * WINDOW)
+LETTERS = st.one_of(
+    DNA,
+    DNA,
+    DNA.map(str.lower),
+    DNA.map(lambda letters: letters.replace("CA", "CN").replace("T", "U")),
+    st.sampled_from(["TAGC" * 30, "A", "AC", "MKVLPEFQ" * 9]),  # no fragment, or no DNA
+)
+
+
+FIRST = "ACGTTGCAGC" * 9
+"""By its first record a file is told from one of proteins."""
+
+
+def digest_share(payload, salt):
+    return hashlib.sha256(salt + payload.encode()).digest()[0] / 256
+
+
+class FakeRun:
+    """What a head reads of a finished run, with vectors of the payloads alone."""
+
+    column, recipe, settings, width = "marks", None, None, WIDTH
+
+    def __init__(self, name, payloads, failed, order):
+        self.name = name
+        self._failed = dict.fromkeys(failed, "failed: so it goes")
+        self._ids = [id for id in payloads if id not in self._failed]
+        order.shuffle(self._ids) if order else None
+        self._vectors = np.array([marks(payloads[id].encode()) for id in self._ids], np.float32)
+        self._vectors = self._vectors.reshape(-1, WIDTH)
+        self.num_rows = len(self._ids)
+
+    def blocks(self):
+        for start in range(0, self.num_rows, 7):
+            yield self._ids[start : start + 7], self._vectors[start : start + 7]
+
+    def ids_of(self, rows):
+        return [self._ids[row] for row in rows]
+
+    def take(self, rows):
+        return self._vectors[rows]
+
+    def failures(self):
+        return dict(self._failed)
+
+
+def write_head(folder):
+    """Write a head that is nobody's, and return its tensors."""
+    rng = np.random.default_rng(7)
+    tensors = {"weight": rng.normal(size=(2, 2 * WIDTH)) * 3, "bias": rng.normal(size=2)}
+    folder.mkdir()
+    digest = card.write_tensors(folder / "head.safetensors", tensors)
+    part = card.Part(width=WIDTH, column="marks")
+    made = card.Card(kind="logistic", classes=[*CLASSES], features=[part, part], sha256=digest)
+    made.write(folder / "head.json")
+    return tensors
+
+
+@holds(
+    25,
+    phases=(Phase.explicit, Phase.generate),  # to make such examples smaller takes minutes
+    ids=st.lists(IDS, min_size=1, max_size=8, unique=True),
+    letters=st.lists(LETTERS, min_size=1, max_size=5),
+    picks=st.lists(st.integers(0, 9), min_size=8, max_size=8),
+    shares=st.tuples(*[st.sampled_from([0.0, 0.1, 0.5, 0.95])] * 2),
+    seed=st.integers(0, 2**32),
+    block=st.integers(1, 60),
+    by=st.sampled_from(["max", "mean"]),
+    is_shuffled=st.booleans(),
+)
+def test_no_id_meets_the_vector_or_the_verdict_of_another(
+    folder, ids, letters, picks, shares, seed, block, by, is_shuffled
+):
+    picked = [letters[pick % len(letters)] for pick in picks]  # some ids share their letters
+    contigs = {"first": FIRST, **dict(zip(ids, picked, strict=False))}
+    text = "".join(f">{id} described\tso\n{letters}\n" for id, letters in contigs.items())
+    (folder / "contigs.fa").write_text(text)
+    translation = translate([folder / "contigs.fa"], folder / "t", "chunks", window=WINDOW)
+    fragments = {kind: sequences(folder / "t" / FILES[kind]) for kind in RUNS}
+    for id, payload in fragments["nucleotides"].items():  # each is a stretch of its own contig
+        whole = contigs[FRAGMENT.fullmatch(id)[1]].upper().replace("U", "T").encode()
+        assert payload.encode() in (whole + b" " + whole.translate(COMPLEMENT)[::-1])
+    failed = {
+        kind: {id for id, p in fragments[kind].items() if digest_share(p, kind.encode()) < share}
+        for kind, share in zip(RUNS, shares, strict=True)
+    }
+    # Only the first run's order has to be that of the fragments.
+    orders = {"nucleotides": None, "proteins": random.Random(seed) if is_shuffled else None}
+    runs = {k: FakeRun(k, fragments[k], failed[k], orders[k]) for k in RUNS}
+    tensors = write_head(folder / "head")
+
+    def scores_of(dna, protein):
+        for kind, payload, share in zip(RUNS, (dna, protein), shares, strict=True):
+            if digest_share(payload, kind.encode()) < share:
+                return None
+        vector = np.concatenate([marks(dna.encode()), marks(protein.encode())])
+        return forward(tensors, vector[None])[0]
+
+    told = expected(fragments, scores_of, by)
+    places = [folder / kind for kind in RUNS]
+    for place in places:
+        place.mkdir()
+    with (
+        mock.patch.object(predict, "open_run", lambda source, column: runs[source.name]),
+        mock.patch.object(predictions_module, "BLOCK_ROWS", block),
+    ):
+        num_whole = sum(num - failed for _, num, failed in told.values())
+        if not num_whole:
+            with pytest.raises(UserError, match="no record has all the features"):
+                predict.predict(folder / "head", places, folder / "p.tsv", (), True)
+            return
+        counts = predict.predict(folder / "head", places, folder / "p.tsv", (), True)
+        write(folder / "t", folder / "p.tsv", folder / "v.tsv", by)
+    missing = table(folder / "p.missing.tsv")
+    assert len(missing) == counts.missing
+    assert {row["id"] for row in missing} == failed["nucleotides"] | failed["proteins"]
+    without = check_verdicts(folder / "v.tsv", contigs, told, counts.predicted, len(missing))
+    assert without["refused"] == translation.contigs.refused
+    assert without["without"] == translation.contigs.without_fragments
+
+
+# ---- real processes: failures in one run and not in the other, kills, and the verbs ----
+
+
+def mixed_contigs(count, seed=3):
+    """Return contigs of two kinds: some share their letters, one has no fragment, one is no DNA."""
+    rng = random.Random(seed)
+    names = ["c", "c_chunk_1", "c_chunk_1F1", '"c"', "c'|;,=", *(f"c{n}" for n in range(count - 5))]
+    found = {
+        id: "".join(rng.choices(("AACGGT", "ACGTTT")[n % 2], k=rng.randint(90, 900)))
+        for n, id in enumerate(names)
+    }
+    found |= {"twin": found["c"], "twin_of_c1": found["c1"]}
+    return {**found, "stops": "TAGC" * 60, "protein": "MKVLPEFQ" * 20}
+
+
+class Line(Desk):
+    """A folder with contigs, their config and what is known of some."""
+
+    def __init__(self, folder, environment, contigs, **options):
+        super().__init__(folder, environment)
+        self.contigs = contigs
+        text = "".join(f">{id}\tof soil\n{letters}\n" for id, letters in contigs.items())
+        (folder / "contigs.fa").write_text(text)
+        with (folder / "kinds.csv").open("w", newline="") as file:
+            rows = [(id, CLASSES[n % 2]) for n, id in enumerate(contigs)]
+            csv.writer(file).writerows([("id", "kind"), *rows[:-4]])
+        run = {"workload": "marked", "outputs": "parquet", "max_failed": 10_000}
+        config = {"run": "soil", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
+        for kind, marker in MARKERS.items():
+            told = {"alphabet": kind, "marker": marker, "cured": "cured", **options}
+            config[kind] = {**run, "options": told}
+        config |= {"head": "kinds", "train": {"labels": "kinds.csv", "column": "kind"}}
+        (folder / "soil.yaml").write_text(yaml.safe_dump(config))
+
+    def __call__(self, verb, *words, status=0):
+        return self.type("featuremill", verb, "soil.yaml", *words, status=status)
+
+    def state(self, status):
+        return json.loads(self("status", "--json", status=status).out)
+
+    def fragments(self):
+        place = self.folder / "translated" / "soil"
+        return {kind: sequences(place / FILES[kind]) for kind in RUNS}
+
+    def check(self, is_cured, by="max"):
+        """Compare the verdicts with the letters; return each run's failed ids."""
+        fragments = self.fragments()
+        tensors = load_file(self.folder / "heads" / "kinds" / "head.safetensors")
+
+        def has_failed(kind, payload):
+            return not is_cured and MARKERS[kind] in payload
+
+        def scores_of(dna, protein):
+            if has_failed("nucleotides", dna) or has_failed("proteins", protein):
+                return None
+            vector = np.concatenate([marks(dna.encode()), marks(protein.encode())])
+            return forward(tensors, vector[None])[0]
+
+        told = expected(fragments, scores_of, by)
+        scores = self.folder / "predictions" / "kinds"
+        num_predicted, num_missing = (
+            len(table(scores / f"soil{e}")) for e in (".tsv", ".missing.tsv")
+        )
+        without = check_verdicts(
+            self.folder / "verdicts" / "soil.tsv", self.contigs, told, num_predicted, num_missing
+        )
+        assert without == {"without": 1, "refused": 1}
+        return {
+            kind: {id for id, payload in fragments[kind].items() if has_failed(kind, payload)}
+            for kind in RUNS
+        }
+
+    def page(self):
+        return (self.folder / "verdicts" / "soil.html").read_text()
+
+
+AGAIN = "featuremill run soil.yaml"
+
+
+def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
+    tmp_path, environment
+):
+    line = Line(tmp_path, environment, mixed_contigs(12))
+    before = line.state(1)
+    assert before["next"] == [AGAIN] and before["runs"] == {"nucleotides": None, "proteins": None}
+    said = line("estimate", "--tokens-per-second", 9, "--cpu-slots", "1,2").text
+    assert said.count("read now: there is no plan yet") == 2 and "In all, with 2 slots" in said
+    assert "139 records" in said and not (tmp_path / "translated").exists()
+    for verb in ("retry", "clean"):
+        assert "there is no" in line(verb, status=2).err
+    assert line.state(1) == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
+    """Through failures in one run and not in the other, to all verdicts, to nothing again."""
+    line = Line(tmp_path, environment, mixed_contigs(12))
+    line("run")
+    failed = line.check(is_cured=False)
+    assert failed["nucleotides"] - failed["proteins"] and failed["proteins"] - failed["nucleotides"]
+    state = line.state(2)
+    assert state["contigs"] == {
+        "read": 16,
+        "with_fragments": 14,
+        "without_fragments": 1,
+        "refused": 1,
+    }
+    num_whole = state["fragments"]["all"] - len(failed["nucleotides"] | failed["proteins"])
+    assert state["fragments"]["predicted"] == num_whole
+    assert sum(sum(found.values()) for found in state["verdicts"].values()) == 16
+    assert {k: run["failed"] for k, run in state["runs"].items()} == {
+        kind: len(ids) for kind, ids in failed.items()
+    }
+    assert state["next"] == ["featuremill retry soil.yaml", AGAIN]
+    page = line.page()
+    for kind in RUNS:
+        assert f'<a href="../results/soil-{kind}/report.html">' in page
+        assert f"it holds {MARKERS[kind]}" in page and f"retry results/soil-{kind}" in page
+
+    (tmp_path / "cured").touch()
+    said = line("retry").err
+    for kind, ids in failed.items():
+        assert f"results/soil-{kind}: {len(ids)} failed record" in said
+    assert said.rstrip().endswith(f"now run: {AGAIN}")
+    assert line.state(1)["next"] == [AGAIN]
+    line("run")
+    assert line.check(is_cured=True) == {"nucleotides": set(), "proteins": set()}
+    assert "featuremill retry" not in line.page()
+    assert "Nothing to do." in line("status").out and line.state(0)["next"] == []
+    assert "Nothing to be done" in line("run", "-n").text
+    now = json.loads(line("top", "--once", "--json").out)
+    assert [run["run"] for run in now["runs"]] == ["soil-nucleotides", "soil-proteins"]
+    assert now["status"]["state"] == "done"
+    assert "computed are all its" in line("estimate", "--tokens-per-second", 9).text
+
+    labels = (tmp_path / "kinds.csv").read_bytes()
+    (tmp_path / "kinds.csv").write_bytes(labels + b"nobody,virus\n")
+    assert line.state(1)["made"]["head"]["made"] == "older"
+    (tmp_path / "kinds.csv").write_bytes(labels)
+    assert line.state(0)["made"]["head"]["made"] == "yes", "by its content"
+
+    assert "translated/soil" not in line("clean", "--keep", "results").err
+    assert "translated/soil: 5 files" in line("clean", "--keep", "nothing", "--yes").err
+    assert not any(
+        (tmp_path / name).exists() for name in ("translated/soil", "results/soil-proteins")
+    )
+    assert line.state(1)["next"] == [AGAIN] and (tmp_path / "heads" / "kinds").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seed", range(2))
+def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
+    tmp_path, environment, seed
+):
+    rng = random.Random(seed)
+    contigs = mixed_contigs(20, seed)
+    lines = {}
+    for name in ("undisturbed", "killed"):
+        (tmp_path / name).mkdir()
+        lines[name] = Line(tmp_path / name, environment, contigs, batch_seconds=0.02)
+    lines["undisturbed"]("run")
+    line, num_kills = lines["killed"], 0
+    for _ in range(10):
+        process = line.start(
+            *("featuremill", "run", "soil.yaml"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            process.wait(rng.uniform(1, 12))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            num_kills += 1
+    assert num_kills
+    line("run")
+    line.check(is_cured=False)
+    for name in (
+        "verdicts/soil.tsv",
+        "predictions/kinds/soil.tsv",
+        "translated/soil/proteins.faa.gz",
+    ):
+        one, other = ((tmp_path / each / name).read_bytes() for each in lines)
+        assert one == other, name
+    assert line.state(2)["next"] == lines["undisturbed"].state(2)["next"]
