@@ -44,6 +44,7 @@ VERBS = {
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
     "head": "train a classifier on features of finished runs, take one over, or apply it",
+    "sae": "train a sparse autoencoder on a run's features, apply it, and look at it",
     "verdict": "say of each contig what it is, by the scores of its fragments",
     "search": "find the records that are nearest to a sequence or to another record",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",

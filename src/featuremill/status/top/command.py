@@ -12,7 +12,7 @@ from pathlib import Path
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill top`."""
-    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument("run_folder", type=Path, help="results/<run>, or saes/NAME")
     parser.add_argument("--once", action="store_true", help="one look, then end")
     parser.add_argument(
         "--json", action="store_true", help="for programs: one object a look, each on a line"
@@ -27,6 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status.top import watch  # here and not above: other verbs do not pay for it
+    from featuremill.status.top import training, watch  # here: other verbs do not pay for it
 
+    if training.is_training(arguments.run_folder):
+        return training.run(arguments)
     return watch.run(arguments)
