@@ -129,7 +129,7 @@ class Trainer:
         """Initialise the parameters from the seed and the first vectors of the order."""
         sample = self._vectors.take(self._order.vectors(0, min(SAMPLE, len(self._vectors))))
         center = sample.mean(0, dtype=np.float64)
-        length = np.sqrt(np.square(sample, dtype=np.float64).sum(1)).mean()
+        length = np.sqrt(np.einsum("nd,nd->n", sample, sample, dtype=np.float64)).mean()
         self.scale = float(np.sqrt(self._width) / length) if length > 0 else 1.0
         self._center = torch.from_numpy((center * self.scale).astype(np.float32)).to(self.device)
         with torch.no_grad():
