@@ -119,9 +119,8 @@ class Vectors:
             else:
                 firsts.append(np.arange(len(values), dtype=np.int64))
                 counts.append(np.ones(len(values), np.int64))
-            view = values.values.to_numpy(zero_copy_only=True)
             numbers.append(np.full(batch.num_rows, len(self._views), np.int32))
-            self._views.append(view.reshape(-1, values.type.list_size))
+            self._views.append(_view(values))
             sha256.append(batch["sha256"])
             ok.append(batch["reason"].is_null().to_numpy(zero_copy_only=False))
         names = digests(pa.chunked_array(sha256, pa.binary(32)))
@@ -240,6 +239,14 @@ def _chosen(schema: pa.Schema, column: str | None, root: Path) -> tuple[str, boo
         known = listed(found) if found else "no column"
         raise UserError(f"{root}: {said} of vectors; choose one with --column: it has {known}.")
     return column, found[column]
+
+
+def _view(vectors: pa.FixedSizeListArray) -> Matrix:
+    """Return vectors (n, width) where they stand; what is null is there, too, as anything."""
+    flat = vectors.values
+    dtype = np.dtype(flat.type.to_pandas_dtype())
+    found = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
+    return found.reshape(-1, vectors.type.list_size)
 
 
 def _allow_open(num_files: int) -> None:
