@@ -203,7 +203,9 @@ class Trainer:
         whole = options.batch * self._width
         is_dead_M = self.since_active >= options.dead_after
         num_dead = int(is_dead_M.sum())
-        with torch.autocast(x_BD.device.type, torch.bfloat16, enabled=options.dtype == "bf16"):
+        # Without its cache, the gradients of two uses of a weight are added in fp32.
+        kind, is_bf16 = x_BD.device.type, options.dtype == "bf16"
+        with torch.autocast(kind, torch.bfloat16, is_bf16, cache_enabled=False):
             pre_BM = network.pre_activations(tensors, x_BD)
             found = pre_BM.topk(options.k, sorted=False)
             values_BK = found.values.relu()
