@@ -22,6 +22,12 @@ def options_of_sae(wildcards):
     return [f"--{key.replace('_', '-')}={told[key]}" for key in told if key not in NOT_OPTIONS]
 
 
+def gpus_of_sae(wildcards):
+    """Return the GPUs that a training asks for."""
+    told = saes[wildcards.sae]
+    return 0 if told.get("device") == "cpu" else told.get("gpus", 1)
+
+
 rule sae_train:
     input:
         manifest=lambda wildcards: f"{saes[wildcards.sae]['run']}/manifest.json",
@@ -37,7 +43,7 @@ rule sae_train:
         "../../envs/sae.yaml"
     threads: lambda wildcards: saes[wildcards.sae].get("threads", 1)
     resources:
-        gpu=lambda wildcards: saes[wildcards.sae].get("gpus", 1),
+        gpu=gpus_of_sae,
     params:
         run=subpath(input.manifest, parent=True),
         folder=subpath(output.card, parent=True),

@@ -135,7 +135,10 @@ def _one(asked: Asked, kind: str) -> None:
     is_first = ranks.number == 0
     if not is_first:
         log.setLevel(logging.WARNING)
+    card.refuse_other_count(ranks.count)
     vectors = Vectors(asked.run, asked.column)
+    if _is_done(asked, vectors):
+        return
     vectors.check(ranks.number, ranks.count)
     source, options, output = source_of(vectors), asked.options, asked.output
     is_held_out = vectors.is_held_out(options.held_out, options.seed)
