@@ -24,6 +24,7 @@ MAY_BE_LACKING = {
     "needs 40 GB of a GPU's memory": "most GPUs have less",
     "this interpreter cannot count loops": "Triton 3.6 with NumPy 2.4, which conda may have",
     "could not import 'pip'": "uv makes environments without it",
+    "sae-lens cannot be had here": "its environment is a download that no other test needs",
     "torch * comes only for CUDA here": "with gigabytes of other packages",
     "pip could not": "no index may be within reach",
 }

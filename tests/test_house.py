@@ -32,7 +32,9 @@ EXTRAS = {
     extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
-COMPUTING = [*CORE, *EXTRAS["encoder"], *EXTRAS["esm2"], *EXTRAS["pac"]]
+WITH_TORCH = ("encoder", "esm2", "pac", "sae")
+"""Extras that compute, each with a conda environment of its name."""
+COMPUTING = [*CORE, *(needed for extra in WITH_TORCH for needed in EXTRAS[extra])]
 IN_TESTS = [*EXTRAS["test"], *EXTRAS["test-clusters"]]
 PINS = dict(
     line.split("==")
@@ -189,7 +191,7 @@ def pip_bounds(requirements):
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("base", []), *((name, EXTRAS[name]) for name in ("encoder", "esm2", "pac"))],
+    [("base", []), *((name, EXTRAS[name]) for name in WITH_TORCH)],
 )
 def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
     found = conda_bounds(yaml_of(f"envs/{name}.yaml")["dependencies"])
@@ -319,7 +321,18 @@ def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
 PACKAGE = ROOT / "src/featuremill"
 ROOMS = (
     *("base", "lease", "store", "workload", "inputs", "translate", "config", "plan", "extract"),
-    *("merge", "status", "doctor", "report", "search", "head", "verdict", "flow", "workloads"),
+    *(
+        "merge",
+        "status",
+        "doctor",
+        "report",
+        "search",
+        "head",
+        "verdict",
+        "sae",
+        "flow",
+        "workloads",
+    ),
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 SPINE = {"plan", "extract", "merge"}
@@ -387,7 +400,7 @@ def test_the_rooms_are_the_folders_that_there_are():
     folders = {first for first, *rest in files_in if rest}
     assert folders == set(ROOMS)
     names = {name.partition(".")[0] for name in modules()} - {""}
-    assert len(names) <= 21, sorted(names)
+    assert len(names) <= 22, sorted(names)
 
 
 def test_rooms_import_only_what_they_may():

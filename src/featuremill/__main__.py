@@ -44,6 +44,7 @@ VERBS = {
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
     "head": "train a classifier on features of finished runs, take one over, or apply it",
+    "sae": "train a sparse autoencoder on a run's features, apply it, and look at it",
     "verdict": "say of each contig what it is, by the scores of its fragments",
     "virnucpro": "predict which contigs are of viruses, by VirNucPro's flags, into its files",
     "virnucpro-files": "write the files of VirNucPro from fragments, features and scores",

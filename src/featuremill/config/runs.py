@@ -61,9 +61,9 @@ class Runs(NamedTuple):
         return {place: paths for place, paths in there.items() if paths}
 
 
-def add_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the argument that names runs."""
-    help = "results/<run>, or the config that featuremill run takes"
+def add_argument(parser: argparse.ArgumentParser, besides: str = "") -> None:
+    """Add the argument that names runs, or what `besides` tells."""
+    help = f"results/<run>, or the config that featuremill run takes{besides}"
     parser.add_argument("run_folder", type=Path, metavar="RUN", help=help)
 
 

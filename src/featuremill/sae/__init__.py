@@ -1,0 +1,1 @@
+"""Sparse autoencoders on the features of finished runs: trained, applied, looked at."""

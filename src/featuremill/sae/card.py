@@ -1,0 +1,182 @@
+"""A sparse autoencoder on the disk: a folder in SAELens' layout, and sae.json, which is written
+last and says what it was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.words import listed
+from featuremill.status.top.training import CARD as CARD
+from featuremill.status.top.training import LOCK as LOCK
+from featuremill.status.top.training import TRAINING
+from featuremill.store.files import sha256_of, write_json
+from featuremill.store.json_file import JsonFile, Number, Record
+from featuremill.store.plan import Settings
+from featuremill.workload import WorkloadOptions, refuse_without_packages
+
+CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
+CHECKPOINT = "checkpoint.safetensors"
+PAGE, FEATURES = "report.html", "features.tsv"
+FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
+SLICES = 8
+"""Pieces in which a batch is computed, by however many ranks: their sums are added in pairs, so
+1, 2, 4 and 8 ranks get the same bits."""
+PARAMETERS = ("W_enc", "b_enc", "W_dec", "b_dec")
+DIVISORS = [number for number in range(1, SLICES + 1) if SLICES % number == 0]
+"""How many ranks can share them."""
+
+
+class Needs(WorkloadOptions):
+    """What autoencoders are trained and applied with."""
+
+    PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
+
+
+class Options(Record):
+    """What determines the values, besides the vectors."""
+
+    features: int
+    """Of the autoencoder: columns of the encoder."""
+    k: int
+    """Features of a vector that are active, at most."""
+    batch: int
+    """Vectors of a step, of all ranks together."""
+    steps: int
+    seed: int
+    learning_rate: Number
+    dead_after: int
+    """Steps without activity after which a feature counts as dead."""
+    held_out: Number
+    """Share of the records."""
+    dtype: Literal["fp32", "bf16"]
+    """Of products."""
+
+    def check(self) -> None:
+        """Raise UserError for what cannot be."""
+        if not 1 <= self.k <= self.features:
+            raise UserError(
+                f"--k {self.k}: of {self.features:,} features at least 1 and at most all can be "
+                "active; give a smaller --k, or more --features."
+            )
+        if self.batch < SLICES or self.batch % SLICES:
+            raise UserError(
+                f"--batch {self.batch}: a batch is computed in {SLICES} equal slices; give a "
+                f"multiple of {SLICES}."
+            )
+        for name in ("features", "steps", "dead_after", "learning_rate"):
+            if not getattr(self, name) > 0:
+                word = name.replace("_", "-")
+                raise UserError(f"--{word} {getattr(self, name)}: give a number above 0.")
+        if not 0 <= self.held_out < 1:
+            raise UserError(f"--held-out {self.held_out}: give a share from 0 to below 1.")
+
+
+class Source(Record):
+    """The vectors."""
+
+    run: str
+    recipe: str
+    column: str
+    is_per_residue: bool
+    width: int
+    parts: str
+    """One digest of all parts."""
+    settings: Settings
+    """What the recipe is the digest of."""
+
+
+class Card(JsonFile):
+    """What sae.json says."""
+
+    REMEDY: ClassVar[str] = "train it again"
+
+    options: Options
+    source: Source
+    sha256: str
+    """Of sae_weights.safetensors."""
+    counts: dict[str, int]
+    last: dict[str, Any]
+    """The last line of training.jsonl."""
+    versions: dict[str, str]
+
+
+def refuse_other_count(num_ranks: int) -> None:
+    """Raise UserError where so many ranks cannot share a batch."""
+    if num_ranks not in DIVISORS:
+        raise UserError(
+            f"--gpus {num_ranks}: a batch is computed in {SLICES} equal slices, which "
+            f"{listed(map(str, DIVISORS))} devices can share; give one of these numbers."
+        )
+
+
+def identity(options: Options, source: Source) -> dict[str, Any]:
+    """Return all that tells trainings apart, by name; where the run's folder lies does not."""
+    told = source.as_json()
+    return {**options.as_json(), **{key: told[key] for key in ("recipe", "column", "parts")}}
+
+
+def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise UserError where `what` in `folder` is of another training."""
+    names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
+    if names:
+        told = listed(f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names)
+        raise UserError(
+            f"{folder}: the {what} there is of another training ({told}); name another --output, "
+            "or delete this folder."
+        )
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Raise UserError where `folder` holds what is not of an autoencoder."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file; name a folder, as in saes/NAME.")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if other := next((name for name in names if name not in FILES and name[0] != "."), None):
+        raise UserError(
+            f"{folder}: this folder holds {other!r}, which is of no autoencoder; name another "
+            "--output, as in saes/NAME."
+        )
+
+
+def write_config(path: Path, options: Options, width: int) -> None:
+    """Write cfg.json as SAELens 6 reads it (`TopKSAEConfig` in sae_lens/saes/topk_sae.py)."""
+    told = {
+        "architecture": "topk",
+        "d_in": width,
+        "d_sae": options.features,
+        "k": options.k,
+        "dtype": "float32",
+        "device": "cpu",
+        "apply_b_dec_to_input": True,
+        "normalize_activations": "none",
+        "reshape_activations": "none",
+        "rescale_acts_by_decoder_norm": False,
+        # Without a version, it is read as one of SAELens 5, whose keys meant other things.
+        "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
+    }
+    write_json(path, told)
+
+
+def read(folder: Path) -> tuple[Card, dict[str, Any]]:
+    """Return the card and the tensors of the autoencoder in `folder`.
+
+    Raises:
+        UserError: when there is none.
+        IntegrityError: when it is not what was written.
+    """
+    refuse_without_packages(Needs)
+    from safetensors.torch import load_file
+
+    try:
+        card = Card.read(folder / CARD)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(
+            f"{folder}: there is no trained autoencoder here, as there is no {CARD}; name the "
+            "folder that `featuremill sae train` came to its end with."
+        ) from None
+    path = folder / WEIGHTS
+    if not path.is_file() or sha256_of(path) != card.sha256:
+        raise IntegrityError(f"{path}: it is gone or not what {CARD} tells of; train it again.")
+    return card, load_file(path)

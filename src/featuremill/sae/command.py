@@ -1,0 +1,251 @@
+"""sae: sparse autoencoders on the features of finished runs.
+
+`estimate` says what a training needs, `train` makes one, `encode` says which of its features are
+active in each record, `report` how good it is and which records each feature is about. A run is
+only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from featuremill.sae.card import Options
+
+
+Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
+    """Add what `featuremill sae` can do; return the parsers of that."""
+    acts = parser.add_subparsers(dest="act", required=True, metavar="train|estimate|encode|report")
+    return [_add_train(acts), _add_estimate(acts), _add_encode(acts), _add_report(acts)]
+
+
+def _add(acts: Acts, name: str, says: str) -> argparse.ArgumentParser:
+    return acts.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
+
+
+def _add_train(acts: Acts) -> argparse.ArgumentParser:
+    parser = _add(acts, "train", "train an autoencoder, or go on with one that was interrupted")
+    _add_options(parser)
+    add = parser.add_argument
+    add("--output", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder")
+    add(
+        "--device",
+        choices=("auto", "cuda", "cpu"),
+        default="auto",
+        help="cuda: not without a GPU (default auto)",
+    )
+    add(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads of each rank that compute (default 1); others change the last digits",
+    )
+    add(
+        "--checkpoint-minutes",
+        type=float,
+        default=10.0,
+        metavar="MINUTES",
+        help="between two checkpoints (default 10)",
+    )
+    return parser
+
+
+def _add_estimate(acts: Acts) -> argparse.ArgumentParser:
+    parser = _add(acts, "estimate", "say what memory a training needs, and start nothing")
+    _add_options(parser)
+    parser.add_argument("--json", action="store_true", help="in bytes, for programs")
+    return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    _add_run(parser)
+    add("--column", help="the vectors, one a record or one a residue (default: the only ones)")
+    add(
+        "--features",
+        type=int,
+        default=4096,
+        metavar="M",
+        help="of the autoencoder (default 4096); usually a multiple of the vectors' width",
+    )
+    add("--k", type=int, default=32, help="features that are active in a vector (default 32)")
+    add(
+        "--batch",
+        type=int,
+        default=4096,
+        metavar="B",
+        help="vectors of a step, of all devices together (default 4096)",
+    )
+    add("--steps", type=int, default=10_000, metavar="N", help="(default 10,000)")
+    add("--seed", type=int, default=0, help="(default 0)")
+    add(
+        "--learning-rate",
+        type=float,
+        metavar="RATE",
+        help="(default 2e-4 / sqrt(M / 16384), by Gao et al. 2024)",
+    )
+    add(
+        "--dead-after",
+        type=int,
+        default=200,
+        metavar="STEPS",
+        help="without activity, a feature is dead and helped along (default 200)",
+    )
+    add(
+        "--held-out",
+        type=float,
+        default=0.05,
+        metavar="SHARE",
+        help="of the records, for the report alone (default 0.05)",
+    )
+    add(
+        "--dtype",
+        choices=("fp32", "bf16"),
+        default="fp32",
+        help="of products (default fp32); weights and sums are fp32",
+    )
+    add(
+        "--gpus",
+        type=int,
+        default=1,
+        metavar="N",
+        help="devices, with a process each: 1, 2, 4 or 8 (default 1); on CPUs, so many processes",
+    )
+
+
+def _add_encode(acts: Acts) -> argparse.ArgumentParser:
+    parser = _add(acts, "encode", "write which features are active in each record")
+    _add_run(parser)
+    _add_sae(parser)
+    add = parser.add_argument
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE.parquet",
+        help="id, and features: a list of (feature, value); per residue, the highest value counts",
+    )
+    _add_computing(parser)
+    return parser
+
+
+def _add_report(acts: Acts) -> argparse.ArgumentParser:
+    parser = _add(acts, "report", "say how good it is, and which records each feature is about")
+    _add_run(parser)
+    _add_sae(parser)
+    add = parser.add_argument
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE.html",
+        help="the page (default: report.html in the autoencoder's folder); features.tsv beside it",
+    )
+    _add_computing(parser)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_folder", type=Path, metavar="RUN", help="results/<run>, finished")
+
+
+def _add_sae(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sae", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder"
+    )
+
+
+def _add_computing(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--any-recipe",
+        action="store_true",
+        help="take vectors that were made otherwise than those it was trained on",
+    )
+    add("--threads", type=int, default=1, metavar="N", help="that compute (default 1)")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill sae`."""
+    if arguments.act == "train":
+        from featuremill.sae import train
+
+        train.train(
+            train.Asked(
+                arguments.run_folder,
+                arguments.column,
+                arguments.output,
+                _options(arguments),
+                arguments.gpus,
+                arguments.device,
+                max(1, arguments.threads),
+                arguments.checkpoint_minutes,
+                _words(arguments),
+            )
+        )
+    elif arguments.act == "estimate":
+        from featuremill.sae import estimate
+
+        estimate.say(
+            arguments.run_folder,
+            arguments.column,
+            _options(arguments),
+            arguments.gpus,
+            arguments.json,
+        )
+    elif arguments.act == "encode":
+        from featuremill.sae.encode import encode
+
+        encode(
+            arguments.run_folder,
+            arguments.sae,
+            arguments.output,
+            arguments.any_recipe,
+            arguments.threads,
+        )
+    else:
+        from featuremill.sae.report import report
+
+        report(
+            arguments.run_folder,
+            arguments.sae,
+            arguments.output,
+            arguments.any_recipe,
+            arguments.threads,
+        )
+
+
+OPTIONS = ("features", "k", "batch", "steps", "seed", "dead_after", "held_out", "dtype")
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    from featuremill.sae.card import Options
+
+    rate = arguments.learning_rate
+    if rate is None:
+        rate = 2e-4 / (max(1, arguments.features) / 2**14) ** 0.5
+    return Options(learning_rate=rate, **{name: getattr(arguments, name) for name in OPTIONS})
+
+
+def _words(arguments: argparse.Namespace) -> list[str]:
+    """Return what starts a rank of the same training."""
+    told = {
+        **_options(arguments).as_json(),
+        "column": arguments.column,
+        "output": arguments.output,
+        "threads": arguments.threads,
+        "checkpoint_minutes": arguments.checkpoint_minutes,
+        "log_file": arguments.log_file,
+    }
+    words = ["sae", "train", str(arguments.run_folder)]
+    words += [
+        f"--{name.replace('_', '-')}={value}" for name, value in told.items() if value is not None
+    ]
+    loudness = [word for word in ("quiet", "verbose") if getattr(arguments, word)]
+    return [*words, *(f"--{word}" for word in loudness)]

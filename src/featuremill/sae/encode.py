@@ -1,0 +1,147 @@
+"""encode: which features of an autoencoder are active in each record of a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
+from featuremill.base.words import records
+from featuremill.sae import card, network
+from featuremill.sae.card import Card
+from featuremill.sae.vectors import Rows, Vectors
+from featuremill.store import ledger
+from featuremill.store.files import replacing
+from featuremill.store.results import Results
+
+BLOCK_NUMBERS = 2**23
+"""Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""
+ACTIVE = pa.list_(pa.struct({"feature": pa.int32(), "value": pa.float32()}))
+log = logging.getLogger("featuremill.sae")
+
+
+class Encoded(NamedTuple):
+    """What became of a few records; V vectors of all of them, K active features of each."""
+
+    ids: list[str]
+    rows: Rows
+    counts: Rows
+    """Vectors of each record."""
+    vectors_VD: npt.NDArray[np.float32]
+    values_VK: torch.Tensor
+    indices_VK: torch.Tensor
+
+    def highest(self, num_features: int) -> npt.NDArray[np.float32]:
+        """Return the highest value of each feature in each record, (records, M)."""
+        record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
+        found = torch.zeros(len(self.counts) * num_features)
+        places = (record_V[:, None] * num_features + self.indices_VK).flatten()
+        found.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
+        return found.view(-1, num_features).numpy()
+
+
+class Encoder:
+    """An autoencoder, and the vectors of a run that it may be applied to."""
+
+    def __init__(self, run: Path, sae: Path, takes_any_recipe: bool, threads: int) -> None:
+        """Open both.
+
+        Raises:
+            UserError: when one is missing, or they do not belong together.
+            IntegrityError: when a file is not what was written.
+        """
+        torch.set_num_threads(max(1, threads))
+        self.card, self.tensors = card.read(sae)
+        source = self.card.source
+        self.vectors = Vectors(run, source.column)
+        if self.vectors.width != source.width:
+            raise UserError(
+                f"{run}: {source.column} has {self.vectors.width:,} numbers a vector, and {sae} "
+                f"was trained on {source.width:,}; name a run like {source.run}."
+            )
+        if self.vectors.recipe != source.recipe and not takes_any_recipe:
+            raise UserError(
+                f"{run}: the recipe of its vectors is {self.vectors.recipe}, and {sae} was trained "
+                f"on {source.recipe}, so that features may mean nothing; compute the vectors by "
+                "that recipe, or let these be taken with --any-recipe."
+            )
+        self._most = max(1, BLOCK_NUMBERS // max(self.card.options.features, source.width))
+        """Vectors that are computed at a time."""
+        self.vectors.check()
+
+    def blocks(self) -> Iterator[Encoded]:
+        """Yield what becomes of all records with vectors, in the order of the run's input."""
+        shown = Progress(log, "encoding")
+        manifest, num_done = Results(self.vectors.root).manifest, 0
+        for batch in ledger.batches(manifest, ["id", "shard", "row"]):
+            rows = self.vectors.rows_of(batch)
+            places = np.flatnonzero((rows >= 0) & (self.vectors.num_of_row[rows] > 0))
+            ids = batch["id"].take(pa.array(places)).to_pylist()
+            # A record counts itself, too: those of a block have a row each in what is summed up.
+            sizes = np.cumsum(self.vectors.num_of_row[rows[places]] + 1) // self._most
+            edges = [0, *(1 + np.flatnonzero(np.diff(sizes))).tolist(), len(places)]
+            for begin, end in pairwise(edges):
+                if begin < end:
+                    yield self._encoded(ids[begin:end], rows[places[begin:end]])
+                    num_done += end - begin
+                    shown.at(num_done)
+
+    @torch.no_grad()
+    def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
+        vectors, counts = self.vectors.of_rows(rows)
+        few = torch.split(torch.from_numpy(vectors), self._most)  # a single record may be long
+        found = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
+        values, indices = map(torch.cat, zip(*found, strict=True))
+        return Encoded(ids, rows, counts, vectors, values, indices)
+
+
+def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: int) -> None:
+    """Write the table of active features to `output`.
+
+    Raises:
+        UserError: when run, autoencoder or output are not fit for it.
+    """
+    if output.suffix != ".parquet":
+        raise UserError(f"{output}: active features are a .parquet; give such a name.")
+    encoder = Encoder(run, sae, takes_any_recipe, threads)
+    schema = pa.schema(
+        {"id": pa.string(), "features": ACTIVE}, metadata={"featuremill": _provenance(encoder.card)}
+    )
+    num_done = 0
+    with (
+        replacing(output) as temporary,
+        pq.ParquetWriter(temporary, schema, compression="zstd") as file,
+    ):
+        for block in encoder.blocks():
+            columns = [pa.array(block.ids), active(block, encoder.card.options.features)]
+            file.write_table(pa.table(columns, schema=schema))
+            num_done += len(block.ids)
+        file.close()
+    log.info("%s: %s", output, records(num_done))
+
+
+def active(block: Encoded, num_features: int) -> pa.Array:
+    """Return the active features of each record of a block, ascending, as a list<struct> column;
+    of several vectors, the highest value of each feature."""
+    highest = block.highest(num_features)
+    of_record, feature = np.nonzero(highest)
+    ends = np.searchsorted(of_record, np.arange(len(block.ids) + 1))
+    fields = [feature.astype(np.int32), highest[of_record, feature]]
+    structs = pa.StructArray.from_arrays([*map(pa.array, fields)], ["feature", "value"])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs)
+
+
+def _provenance(made: Card) -> str:
+    told: dict[str, Any] = {"sae_sha256": made.sha256, "source": made.source.as_json()}
+    return json.dumps(told, sort_keys=True)

@@ -1,0 +1,93 @@
+"""estimate: what a training needs, before anything starts.
+
+Counted are the tensors that `training.py` holds at once: parameters and Adam's moments, gradients
+of as many buffers as the sum takes, and what one slice of a batch leaves on its way. Besides, on a
+GPU, what CUDA itself takes; in the host's memory, Python with torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.words import human_bytes
+from featuremill.sae.card import SLICES, Options, refuse_other_count
+from featuremill.sae.vectors import Vectors
+
+FLOAT = 4
+HOST_BYTES = 460 * 2**20
+"""Python, torch with what Adam imports, and Arrow, without a vector: measured with torch 2.13."""
+ROW_BYTES = 29
+"""Of a record, in `Vectors`."""
+LOADED = 8
+"""Bytes that each number of a slice takes while it is read."""
+SLICE_OF_FEATURES, SLICE_OF_WIDTH = 4, 6
+"""Matrices of a slice that are there at once, of features and of the vectors' width."""
+
+
+class Needed(NamedTuple):
+    """Bytes."""
+
+    device: int
+    """Of each device: of a CPU, of each rank's memory beside the host's own."""
+    host: int
+    """Of each rank, in the host's memory."""
+    mapped: int
+    """Of the run's vectors, of which the page cache keeps what it has room for."""
+    checkpoint: int
+    weights: int
+    """Of files."""
+
+    def total(self, kind: str) -> int:
+        """Return what one rank takes of the host's memory where `kind` computes."""
+        return self.host + (self.device if kind == "cpu" else 0)
+
+    def text(self, kind: str) -> str:
+        """Return it in words."""
+        where = "" if kind == "cpu" else f"{human_bytes(self.device)} of each GPU, "
+        return (
+            f"each with {where}{human_bytes(self.total(kind))} of memory, beside "
+            f"{human_bytes(self.mapped)} of vectors in the page cache; "
+            f"{human_bytes(self.checkpoint)} of disk for a checkpoint"
+        )
+
+
+def of(options: Options, vectors: Vectors, num_ranks: int) -> Needed:
+    """Return what `num_ranks` ranks need."""
+    return needed(options, vectors.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes)
+
+
+def needed(
+    options: Options, width: int, num_ranks: int, num_rows: int = 0, num_bytes: int = 0
+) -> Needed:
+    """Return the same for vectors of `width` numbers in `num_rows` records."""
+    num_features = options.features
+    parameters = 2 * width * num_features + num_features + width
+    pairs = SLICES // num_ranks // 2
+    num_buffers = max(1, pairs.bit_length()) + (num_ranks > 1)
+    # Autograd makes each gradient before it is added: the largest ones are of half the parameters.
+    copies = 3 + num_buffers + 1
+    rows = options.batch // SLICES
+    slice_numbers = rows * (SLICE_OF_FEATURES * num_features + SLICE_OF_WIDTH * width)
+    if options.dtype == "bf16":
+        slice_numbers += parameters // 2
+    device = FLOAT * (copies * parameters + slice_numbers)
+    host = HOST_BYTES + ROW_BYTES * num_rows + LOADED * rows * width
+    return Needed(device, host, num_bytes, 3 * FLOAT * parameters, FLOAT * parameters)
+
+
+def say(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
+    """Print what a training on the run in `root` needs."""
+    options.check()
+    refuse_other_count(num_ranks)
+    vectors = Vectors(root, column)
+    found = of(options, vectors, num_ranks)
+    if as_json:
+        print(json.dumps(found._asdict() | {"host_with_cpu": found.total("cpu")}))
+        return
+    each = "" if num_ranks == 1 else " each"
+    print(f"a GPU: {human_bytes(found.device)}{each}, and {human_bytes(found.host)} of memory")
+    print(f"on CPUs: {human_bytes(found.total('cpu'))} of memory{each}")
+    print(f"vectors: {human_bytes(found.mapped)} in parts: the page cache keeps what fits")
+    print(f"files: {human_bytes(found.weights)}, and {human_bytes(found.checkpoint)} a checkpoint")

@@ -1,0 +1,120 @@
+"""The page of an autoencoder: how good it is, how it was trained, and what its features are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import numpy as np
+
+from featuremill.base import words
+from featuremill.report.chart import Figure, drawn, values
+from featuremill.report.page import write_of
+from featuremill.sae.card import FEATURES, Card
+from featuremill.sae.report import Held, Top
+
+TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
+MOST_FEATURES = 2_000
+"""Features that the page lists: the most frequent ones."""
+MOST_POINTS = 400
+TERMS = (
+    ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
+    ("L0", "features that are active in a vector, on average; k at most"),
+    ("dead", "features that are active in no vector that is looked at"),
+    ("frequency", "the share of all vectors in which a feature is active"),
+)
+
+
+def write_page(
+    path: Path, name: str, run: str, card: Card, held: Held, top: Top, rows: list[dict[str, Any]]
+) -> None:
+    """Write the page of the autoencoder called `name`, looked at on `run`, to `path`."""
+    order = np.argsort(-top.frequency_M, kind="stable")
+    order = order[top.frequency_M[order] > 0]
+    listed = [
+        (
+            int(feature),
+            f"{top.frequency_M[feature]:.2%}".replace("%", " %"),
+            [
+                (id, f"{value:.3g}")
+                for id, value in zip(top.ids_MT[feature], top.values_MT[feature], strict=True)
+                if value > 0
+            ],
+        )
+        for feature in order[:MOST_FEATURES]
+    ]
+    options, source = card.options, card.source
+    each = "a residue" if source.is_per_residue else "a record"
+    write_of(
+        path,
+        TEMPLATE.read_text("utf-8"),
+        title=name,
+        lead=(
+            f"{words.count(options.features)} features, {options.k} of them active at most, for "
+            f"the {words.count(source.width)} numbers of {source.column}, one vector {each}; "
+            f"trained on {words.counted(card.counts['vectors'], 'vector')} of "
+            f"{words.records(card.counts['records'])} in {words.counted(options.steps, 'step')}."
+        ),
+        tiles=[
+            ("FVU", f"{held.fvu:.4f}"),
+            ("L0", f"{held.l0:.1f}"),
+            ("dead", f"{held.dead:.1%}".replace("%", " %")),
+            ("held-out records", words.count(held.records)),
+        ],
+        figures=[_curve(rows), _frequencies(top)],
+        card=card,
+        run=run,
+        held=held,
+        features=listed,
+        num_active=len(order),
+        table=FEATURES,
+    )
+
+
+def _curve(rows: list[dict[str, Any]]) -> Figure:
+    few = rows[:: max(1, len(rows) // MOST_POINTS)]
+    if not rows:
+        return Figure("curve", "How it was trained", "training.jsonl is gone.")
+    last = rows[-1]
+    sentence = (
+        f"After {words.counted(last['step'], 'step')}: loss {last['loss']:.4g}, FVU "
+        f"{last['fvu']:.4f}, {last['dead']:.1%} dead. Each point is the mean of the steps since "
+        "the one before."
+    )
+    chart = (
+        alt.Chart(values({"step": row["step"], "fvu": row["fvu"]} for row in few))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("step:Q", title="step"),
+            y=alt.Y("fvu:Q", title="FVU", scale=alt.Scale(zero=False)),
+            tooltip=["step:Q", "fvu:Q"],
+        )
+        .properties(width="container", height=220)
+    )
+    return drawn("curve", "How it was trained", sentence, chart, terms=TERMS)
+
+
+def _frequencies(top: Top) -> Figure:
+    active = top.frequency_M[top.frequency_M > 0]
+    sentence = (
+        f"{words.count(len(active))} of {words.counted(len(top.frequency_M), 'feature')} are "
+        f"active in some vector; half of these in less than {np.median(active):.2%} of all vectors."
+    )
+    counts, edges = np.histogram(np.log10(active), bins=30)
+    rows = [
+        {"low": float(10**low), "high": float(10**high), "features": int(number)}
+        for number, low, high in zip(counts, edges, edges[1:], strict=False)
+    ]
+    chart = (
+        alt.Chart(values(rows))
+        .mark_bar()
+        .encode(
+            x=alt.X("low:Q", title="frequency", scale=alt.Scale(type="log"), bin="binned"),
+            x2="high:Q",
+            y=alt.Y("features:Q", title="features"),
+            tooltip=["low:Q", "high:Q", "features:Q"],
+        )
+        .properties(width="container", height=180)
+    )
+    return drawn("frequencies", "How often features are active", sentence, chart)

@@ -1,0 +1,158 @@
+"""The processes of one training: how torchrun starts them, how they add up what they have, and one
+sentence when one of them dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, distributed
+
+from featuremill.base import environment, faults
+from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
+from featuremill.base.this_process import INTERRUPTS, die_with_parent
+
+LOST = 75
+"""Exit status of a rank whose neighbour is gone: another one knows why."""
+KINDS = {kind.exit_status: kind for kind in (UserError, DeviceError, IntegrityError)}
+log = logging.getLogger("featuremill.sae")
+
+
+class LostRank(Exception):  # noqa: N818
+    """Another rank does not answer any more."""
+
+
+class Ranks:
+    """Which rank of how many this process is, on which device."""
+
+    def __init__(self, kind: str) -> None:
+        """Meet the others, if torchrun started this process as one of several; `kind` is that of
+        the devices, cuda or cpu."""
+        self.count, self.number, place = 1, 0, 0
+        if is_one():
+            die_with_parent(
+                os.getppid(), signal.SIGTERM
+            )  # torchrun's own death takes no rank along
+            self.count = int(environment.WORLD_SIZE.text() or 1)
+            self.number = int(environment.RANK.text() or 0)
+            place = int(environment.LOCAL_RANK.text() or 0)
+        self.device = torch.device(kind, place) if kind == "cuda" else torch.device("cpu")
+        if kind == "cuda":
+            torch.cuda.set_device(self.device)
+        if self.count > 1:
+            distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
+
+    def add(self, ours: Tensor, theirs: Tensor) -> None:
+        """Replace `ours` by the sum over all ranks, added in pairs, which every rank gets to the
+        same bits; `theirs` is room for as much.
+
+        Raises:
+            LostRank: when another one is gone.
+        """
+        distance = 1
+        while distance < self.count:
+            peer = self.number ^ distance
+            orders = [
+                distributed.P2POp(distributed.isend, ours, peer),
+                distributed.P2POp(distributed.irecv, theirs, peer),
+            ]
+            try:
+                for order in distributed.batch_isend_irecv(orders):
+                    order.wait()
+            except RuntimeError as error:
+                raise LostRank(f"rank {peer} is gone ({faults.one_line(error)})") from error
+            ours += theirs
+            distance *= 2
+
+    def close(self) -> None:
+        """Take leave of the others."""
+        if self.count > 1:
+            distributed.destroy_process_group()
+
+
+def is_one() -> bool:
+    """Tell whether torchrun started this process as a rank."""
+    return environment.TORCHELASTIC_RUN_ID.text() is not None
+
+
+def leave(error: Exception) -> NoReturn:
+    """End this rank as `error` asks, and leave the sentence to whoever started the ranks."""
+    status = getattr(error, "exit_status", 1)
+    said = str(error)
+    if isinstance(error, LostRank):
+        status = LOST
+    elif not hasattr(error, "exit_status"):
+        log.debug("the whole story", exc_info=error)
+        if is_of_device(error):
+            status = DeviceError.exit_status
+        said = f"{type(error).__name__}: {faults.one_line(error)}"
+    if path := environment.TORCHELASTIC_ERROR_FILE.text():
+        told = {"message": said, "timestamp": int(time.time())}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps(told), "utf-8")
+    else:
+        log.error("%s", said)
+    raise SystemExit(status)
+
+
+def is_of_device(error: Exception) -> bool:
+    """Tell whether a device failed, or its memory ran out."""
+    return faults.is_device_error(error) or faults.is_out_of_memory(error)
+
+
+def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
+    """Let torchrun start `count` ranks of `featuremill` with these `words`, and wait for them.
+
+    Raises:
+        UserError, DeviceError, IntegrityError, WorkloadError: what ended the first that failed.
+        SystemExit: when somebody stopped them.
+    """
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    for name in ("torch.distributed.elastic", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    environment.OMP_NUM_THREADS.set(str(threads))
+    options = ["--standalone", "--nproc-per-node", str(count), "--no-python"]
+    command = [*options, sys.executable, "-m", "featuremill", *words]
+    try:
+        torchrun.run(torchrun.parse_args(command))  # type: ignore[no-untyped-call]
+    except SignalException as stopped:
+        raise SystemExit(128 + stopped.sigval) from None
+    except ChildFailedError as failed:
+        raise _why(failed.failures, count, output) from None
+
+
+def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
+    """Return what ended the rank that failed first: one that was killed tells nothing itself, and
+    those that lost it fail later."""
+
+    def order(rank: int) -> tuple[bool, bool, int]:
+        status = failures[rank].exitcode
+        return status >= 0, status == LOST, failures[rank].timestamp
+
+    rank = min(failures, key=order)
+    status, said = failures[rank].exitcode, failures[rank].message
+    kept = f"go on from {output} with the same command, with another --gpus if need be"
+    if status < 0:
+        name = signal.Signals(-status).name
+        return WorkloadError(
+            f"rank {rank} of {count} was killed ({name}), which ended the others, too; {kept}."
+        )
+    if status in (UserError.exit_status, IntegrityError.exit_status):
+        return KINDS[status](said)
+    if status - 128 in INTERRUPTS:
+        return SystemExit(status)
+    kind = KINDS.get(status, WorkloadError)
+    said = said.rstrip(".")
+    return kind(f"rank {rank} of {count} failed ({said}), which ended the others, too; {kept}.")

@@ -1,0 +1,159 @@
+"""report: how good an autoencoder is on records that it did not see, and what its features are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.sae import network
+from featuremill.sae.card import FEATURES, PAGE
+from featuremill.sae.encode import Encoder
+from featuremill.status.top.training import TRAINING
+from featuremill.store.files import replacing
+
+MOST_RECORDS = 5
+"""Records that are named of each feature."""
+log = logging.getLogger("featuremill.sae")
+
+
+class Held(NamedTuple):
+    """What held-out records say."""
+
+    fvu: float
+    """Fraction of variance unexplained: squared error over variance."""
+    l0: float
+    """Active features of a vector."""
+    dead: float
+    """Share of the features that none of these vectors has."""
+    records: int
+    vectors: int
+
+
+class Top(NamedTuple):
+    """The records in which each feature is strongest; T of them, the strongest first."""
+
+    values_MT: npt.NDArray[np.float32]
+    ids_MT: npt.NDArray[np.object_]
+    frequency_M: npt.NDArray[np.float64]
+    """Share of all vectors in which it is active."""
+
+
+class _Sums:
+    """What is added up over held-out vectors."""
+
+    def __init__(self, width: int, num_features: int) -> None:
+        self.num_records = self.num_vectors = self.num_active = 0
+        self.sums_D, self.squares, self.error = np.zeros(width), 0.0, 0.0
+        self.is_met_M = torch.zeros(num_features, dtype=torch.bool)
+
+    def held(self) -> Held:
+        num = max(1, self.num_vectors)
+        variance = self.squares - float(self.sums_D @ self.sums_D) / num
+        dead = 1 - float(self.is_met_M.double().mean())
+        fvu = self.error / variance if variance > 0 else float("nan")
+        return Held(fvu, self.num_active / num, dead, self.num_records, self.num_vectors)
+
+
+def report(
+    run: Path, sae: Path, output: Path | None, takes_any_recipe: bool, threads: int
+) -> tuple[Held, Top]:
+    """Write the page, and features.tsv beside it.
+
+    Raises:
+        UserError: when run or autoencoder are not fit for it.
+    """
+    from featuremill.sae.page import write_page
+
+    encoder = Encoder(run, sae, takes_any_recipe, threads)
+    page = output or sae / PAGE
+    if page.suffix != ".html":
+        raise UserError(f"{page}: the page is an .html; give such a name.")
+    held, top = look(encoder)
+    _write_features(page.with_name(FEATURES), top)
+    lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
+    write_page(page, sae.name, str(run), encoder.card, held, top, [*map(json.loads, lines)])
+    log.info(
+        "on %s held-out vectors: FVU %.4f, L0 %.1f, %.1f %% dead",
+        f"{held.vectors:,}",
+        held.fvu,
+        held.l0,
+        100 * held.dead,
+    )
+    log.info("%s: open it in a browser", page)
+    return held, top
+
+
+@torch.no_grad()
+def look(encoder: Encoder) -> tuple[Held, Top]:
+    """Encode all records; return what the held-out ones say, and the strongest of each feature."""
+    options, vectors = encoder.card.options, encoder.vectors
+    is_held_out = vectors.is_held_out(options.held_out, options.seed)
+    sums = _Sums(vectors.width, options.features)
+    shift = encoder.tensors["b_dec"].numpy()  # near the mean: so squares keep their digits
+    values_MT = np.zeros((options.features, 0), np.float32)
+    ids_MT = np.zeros((options.features, 0), object)
+    counts_M, num_vectors = np.zeros(options.features), 0
+    for block in encoder.blocks():
+        is_active = block.values_VK > 0
+        counts_M += np.bincount(block.indices_VK[is_active].numpy(), minlength=options.features)
+        num_vectors += len(block.vectors_VD)
+        values_MT, ids_MT = _strongest(
+            values_MT, ids_MT, block.highest(options.features), block.ids
+        )
+        is_held_R = is_held_out[block.rows]
+        held_V = torch.from_numpy(np.repeat(is_held_R, block.counts))
+        if not held_V.any():
+            continue
+        x_VD = torch.from_numpy(block.vectors_VD)[held_V]
+        values_VK, indices_VK = block.values_VK[held_V], block.indices_VK[held_V]
+        error = x_VD - network.decode(encoder.tensors, values_VK, indices_VK)
+        shifted = x_VD.double() - torch.from_numpy(shift)
+        sums.num_records += int(is_held_R.sum())
+        sums.num_vectors += len(x_VD)
+        sums.num_active += int(is_active[held_V].sum())
+        sums.sums_D += shifted.sum(0).numpy()
+        sums.squares += float(shifted.square().sum())
+        sums.error += float(error.double().square().sum())
+        sums.is_met_M[indices_VK[values_VK > 0]] = True
+    if not sums.num_vectors:
+        raise UserError(
+            f"{vectors.root}: none of its records was held out of the training (a share of "
+            f"{options.held_out}), so nothing can judge it; train with a larger --held-out."
+        )
+    return sums.held(), Top(values_MT, ids_MT, counts_M / max(1, num_vectors))
+
+
+def _strongest(
+    values_MT: npt.NDArray[np.float32],
+    ids_MT: npt.NDArray[np.object_],
+    highest_RM: npt.NDArray[np.float32],
+    ids: list[str],
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.object_]]:
+    """Return the strongest records of each feature of those known and of these; among equals, the
+    earlier one."""
+    keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
+    values = np.concatenate([values_MT, np.take_along_axis(highest_RM.T, keep, 1)], 1)
+    names = np.concatenate([ids_MT, np.array(ids, object)[keep]], 1)
+    best = np.argsort(-values, axis=1, kind="stable")[:, :MOST_RECORDS]
+    return np.take_along_axis(values, best, 1), np.take_along_axis(names, best, 1)
+
+
+def _write_features(path: Path, top: Top) -> None:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["feature", "frequency", "rank", "id", "value"])
+        for feature, frequency in enumerate(top.frequency_M.tolist()):
+            pairs = zip(top.ids_MT[feature], top.values_MT[feature].tolist(), strict=True)
+            for rank, (id, value) in enumerate(pairs, 1):
+                if value > 0:
+                    told = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                    table.writerow(told)

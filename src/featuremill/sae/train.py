@@ -1,0 +1,237 @@
+"""train: a sparse autoencoder on the vectors of a finished run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+from featuremill.base import environment, this_process
+from featuremill.base.errors import DeviceError, UserError
+from featuremill.base.faults import one_line
+from featuremill.base.locking import locked
+from featuremill.base.words import count, counted, records
+from featuremill.lease import Request, lease
+from featuremill.lease.acquire import Choice
+from featuremill.sae import card, estimate
+from featuremill.sae.card import CARD, CHECKPOINT, CONFIG, LOCK, WEIGHTS, Options, Source
+from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.status.top.training import TRAINING, line_of
+from featuremill.store.files import replacing, sha256_of
+from featuremill.workload import refuse_without_packages
+
+SAY_SECONDS = 10.0
+log = logging.getLogger("featuremill.sae")
+
+
+class Asked(NamedTuple):
+    """What is asked for."""
+
+    run: Path
+    column: str | None
+    output: Path
+    options: Options
+    gpus: int
+    device: Choice
+    threads: int
+    checkpoint_minutes: float
+    words: Sequence[str]
+    """As typed, for the ranks, but for the device."""
+
+
+def train(asked: Asked) -> None:
+    """Train, or go on with what a checkpoint has, on devices of a lease.
+
+    Raises:
+        UserError: when run, options or output are not fit for it.
+    """
+    refuse_without_packages(card.Needs)
+    from featuremill.sae import ranks
+
+    if ranks.is_one():
+        try:
+            _one(asked, asked.device)
+        except Exception as error:
+            ranks.leave(error)
+        return
+    card.refuse_other_count(asked.gpus)
+    asked.options.check()
+    vectors = Vectors(asked.run, asked.column)
+    card.refuse_other_folder(asked.output)
+    asked.output.mkdir(parents=True, exist_ok=True)
+    with locked(asked.output / LOCK, lambda: _refuse_second(asked.output)):
+        if _is_done(asked, vectors):
+            return
+        with lease(asked.device, Request.from_environment(num_gpus=asked.gpus)) as held:
+            for name, value in held.environment.items():
+                environment.Variable(name).set(value)
+            kind = held.devices[0].kind
+            needed = estimate.of(asked.options, vectors, asked.gpus)
+            log.info("%s, %s", counted(asked.gpus, "rank"), needed.text(kind))
+            if asked.gpus > 1:
+                words = [*asked.words, "--device", kind]
+                ranks.start(asked.gpus, words, asked.threads, asked.output)
+                return
+            del vectors
+            try:
+                _one(asked, kind)
+            except Exception as error:
+                if not ranks.is_of_device(error):
+                    raise
+                raise DeviceError(
+                    f"the device failed, or its memory ran out ({one_line(error)}); go on from "
+                    f"{asked.output} with the same command, or begin anew with a smaller --batch."
+                ) from error
+
+
+def _refuse_second(output: Path) -> NoReturn:
+    raise UserError(f"{output}: another process trains there; wait for it, or name another folder.")
+
+
+def source_of(vectors: Vectors) -> Source:
+    """Return what a card says of vectors."""
+    return Source(
+        run=str(vectors.root),
+        recipe=vectors.recipe,
+        column=vectors.column,
+        is_per_residue=vectors.is_per_residue,
+        width=vectors.width,
+        parts=vectors.digest,
+        settings=vectors.plan.settings,
+    )
+
+
+def _is_done(asked: Asked, vectors: Vectors) -> bool:
+    """Tell whether this very training came to its end.
+
+    Raises:
+        UserError: when the folder has another one, or its checkpoint.
+    """
+    from featuremill.sae.training import told_by
+
+    ours = card.identity(asked.options, source_of(vectors))
+    done = card.Card.find(asked.output / CARD)
+    if done:
+        theirs = card.identity(done.options, done.source)
+        card.refuse_other(asked.output, "autoencoder", theirs, ours)
+        log.info("%s is trained already.", asked.output)
+    elif (path := asked.output / CHECKPOINT).exists():
+        card.refuse_other(asked.output, "checkpoint", told_by(path)["identity"], ours)
+    return done is not None
+
+
+def _one(asked: Asked, kind: str) -> None:
+    """Be one rank."""
+    import torch
+
+    from featuremill.sae.ranks import Ranks
+    from featuremill.sae.training import Stopped, Trainer
+
+    torch.set_num_threads(asked.threads)
+    ranks = Ranks(kind)
+    is_first = ranks.number == 0
+    if not is_first:
+        log.setLevel(logging.WARNING)
+    card.refuse_other_count(ranks.count)
+    vectors = Vectors(asked.run, asked.column)
+    if _is_done(asked, vectors):
+        return
+    vectors.check(ranks.number, ranks.count)
+    source, options, output = source_of(vectors), asked.options, asked.output
+    is_held_out = vectors.is_held_out(options.held_out, options.seed)
+    chosen = Chosen(vectors, ~is_held_out)
+    if not len(chosen):
+        raise UserError(
+            f"{asked.run}: all records with vectors are held out; give a smaller --held-out."
+        )
+    log.info("%s vectors of %s", count(len(chosen)), records(chosen.num_records))
+    identity = card.identity(options, source)
+    trainer = Trainer(options, chosen, vectors.width, ranks)
+    if (output / CHECKPOINT).exists():
+        trainer.load(output, identity)
+        log.info("going on after step %s", count(trainer.step))
+    else:
+        trainer.begin()
+    if is_first:
+        rows = _Rows(output / TRAINING, trainer.step)
+    saved = said = time.monotonic()
+    try:
+        for row in trainer.run():
+            if not is_first:
+                continue
+            now = time.monotonic()
+            if row:
+                rows.add(row)
+            if row and now - said >= SAY_SECONDS:
+                said = now
+                log.info("%s", line_of(row))
+            if now - saved >= asked.checkpoint_minutes * 60 and trainer.step < options.steps:
+                trainer.save(output / CHECKPOINT, identity)
+                saved = time.monotonic()
+    except Stopped as stopped:
+        if is_first:
+            trainer.save(output / CHECKPOINT, identity)
+            log.warning(
+                "stopped after step %s; the same command goes on from there.", count(stopped.step)
+            )
+        raise SystemExit(128 + stopped.number) from None
+    if is_first:
+        counts = {
+            "records": chosen.num_records,
+            "vectors": len(chosen),
+            "held_out": int((is_held_out & (vectors.num_of_row > 0)).sum()),
+        }
+        _finish(output, options, source, trainer.finished(), counts, rows.last)
+    ranks.close()
+
+
+def _finish(
+    output: Path,
+    options: Options,
+    source: Source,
+    tensors: dict[str, Any],
+    counts: dict[str, int],
+    last: dict[str, Any],
+) -> None:
+    """Write the autoencoder, sae.json last."""
+    from safetensors.torch import save_file
+
+    with replacing(output / WEIGHTS) as temporary:
+        save_file(tensors, temporary)
+    card.write_config(output / CONFIG, options, source.width)
+    made = card.Card(
+        version=card.Card.NEWEST,
+        options=options,
+        source=source,
+        sha256=sha256_of(output / WEIGHTS),
+        counts=counts,
+        last=last,
+        versions=this_process.versions(("safetensors",)),
+    )
+    made.write(output / CARD)
+    (output / CHECKPOINT).unlink(missing_ok=True)
+    log.info("%s: %s", output, line_of(last, is_done=True))
+
+
+class _Rows:
+    """training.jsonl: a line each so many steps."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        """Keep the lines up to `step`: those behind it are of steps that are taken again."""
+        self.last: dict[str, Any] = {}
+        lines = path.read_bytes().splitlines() if step and path.exists() else []
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+            for row in map(json.loads, lines):
+                if row["step"] <= step:
+                    self.last = row
+                    file.write(json.dumps(row) + "\n")
+        self._path = path
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a line."""
+        self.last = row
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")

@@ -1,0 +1,367 @@
+"""The training itself: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
+
+Every rank holds all parameters. A batch is computed in eight slices, whoever computes them; their
+gradients are added in pairs, first within a rank and then between ranks that exchange theirs, so
+the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
+loss, variance, activity and whether somebody wants to stop, and none waits for a message alone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from featuremill.base.errors import UserError
+from featuremill.base.this_process import INTERRUPTS
+from featuremill.sae import network
+from featuremill.sae.card import CHECKPOINT, PARAMETERS, SLICES, Options, refuse_other
+from featuremill.sae.order import Order
+from featuremill.sae.ranks import Ranks
+from featuremill.sae.vectors import Chosen
+from featuremill.store.files import replacing
+
+LOG_STEPS = 100
+"""Steps that one line of training.jsonl is about."""
+SAMPLE = 2**14
+"""Vectors that say where the data's middle is and how long they are."""
+DECAY = 0.2
+"""Share of the steps, the last ones, in which the learning rate falls to 0."""
+WARM_UP = 0.02
+"""Share of the steps, the first ones, in which it rises."""
+BETAS, EPSILON = (0.9, 0.999), 6.25e-10
+"""Of Adam (Gao et al. 2024, A.3)."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+SCALARS = ("squares", "error", "loss", "active", "stop")
+"""What is summed over a batch: of the centred vectors, of what is left of them, the loss, active
+features, and ranks that were asked to stop."""
+
+
+class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
+    """All ranks stopped after the same step, and the checkpoint is of that step."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(number, step)
+        self.number, self.step = number, step
+
+
+class Buffers:
+    """A flat buffer of all that ranks add up, and what its parts are."""
+
+    def __init__(self, width: int, num_features: int, device: torch.device) -> None:
+        shapes = {
+            **network.sizes(width, num_features),
+            "is_active": (num_features,),
+            "sums": (width,),
+            "scalars": (len(SCALARS),),
+        }
+        counts = [int(np.prod(shape)) for shape in shapes.values()]
+        edges = np.cumsum([0, *counts]).tolist()
+        self.flat = torch.zeros(edges[-1], device=device)
+        self.parts = {
+            name: self.flat[begin:end].view(shape)
+            for (name, shape), (begin, end) in zip(shapes.items(), pairwise(edges), strict=True)
+        }
+
+
+class Window(NamedTuple):
+    """Sums over the steps since the last line of training.jsonl."""
+
+    sums_D: np.ndarray[Any, np.dtype[np.float64]]
+    scalars: np.ndarray[Any, np.dtype[np.float64]]
+    num_steps: int = 0
+
+    def row(self, batch: int) -> dict[str, float]:
+        """Return the means: loss a step, FVU, active features a vector."""
+        squares, error, loss, active, _ = self.scalars.tolist()
+        num = max(1, self.num_steps * batch)
+        variance = squares - float(self.sums_D @ self.sums_D) / num
+        return {
+            "loss": loss / max(1, self.num_steps),
+            "fvu": error / variance if variance > 0 else float("nan"),
+            "l0": active / num,
+        }
+
+
+class Trainer:
+    """One rank of a training."""
+
+    def __init__(self, options: Options, vectors: Chosen, width: int, ranks: Ranks) -> None:
+        """Begin at step 0."""
+        self.options, self._vectors, self._ranks = options, vectors, ranks
+        self._order = Order(len(vectors), options.seed)
+        self.device = ranks.device
+        self._buffers: list[Buffers] = []
+        """One for each level of the sum, as many as are wanted."""
+        self._width = width
+        self._received: Tensor | None = None
+        self.step, self.seconds = 0, 0.0
+        shapes = network.sizes(width, options.features)
+        self.tensors = {
+            name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()
+        }
+        self.since_active = torch.zeros(options.features, dtype=torch.int32, device=self.device)
+        self._optimizer = torch.optim.Adam(
+            list(self.tensors.values()), options.learning_rate, BETAS, EPSILON, fused=True
+        )
+        for tensor in self.tensors.values():
+            self._optimizer.state[tensor] = {
+                "step": torch.zeros((), device=self.device),
+                **{name: torch.zeros_like(tensor) for name in MOMENTS},
+            }
+        self._clear()
+        self._stop_signal = 0
+
+    def begin(self) -> None:
+        """Initialise the parameters from the seed and the first vectors of the order."""
+        sample = self._vectors.take(self._order.vectors(0, min(SAMPLE, len(self._vectors))))
+        center = sample.mean(0, dtype=np.float64)
+        length = np.sqrt(np.einsum("nd,nd->n", sample, sample, dtype=np.float64)).mean()
+        self.scale = float(np.sqrt(self._width) / length) if length > 0 else 1.0
+        self._center = torch.from_numpy((center * self.scale).astype(np.float32)).to(self.device)
+        with torch.no_grad():
+            network.initialise(self.tensors, self.options.seed)
+            self.tensors["b_dec"].copy_(self._center)
+
+    def _clear(self) -> None:
+        self.window = Window(np.zeros(self._width), np.zeros(len(SCALARS)))
+
+    # ---- steps ----
+
+    def run(self) -> Iterator[dict[str, Any] | None]:
+        """Take all steps that are left; yield a line of training.jsonl after each that has one, and
+        None after the others.
+
+        Raises:
+            Stopped: once all ranks know that one was told to stop.
+        """
+        with self._signals(), ThreadPoolExecutor(1, "read") as reader:
+            ahead = reader.submit(self._read, self.step, self._slices().start)
+            while self.step < self.options.steps:
+                begun = time.monotonic()
+                for number in self._slices():
+                    x_BD = ahead.result().to(self.device)
+                    is_last = number + 1 == self._slices().stop
+                    place = (self.step + is_last, self._slices().start if is_last else number + 1)
+                    ahead = reader.submit(self._read, *place)
+                    self._add_slice(number, x_BD)
+                self._update()
+                self.seconds += time.monotonic() - begun
+                is_told = self.step % LOG_STEPS == 0 or self.step == self.options.steps
+                yield self._row() if is_told else None
+                if self._sum.parts["scalars"][-1] > 0:
+                    raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
+
+    def _slices(self) -> range:
+        share = SLICES // self._ranks.count
+        return range(self._ranks.number * share, (self._ranks.number + 1) * share)
+
+    def _read(self, step: int, number: int) -> Tensor:
+        size = self.options.batch // SLICES
+        places = self._order.vectors(step * self.options.batch + number * size, size)
+        return torch.from_numpy(self._vectors.take(places)).mul_(self.scale)
+
+    @property
+    def _sum(self) -> Buffers:
+        return self._buffers[0]
+
+    def _add_slice(self, number: int, x_BD: Tensor) -> None:
+        """Add a slice's gradients and counts to those of the slices before it, in pairs of pairs:
+        behind the sum of four slices in one buffer, the next two have the second one."""
+        place = number - self._slices().start
+        level = bin(place & ~1).count("1")
+        if level == len(self._buffers):
+            self._buffers.append(Buffers(self._width, self.options.features, self.device))
+        buffers = self._buffers[level]
+        if place % 2 == 0:
+            buffers.flat.zero_()
+        self._backward(x_BD, buffers)
+        if place % 2 == 0:
+            return
+        pairs = (place + 1) // 2
+        while pairs % 2 == 0:
+            level, pairs = level - 1, pairs // 2
+            self._buffers[level].flat += self._buffers[level + 1].flat
+
+    def _backward(self, x_BD: Tensor, buffers: Buffers) -> None:
+        options, tensors = self.options, self.tensors
+        for name, tensor in tensors.items():
+            tensor.requires_grad_().grad = buffers.parts[name]
+        whole = options.batch * self._width
+        is_dead_M = self.since_active >= options.dead_after
+        num_dead = int(is_dead_M.sum())
+        # Without its cache, the gradients of two uses of a weight are added in fp32.
+        kind, is_bf16 = x_BD.device.type, options.dtype == "bf16"
+        with torch.autocast(kind, torch.bfloat16, is_bf16, cache_enabled=False):
+            pre_BM = network.pre_activations(tensors, x_BD)
+            found = pre_BM.topk(options.k, sorted=False)
+            values_BK = found.values.relu()
+            error_BD = x_BD - network.decode(tensors, values_BK, found.indices).float()
+            error = error_BD.square().sum()
+            loss = error / whole
+            if num_dead:
+                left = network.auxiliary_error(
+                    tensors, pre_BM, error_BD.detach(), is_dead_M, num_dead
+                )
+                loss = loss + network.AUXILIARY * left / whole
+        loss.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            centered = x_BD - self._center
+            is_active = values_BK > 0
+            buffers.parts["sums"] += centered.sum(0)
+            buffers.parts["is_active"].index_add_(
+                0, found.indices.flatten(), is_active.flatten().float()
+            )
+            stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
+            told = [centered.square().sum(), error, loss, is_active.sum(), stop]
+            buffers.parts["scalars"] += torch.stack([number.float() for number in told])
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        """Add up what all ranks have, and change the parameters by it."""
+        found = self._sum.parts
+        if self._ranks.count > 1:
+            if self._received is None:
+                self._received = torch.empty_like(self._sum.flat)
+            self._ranks.add(self._sum.flat, self._received)
+        for name, tensor in self.tensors.items():
+            tensor.grad = found[name]
+        weights_MD, gradient_MD = self.tensors["W_dec"], found["W_dec"]
+        # What would only change the length of a row, which stays 1 (Gao et al., A.3).
+        along_M = torch.einsum("md,md->m", gradient_MD, weights_MD)
+        gradient_MD.addcmul_(along_M[:, None], weights_MD, value=-1)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.options.learning_rate * self._share_of_rate()
+        self._optimizer.step()
+        weights_MD /= torch.linalg.vector_norm(weights_MD, dim=1, keepdim=True)
+        self.since_active += 1
+        self.since_active[found["is_active"] > 0] = 0
+        self.step += 1
+        sums, scalars = (found[name].double().cpu().numpy() for name in ("sums", "scalars"))
+        before = self.window
+        self.window = Window(before.sums_D + sums, before.scalars + scalars, before.num_steps + 1)
+
+    def _share_of_rate(self) -> float:
+        steps = self.options.steps
+        rising = (self.step + 1) / max(1.0, WARM_UP * steps)
+        falling = (steps - self.step) / max(1.0, DECAY * steps)
+        return min(1.0, rising, falling)
+
+    def _row(self) -> dict[str, Any]:
+        left = self.options.steps - self.step
+        row = {
+            "step": self.step,
+            "steps": self.options.steps,
+            **self.window.row(self.options.batch),
+            "dead": float((self.since_active >= self.options.dead_after).double().mean()),
+            "seconds": round(self.seconds, 3),
+            "seconds_left": round(self.seconds / self.step * left, 3),
+            "ranks": self._ranks.count,
+        }
+        self._clear()
+        return row
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Note a wish to stop, for the end of the step."""
+
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._stop_signal = number
+
+        before = {number: signal.getsignal(number) for number in INTERRUPTS}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    # ---- checkpoints ----
+
+    def save(self, path: Path, identity: dict[str, Any]) -> None:
+        """Write the checkpoint: whoever goes on from it computes what this would have."""
+        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        for name, tensor in self.tensors.items():
+            state = self._optimizer.state[tensor]
+            tensors |= {f"{moment}.{name}": state[moment] for moment in MOMENTS}
+        tensors |= {"since_active": self.since_active, "center": self._center}
+        tensors |= {
+            "window.sums": torch.from_numpy(self.window.sums_D),
+            "window.scalars": torch.from_numpy(self.window.scalars),
+        }
+        told = {
+            "identity": identity,
+            "step": self.step,
+            "seconds": self.seconds,
+            "scale": self.scale,
+            "window_steps": self.window.num_steps,
+        }
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, {"featuremill": json.dumps(told)})
+
+    def load(self, folder: Path, identity: dict[str, Any]) -> None:
+        """Go on from the checkpoint in `folder`.
+
+        Raises:
+            UserError: when it is of another training, or cannot be read.
+        """
+        path = folder / CHECKPOINT
+        told = told_by(path)
+        refuse_other(folder, "checkpoint", told["identity"], identity)
+        with safe_open(path, "pt") as file, torch.no_grad():
+            for name, tensor in self.tensors.items():
+                tensor.copy_(file.get_tensor(name))
+                state = self._optimizer.state[tensor]
+                state["step"].fill_(told["step"])
+                for moment in MOMENTS:
+                    state[moment].copy_(file.get_tensor(f"{moment}.{name}"))
+            self.since_active.copy_(file.get_tensor("since_active"))
+            self._center = file.get_tensor("center").to(self.device)
+            sums, scalars = (file.get_tensor(f"window.{name}") for name in ("sums", "scalars"))
+        self.window = Window(sums.numpy(), scalars.numpy(), told["window_steps"])
+        self.step, self.seconds, self.scale = told["step"], told["seconds"], told["scale"]
+
+    def finished(self) -> dict[str, Tensor]:
+        """Return the parameters for vectors as the run has them, which training saw scaled."""
+        biases = ("b_enc", "b_dec")
+        return {
+            name: (tensor.detach() / self.scale if name in biases else tensor.detach()).cpu()
+            for name, tensor in ((name, self.tensors[name]) for name in PARAMETERS)
+        }
+
+
+def told_by(path: Path) -> dict[str, Any]:
+    """Return what the checkpoint at `path` says of itself.
+
+    Raises:
+        UserError: when it says nothing.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            told = json.loads((file.metadata() or {})["featuremill"])
+            return {**told, "identity": dict(told["identity"])}
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise _unreadable(path) from error
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> UserError:
+    return UserError(f"{path}: this is no checkpoint of a training; delete it to begin anew.")

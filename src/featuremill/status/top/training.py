@@ -1,0 +1,74 @@
+"""How far a training is, by its training.jsonl: one line each hundred steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from featuremill.base.errors import UserError
+from featuremill.base.locking import try_lock
+from featuremill.base.words import clock
+from featuremill.status.state import NOT_DONE
+
+TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
+"""What a training writes as it goes on, and last; and what it holds meanwhile."""
+EVERY_SECONDS = 10.0
+
+
+def is_training(folder: Path) -> bool:
+    """Tell whether `folder` is of a training, and of no run."""
+    return (folder / TRAINING).is_file() or (folder / CARD).is_file()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show each new line until the training is done; return 0 done, 1 not done."""
+    folder: Path = arguments.run_folder
+    last = None
+    while True:
+        is_done = (folder / CARD).exists()
+        row = _last(folder / TRAINING)
+        if row != last or arguments.once or is_done:
+            last = row
+            text = json.dumps(row) if arguments.json else line_of(row, is_done)
+            sys.stdout.write(f"{text}\n")
+            sys.stdout.flush()
+        if is_done or arguments.once:
+            return 0 if is_done else NOT_DONE
+        if not _is_at_work(folder):
+            sys.stdout.write("nobody trains there now; the same command goes on\n")
+            return NOT_DONE
+        time.sleep(arguments.every or EVERY_SECONDS)
+
+
+def _is_at_work(folder: Path) -> bool:
+    with (folder / LOCK).open("a") as file:
+        return try_lock(file, folder / LOCK) is False
+
+
+def line_of(row: dict[str, Any] | None, is_done: bool = False) -> str:
+    """Return one line of training.jsonl for people."""
+    if row is None:
+        return "no step is told of yet"
+    parts = [
+        f"step {row['step']:,} of {row['steps']:,}",
+        f"loss {row['loss']:.4g}",
+        f"FVU {row['fvu']:.4f}",
+        f"{row['dead']:.1%} dead".replace("%", " %"),
+        "done" if is_done else f"{clock(row['seconds_left'])} left",
+    ]
+    return " · ".join(parts)
+
+
+def _last(path: Path) -> dict[str, Any] | None:
+    """Return the last whole line; None where there is none yet."""
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+        return dict(json.loads(lines[-1])) if lines else None
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(f"{path}: its last line is not what a training wrote; delete it.") from None

@@ -1,0 +1,710 @@
+"""sae: a batch's vectors follow from seed and step, whoever computes them; what is written is what
+SAELens reads; and a training goes on from where it was, or says in one sentence why not."""
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import venv
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import psutil
+import pyarrow.parquet as pq
+import pytest
+import torch
+from conftest import PLUGINS, ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Verbs, is_running, wait_for
+from safetensors.torch import load_file
+
+import featuremill
+from featuremill import __main__
+from featuremill.merge.command import merge
+from featuremill.sae import card, estimate, network, order, report, training
+from featuremill.sae.encode import Encoder
+from featuremill.sae.training import Trainer
+from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.store.results import Results
+from featuremill.store.shard_file import read_shard
+
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(PLUGINS))
+    from featuremill_residues import WIDTH, vectors_of
+SMALL = ["--features", "48", "--k", "4", "--batch", "64", "--steps", "30", "--held-out", "0.2"]
+
+
+@pytest.fixture(autouse=True)
+def no_handlers(monkeypatch):
+    """Let no test log to the screen of one before it."""
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+
+
+def proteins(count, seed=0):
+    rng = np.random.default_rng(seed)
+    letters = list("ACDEFGHIKLMNPQRSTVY")
+    return [
+        (f"p{seed}.{n}", "".join(rng.choice(letters, rng.integers(5, 60)))) for n in range(count)
+    ]
+
+
+def computed(folder, environment, records, **options):
+    verbs = Verbs(folder, environment)
+    plan = verbs.plan(records, "residues", options, cost=25)
+    verbs.extract(plan)
+    merge(verbs.run_folder, ["parquet"], len(records))
+    return verbs.run_folder.root
+
+
+RECORDS = [*proteins(60), ("again", proteins(1)[0][1]), ("fails", "MKWL"), ("bad", "MK1")]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, environment):
+    """Return a finished run of several parts: equal sequences, one that failed, one refused."""
+    root = computed(tmp_path_factory.mktemp("run"), environment, RECORDS)
+    assert len(Results(root).find_plan().shards) > 1
+    return root
+
+
+def sae(*words, status=0):
+    assert __main__.main(["sae", *map(str, words)]) == status
+
+
+def refusal(capfd, *words, status=2):
+    """Return the one sentence that the verb ends with."""
+    capfd.readouterr()
+    sae(*words, status=status)
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "error: " in line)
+    return line.partition("error: ")[2]
+
+
+# ---- which vectors a step takes ----
+
+
+@given(num=st.integers(1, 1000), seed=st.integers(0, 2**40), cut=st.integers(30, 500))
+@settings(max_examples=20, deadline=None, derandomize=True)
+def test_an_epoch_has_each_vector_once_however_it_is_asked_for(num, seed, cut):
+    with pytest.MonkeyPatch.context() as patch:  # so that there are blocks and windows
+        patch.setattr(order, "BLOCK", 16)
+        patch.setattr(order, "WINDOW", 128)
+        of = order.Order(num, seed)
+        whole = of.vectors(0, 2 * num)
+        pieces = [of.vectors(at, min(cut, 2 * num - at)) for at in range(0, 2 * num, cut)]
+    assert np.array_equal(np.concatenate(pieces), whole)
+    for epoch in (whole[:num], whole[num:]):
+        assert np.array_equal(np.sort(epoch), np.arange(num))
+    if num > 20:
+        assert not np.array_equal(whole[:num], whole[num:])
+
+
+def test_orders_differ_by_seed_and_mix_what_stands_together():
+    first, other = (order.Order(100_000, seed).vectors(0, 4096) for seed in (0, 1))
+    assert len(set(first) & set(other)) < 400
+    assert len(set(first // order.BLOCK)) > 300  # of 391 blocks
+    assert abs(np.corrcoef(first[:-1], first[1:])[0, 1]) < 0.1
+
+
+# ---- what is read ----
+
+
+def test_vectors_are_those_of_the_ledgers_records_in_the_order_of_their_digests(run):
+    of_residues = Vectors(run, "residues")
+    rows = np.flatnonzero(of_residues.num_of_row)
+    found, counts = of_residues.of_rows(rows)
+    digest_of = {hashlib.sha256(text.encode()).digest(): text for _, text in RECORDS[:60]}
+    names = [entry.shard for entry in Results(run).find_plan().shards]
+    expected = []
+    for name in names:
+        shas = read_shard(Results(run).shard(name))["sha256"].to_pylist()
+        assert shas == sorted(shas)
+        expected += [vectors_of(digest_of[sha].encode()) for sha in shas if sha in digest_of]
+    assert counts.tolist() == [len(matrix) for matrix in expected] and len(expected) == 60
+    np.testing.assert_array_equal(found, np.concatenate(expected).astype(np.float32))
+    chosen = Chosen(of_residues, np.ones(len(of_residues.num_of_row), bool))
+    some = np.random.default_rng(0).permutation(len(chosen))[:500]
+    np.testing.assert_array_equal(chosen.take(some), found[some])
+    pooled = Vectors(run, "mean")
+    ids, matrix = featuremill.load_matrix(run, "mean")
+    assert sorted(map(bytes, pooled.of_rows(rows)[0])) == sorted(
+        {bytes(row) for row in matrix.astype(np.float32)}
+    )
+    assert len(ids) == 61
+
+
+def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, environment):
+    other = computed(tmp_path, environment, [*proteins(9, seed=3), *RECORDS[:30]])
+
+    def held_out(root, seed):
+        encoder = Vectors(root, "mean")
+        is_one = encoder.is_held_out(0.3, seed)
+        return {bytes(row) for row in encoder.of_rows(np.flatnonzero(is_one))[0]}
+
+    common = {
+        vectors_of(text.encode()).astype(np.float32).mean(0).tobytes() for _, text in RECORDS[:30]
+    }
+    assert held_out(run, 0) & common == held_out(other, 0) & common
+    assert 3 < len(held_out(run, 0) & common) < 17
+    assert held_out(run, 0) != held_out(run, 1)
+
+
+# ---- steps ----
+
+
+class Together:
+    """Ranks that are threads of this process: what each adds up, all of them get."""
+
+    def __init__(self, number, count, room, barrier):
+        self.number, self.count, self.device = number, count, torch.device("cpu")
+        self._room, self._barrier = room, barrier
+
+    def add(self, ours, theirs):
+        distance = 1
+        while distance < self.count:
+            self._room[self.number] = ours.clone()
+            self._barrier.wait()
+            ours += self._room[self.number ^ distance]
+            self._barrier.wait()
+            distance *= 2
+
+
+def options_of(**more):
+    return card.Options(
+        **{
+            "features": 48,
+            "k": 4,
+            "batch": 64,
+            "steps": 30,
+            "seed": 0,
+            "learning_rate": 3e-3,
+            "dead_after": 5,
+            "held_out": 0.2,
+            "dtype": "fp32",
+            **more,
+        }
+    )
+
+
+def trainers(run, count, **more):
+    vectors = Vectors(run, "residues")
+    options = options_of(**more)
+    chosen = Chosen(vectors, ~vectors.is_held_out(options.held_out, options.seed))
+    room, barrier = {}, threading.Barrier(count)
+    found = [
+        Trainer(options, chosen, WIDTH, Together(n, count, room, barrier)) for n in range(count)
+    ]
+    for trainer in found:
+        trainer.begin()
+    return found
+
+
+def take_all(found):
+    """Let all ranks take their steps; return the lines that each has for training.jsonl."""
+    rows = [[] for _ in found]
+
+    def work(number):
+        torch.set_num_threads(1)
+        rows[number] += [row for row in found[number].run() if row]
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(found))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return rows
+
+
+@pytest.fixture
+def no_signals(monkeypatch):
+    monkeypatch.setattr(training.signal, "signal", lambda *_: None)  # only the main thread may
+
+
+@pytest.mark.parametrize(("dtype", "counts"), [("fp32", (1, 2, 8)), ("bf16", (1, 4))])
+def test_any_number_of_ranks_computes_the_same_bits(run, no_signals, monkeypatch, dtype, counts):
+    monkeypatch.setattr(training, "LOG_STEPS", 10)
+    bits, lines = [], []
+    for count in counts:
+        found = trainers(run, count, dtype=dtype, k=2, dead_after=1)
+        rows = take_all(found)
+        bits += [
+            {name: tensor.numpy().tobytes() for name, tensor in trainer.finished().items()}
+            for trainer in found
+        ]
+        untimed = ("seconds", "seconds_left", "ranks")
+        lines += [[{k: v for k, v in row.items() if k not in untimed} for row in r] for r in rows]
+    assert all(one == bits[0] for one in bits)
+    assert all(one == lines[0] for one in lines) and len(lines[0]) == 3
+    assert lines[0][0]["loss"] > lines[0][-1]["loss"]
+    assert 0 < lines[0][-1]["dead"] < 1, "no dead feature: the auxiliary loss was not tried"
+
+
+def test_a_step_is_the_gradient_of_the_whole_batch(run):
+    """By autograd over the batch at once, and Adam as torch has it."""
+    (trainer,) = trainers(run, 1, dead_after=1000)
+    tensors = {name: value.clone().requires_grad_() for name, value in trainer.tensors.items()}
+    x = torch.cat([trainer._read(0, number) for number in range(8)])
+    values, indices = network.encode(tensors, x, 4)
+    loss = (x - network.decode(tensors, values, indices)).square().sum() / x.numel()
+    loss.backward()
+    weights, gradient = tensors["W_dec"].detach(), tensors["W_dec"].grad
+    gradient -= (gradient * weights).sum(1, keepdim=True) * weights
+    optimizer = torch.optim.Adam(tensors.values(), 3e-3, (0.9, 0.999), 6.25e-10)
+    optimizer.step()
+    next(trainer.run())
+    rebuilt = tensors["W_dec"] / tensors["W_dec"].norm(dim=1, keepdim=True)
+    assert torch.allclose(trainer.tensors["W_dec"], rebuilt, atol=1e-4)
+    torch.testing.assert_close(trainer.window.scalars[2], loss.item(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("step", [1, 23])
+def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_path, step):
+    torch.set_num_threads(1)
+    (undisturbed,) = trainers(run, 1)
+    list(undisturbed.run())
+    (first,), (second,) = trainers(run, 1), trainers(run, 1, seed=0)
+    for _ in first.run():
+        if first.step == step:
+            first.save(tmp_path / card.CHECKPOINT, {"k": 4})
+            break
+    second.load(tmp_path, {"k": 4})
+    (row,) = (row for row in second.run() if row)
+    for name, tensor in undisturbed.finished().items():
+        assert torch.equal(second.finished()[name], tensor), name
+    assert row["step"] == 30
+
+
+# ---- the verb ----
+
+
+@pytest.fixture(scope="module")
+def trained(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saes") / "small"
+    sae("train", run, "--column", "residues", *SMALL, "--device", "cpu", "--output", folder)
+    return folder
+
+
+def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, trained, capsys):
+    names = {path.name for path in trained.iterdir()}
+    assert names == {card.LOCK, card.TRAINING, card.CARD, card.CONFIG, card.WEIGHTS}
+    config = json.loads((trained / "cfg.json").read_text())
+    assert (config["architecture"], config["k"]) == ("topk", 4)
+    assert (config["d_in"], config["d_sae"]) == (WIDTH, 48)
+    shapes = {name: tuple(t.shape) for name, t in load_file(trained / card.WEIGHTS).items()}
+    assert shapes == network.sizes(WIDTH, 48)
+    told = json.loads((trained / "sae.json").read_text())
+    assert told["source"]["recipe"] == Results(run).find_plan().recipe
+    assert told["options"]["seed"] == 0 and told["versions"]["torch"] == torch.__version__
+    (row,) = map(json.loads, (trained / "training.jsonl").read_text().splitlines())
+    assert row["step"] == 30 and 0 < row["fvu"] < 1 and row["ranks"] == 1
+    capsys.readouterr()
+    assert __main__.main(["top", str(trained), "--once"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("step 30 of 30 · loss ") and said.endswith(" % dead · done\n")
+    assert __main__.main(["top", str(trained), "--once", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == row
+
+
+def test_trained_once_more_it_is_there_already_and_elsewhere_the_same_bytes(
+    run, trained, tmp_path, capfd
+):
+    words = ["train", run, "--column", "residues", *SMALL, "--device", "cpu", "--output"]
+    sae(*words, trained)
+    assert "is trained already" in capfd.readouterr().err
+    sae(*words, tmp_path / "again")
+    assert (tmp_path / "again" / card.WEIGHTS).read_bytes() == (trained / card.WEIGHTS).read_bytes()
+
+
+def forward(trained, x, k=4):
+    """Return features and what they come back as, by plain NumPy in float64."""
+    t = {
+        name: v.numpy().astype(np.float64) for name, v in load_file(trained / card.WEIGHTS).items()
+    }
+    pre = (x - t["b_dec"]) @ t["W_enc"] + t["b_enc"]
+    kth = np.sort(pre, 1)[:, -k][:, None]
+    z = np.where(pre >= kth, np.maximum(pre, 0), 0)
+    return z, z @ t["W_dec"] + t["b_dec"]
+
+
+def test_encode_writes_the_active_features_of_each_record_in_the_order_of_the_input(
+    run, trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("featuremill.sae.encode.BLOCK_NUMBERS", 48 * 40)  # many blocks
+    output = tmp_path / "active.parquet"
+    sae("encode", run, "--sae", trained, "--output", output)
+    table = pq.read_table(output)
+    element = table.schema.field("features").type.value_type
+    assert [(f.name, str(f.type)) for f in element] == [("feature", "int32"), ("value", "float")]
+    good = [record for record in RECORDS if record[0] not in ("fails", "bad")]
+    assert table["id"].to_pylist() == [id for id, _ in good]
+    for (_, text), found in zip(good, table["features"].to_pylist(), strict=True):
+        z, _ = forward(trained, vectors_of(text.encode()).astype(np.float64))
+        highest = z.max(0)
+        assert [entry["feature"] for entry in found] == np.flatnonzero(highest).tolist()
+        values = [entry["value"] for entry in found]
+        np.testing.assert_allclose(values, highest[highest > 0], rtol=1e-4)
+
+
+def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tmp_path, capfd):
+    page = tmp_path / "page.html"
+    sae("report", run, "--sae", trained, "--output", page)
+    assert "held-out vectors: FVU 0." in capfd.readouterr().err
+    held, _ = report.look(Encoder(run, trained, False, 1))
+    vectors = Vectors(run, "residues")
+    rows = np.flatnonzero(vectors.is_held_out(0.2, 0) & (vectors.num_of_row > 0))
+    x = vectors.of_rows(rows)[0].astype(np.float64)
+    z, back = forward(trained, x)
+    fvu = np.square(x - back).sum() / np.square(x - x.mean(0)).sum()
+    # "again" is the same record as p0: where that is held out, it counts twice.
+    assert held.vectors >= len(x) and held.dead == pytest.approx(
+        1 - (z > 0).any(0).mean(), abs=0.03
+    )
+    assert held.fvu == pytest.approx(fvu, rel=0.05) and held.l0 == pytest.approx(4, abs=0.3)
+    text = page.read_text()
+    table = pd.read_csv(tmp_path / "features.tsv", sep="\t")
+    best = table[(table["feature"] == table["feature"].iloc[0]) & (table["rank"] == 1)]
+    assert best["id"].item() in text and "http-equiv" in text and 'src="http' not in text
+    strongest = max(
+        forward(trained, vectors_of(seq.encode()))[0][:, best["feature"].item()].max()
+        for id, seq in RECORDS
+        if id not in ("fails", "bad")
+    )
+    assert best["value"].item() == pytest.approx(strongest, rel=1e-4)
+
+
+def test_the_estimate_counts_what_is_there_at_once():
+    of = estimate.needed(options_of(features=16384, batch=4096), 1280, 1)
+    parameters = 2 * 1280 * 16384 + 16384 + 1280
+    assert of.weights == 4 * parameters and of.checkpoint == 12 * parameters
+    assert of.device > 4 * 7 * parameters
+    more = [estimate.needed(options_of(features=16384), 1280, n).device for n in (1, 2, 4, 8)]
+    assert more[0] >= more[1] >= more[2] == more[3]
+
+
+# ---- what cannot be ----
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["--column", "residues", *SMALL, "--k", "49"],
+            "--k 49: of 48 features at least 1 and at most all can be active; give a smaller --k, "
+            "or more --features.",
+        ),
+        (
+            ["--column", "residues", *SMALL, "--batch", "60"],
+            "--batch 60: a batch is computed in 8 equal slices; give a multiple of 8.",
+        ),
+        (
+            ["--column", "residues", *SMALL, "--gpus", "3"],
+            "--gpus 3: a batch is computed in 8 equal slices, which 1, 2, 4 and 8 devices can "
+            "share; give one of these numbers.",
+        ),
+        (
+            ["--column", "residue", *SMALL],
+            "RUN: there is no column 'residue' of vectors; choose one with --column: it has mean "
+            "and residues.",
+        ),
+        (SMALL, "RUN: it has several columns of vectors; choose one with --column: it has mean and "
+        "residues."),
+        (
+            ["--column", "mean", *SMALL, "--held-out", "1"],
+            "--held-out 1.0: give a share from 0 to below 1.",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_sentence(run, tmp_path, capfd, words, sentence):
+    said = refusal(capfd, "train", run, *words, "--device", "cpu", "--output", tmp_path / "s")
+    assert said.replace(str(run), "RUN") == sentence
+    assert not (tmp_path / "s" / card.TRAINING).exists()
+
+
+def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
+    copy = shutil.copytree(run, tmp_path / "results" / "test")
+    words = [
+        "train",
+        copy,
+        "--column",
+        "mean",
+        *SMALL,
+        "--device",
+        "cpu",
+        "--output",
+        tmp_path / "s",
+    ]
+    part = next((copy / "store" / "parts").rglob("*.arrows"))
+    whole = part.read_bytes()
+    damaged = bytearray(whole)
+    damaged[-3000] ^= 1
+    part.write_bytes(damaged)
+    said = refusal(capfd, *words, status=4)
+    assert said.startswith(f"{part}: its bytes are not those that the results were made of; ")
+    part.unlink()
+    assert refusal(capfd, *words).startswith(f"{part}: this part of the run was removed, ")
+    part.write_bytes(whole)
+    (copy / "manifest.json").unlink()
+    assert refusal(capfd, *words).startswith(f"{copy}: this run is not whole, ")
+    said = refusal(capfd, "train", tmp_path, *words[2:])
+    assert said == f"{tmp_path}: this is no run's folder; name one, such as results/demo."
+
+
+def test_anothers_folder_or_checkpoint_is_refused(run, trained, tmp_path, capfd):
+    words = ["train", run, "--column", "residues", *SMALL, "--device", "cpu"]
+    said = refusal(capfd, *words, "--seed", "1", "--output", trained)
+    assert said == (
+        f"{trained}: the autoencoder there is of another training (seed 0 and not 1); name another "
+        "--output, or delete this folder."
+    )
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").touch()
+    assert "holds 'a.txt', which is of no autoencoder" in refusal(
+        capfd, *words, "--output", tmp_path / "notes"
+    )
+    (trainer,) = trainers(run, 1)
+    next(trainer.run())
+    (tmp_path / "s").mkdir()
+    trainer.save(tmp_path / "s" / card.CHECKPOINT, {"seed": 7})
+    said = refusal(capfd, *words, "--output", tmp_path / "s")
+    assert said.startswith(f"{tmp_path / 's'}: the checkpoint there is of another training (")
+    (tmp_path / "s" / card.CHECKPOINT).write_bytes(b"nothing")
+    said = refusal(capfd, *words, "--output", tmp_path / "s")
+    assert said.endswith("this is no checkpoint of a training; delete it to begin anew.")
+
+
+def test_encode_takes_vectors_of_the_same_recipe_only(trained, tmp_path, environment, capfd):
+    other = computed(tmp_path, environment, proteins(5), shift=0.6)
+    words = ["encode", other, "--sae", trained, "--output", tmp_path / "a.parquet"]
+    assert "was trained on" in refusal(capfd, *words)
+    sae(*words, "--any-recipe")
+    assert refusal(capfd, *words[:-1], tmp_path / "a.tsv").endswith("give such a name.")
+    said = refusal(capfd, "encode", other, "--sae", tmp_path, *words[4:])
+    assert said.startswith(f"{tmp_path}: there is no trained autoencoder here")
+
+
+# ---- real processes ----
+
+LONGER = ["--features", "128", "--k", "8", "--batch", "128", "--steps", "200"]
+LONGER += ["--column", "residues", "--device", "cpu", "--held-out", "0.2"]
+
+
+class Training:
+    """A training in processes of its own."""
+
+    def __init__(self, run, environment, output, ranks, minutes=0.0):
+        words = ["sae", "train", run, *LONGER, "--gpus", ranks, "--output", output]
+        words += ["--checkpoint-minutes", minutes]
+        self.output = output
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "featuremill", *map(str, words)],
+            cwd=output.parent,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self):
+        """Return the exit status, and what it said."""
+        _, said = self.process.communicate(timeout=500)
+        return self.process.returncode, said
+
+    def step(self):
+        path = self.output / card.CHECKPOINT
+        return training.told_by(path)["step"] if path.exists() else 0
+
+    def wait_for(self, step):
+        wait_for(lambda: self.step() >= step or self.process.poll() is not None)
+
+    def rank(self, number):
+        """Return the pid of a rank."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        return next(one.pid for one in children if one.environ().get("RANK") == str(number))
+
+
+def weights(folder):
+    return {name: t.numpy() for name, t in load_file(folder / card.WEIGHTS).items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(run, environment, tmp_path_factory):
+    output = tmp_path_factory.mktemp("undisturbed") / "sae"
+    assert Training(run, environment, output, 1).end()[0] == 0
+    return weights(output)
+
+
+@pytest.mark.slow
+def test_two_gloo_ranks_agree_with_one_after_200_steps(run, environment, undisturbed, tmp_path):
+    assert Training(run, environment, tmp_path / "sae", 2).end()[0] == 0
+    for name, found in weights(tmp_path / "sae").items():
+        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_killed_five_times_and_gone_on_with_by_other_numbers(
+    run, environment, undisturbed, tmp_path
+):
+    output = tmp_path / "sae"
+    steps = sorted(np.random.default_rng().integers(5, 180, 5).tolist())
+    for number, step in enumerate(steps):
+        ranks = (2, 1)[number % 2]
+        going = Training(run, environment, output, ranks)
+        going.wait_for(step)
+        pids = [going.rank(n) for n in range(ranks)] if ranks > 1 else []
+        os.kill(going.process.pid, signal.SIGKILL)
+        going.end()
+        wait_for(lambda left=pids: not any(map(is_running, left)))
+    assert Training(run, environment, output, 2).end()[0] == 0
+    for name, found in weights(output).items():
+        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0, err_msg=f"{steps}")
+    lines = (output / card.TRAINING).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [100, 200]
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_all_with_one_sentence(run, environment, undisturbed, tmp_path):
+    output = tmp_path / "sae"
+    going = Training(run, environment, output, 2)
+    going.wait_for(20)
+    pids = [going.rank(0), going.rank(1)]
+    os.kill(pids[1], signal.SIGKILL)
+    status, said = going.end()
+    assert status == 1 and not any(map(is_running, pids))
+    (line,) = (line for line in said.splitlines() if "vectors" not in line)
+    assert line.partition("error: ")[2] == (
+        f"rank 1 of 2 was killed (SIGKILL), which ended the others, too; go on from {output} with "
+        "the same command, with another --gpus if need be."
+    )
+    assert Training(run, environment, output, 1).end()[0] == 0
+    for name, found in weights(output).items():
+        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_at_sigterm_all_stop_after_the_same_step_with_a_checkpoint(
+    run, environment, undisturbed, tmp_path, ranks
+):
+    output = tmp_path / "sae"
+    going = Training(run, environment, output, ranks, minutes=1e6)
+    wait_for(lambda: (output / card.TRAINING).exists() and (output / card.TRAINING).read_text())
+    going.process.terminate()
+    status, said = going.end()
+    assert status == 128 + signal.SIGTERM and "stopped after step 1" in said
+    assert "error" not in said and "Traceback" not in said
+    assert 100 <= going.step() < 200
+    assert Training(run, environment, output, 2).end()[0] == 0
+    for name, found in weights(output).items():
+        np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_second_training_in_one_folder_is_refused(run, environment, tmp_path):
+    first = Training(run, environment, tmp_path / "sae", 1)
+    first.wait_for(3)
+    status, said = Training(run, environment, tmp_path / "sae", 1).end()
+    assert status == 2 and "another process trains there; " in said
+    first.process.kill()
+    first.end()
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory, environment):
+    """Return a folder in which config/examples/sae.yaml was computed."""
+    folder = tmp_path_factory.mktemp("example")
+    shutil.copytree(ROOT / "config", folder / "config")
+    bin = Path(sys.executable).parent
+    environment = {**environment, "PATH": f"{bin}{os.pathsep}{environment['PATH']}"}
+    words = [sys.executable, "-m", "snakemake", "-s", ROOT / "workflow/sae/Snakefile"]
+    words += ["--cores", "2", "--configfile", "config/examples/sae.yaml"]
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_components(example):
+    held, _ = report.look(
+        Encoder(example / "results/residues", example / "saes/residues", False, 2)
+    )
+    vectors = Vectors(example / "results/residues", None)
+    is_held_out = vectors.is_held_out(0.05, 0)
+    x, y = (
+        vectors.of_rows(np.flatnonzero(chosen))[0].astype(np.float64)
+        for chosen in (~is_held_out, is_held_out)
+    )
+    _, components = np.linalg.eigh(np.cov((x - x.mean(0)).T))
+    first = components[:, -32:]
+    left = (y - x.mean(0)) - (y - x.mean(0)) @ first @ first.T
+    assert held.vectors == len(y)
+    assert held.fvu < np.square(left).sum() / np.square(y - y.mean(0)).sum()
+    assert (example / "saes/residues/report.html").exists()
+
+
+PEAK = """
+import sys
+from featuremill import __main__
+from featuremill.base.this_process import peak_of_process_mb
+assert __main__.main(sys.argv[1:]) == 0
+print(peak_of_process_mb())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("shape", [(512, 512), (8192, 4096), (32768, 4096)])
+def test_the_estimate_is_within_a_quarter_of_the_peak(
+    example, environment, tmp_path, capsys, shape
+):
+    run, (features, batch) = example / "results/residues", shape
+    words = [run, "--features", features, "--batch", batch, "--steps", 3]
+    train = ["sae", "train", *words, "--device", "cpu", "--output", tmp_path / "sae"]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, *map(str, train)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    capsys.readouterr()
+    sae("estimate", *words, "--json")
+    told = json.loads(capsys.readouterr().out)
+    needed, peak = told["host_with_cpu"] + told["mapped"], int(done.stdout) * 2**20
+    assert 0.75 < needed / peak < 1.25, (needed, peak)
+
+
+SAELENS = """
+import sys
+import numpy as np, torch
+from sae_lens import SAE
+torch.set_num_threads(1)
+made = SAE.load_from_disk(sys.argv[1])
+np.save("theirs.npy", made.encode(torch.from_numpy(np.load("x.npy"))).detach().numpy())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp_path, environment):
+    venv.create(tmp_path / "env", with_pip=True)
+    python = tmp_path / "env" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", f"torch=={torch.__version__}"]
+    clean = {key: value for key, value in environment.items() if key != "PYTHONPATH"}
+    got = subprocess.run([*pip, "sae-lens==6.54.0"], env=clean, capture_output=True, text=True)
+    if got.returncode:
+        pytest.skip(f"sae-lens cannot be had here: {got.stderr.splitlines()[-1:]}")
+    torch.set_num_threads(1)
+    vectors = Vectors(run, "residues")
+    x, _ = vectors.of_rows(np.flatnonzero(vectors.num_of_row))
+    np.save(tmp_path / "x.npy", x)
+    subprocess.run([python, "-c", SAELENS, str(trained)], cwd=tmp_path, env=clean, check=True)
+    made, tensors = card.read(trained)
+    values, indices = network.encode(tensors, torch.from_numpy(x), made.options.k)
+    ours = network.spread(values, indices, made.options.features)
+    assert ours.numpy().tobytes() == np.load(tmp_path / "theirs.npy").tobytes()
