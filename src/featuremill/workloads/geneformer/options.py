@@ -1,0 +1,90 @@
+"""What a config may set under `options` for the workload geneformer."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from featuremill.workload import Kind, OptionFile, OptionWeights, WorkloadOptions
+from featuremill.workloads.encoder.options import Options as EncoderOptions
+
+ALL = "all"
+
+
+class Options(WorkloadOptions):
+    """Which cells, which Geneformer, and what is done to the cells' genes."""
+
+    EXECUTION = frozenset({"batch_tokens"})
+    PACKAGES = MappingProxyType(
+        dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[geneformer]")
+    )
+
+    model: OptionWeights
+    """The folder of a Geneformer as Hugging Face has it: `config.json` and the weights
+    (`model.safetensors` or `pytorch_model.bin`). Code in it is never run."""
+    vocabulary: OptionFile
+    """The file that gives each gene (Ensembl id) its token: JSON, or the pickle that Geneformer
+    comes with (`token_dictionary….pkl`), of which nothing but texts and numbers is built."""
+    medians: OptionFile
+    """The file that gives each gene the median of its expression where it is not zero: JSON, or the
+    pickle that Geneformer comes with (`gene_median_dictionary….pkl`)."""
+    version: Literal["auto", "V1", "V2"] = "auto"
+    """How a cell becomes tokens: `V1` takes 2,048 genes, `V2` 4,094 between `<cls>` and `<eos>`.
+    `auto` goes by the positions that the model has, 2,048 or 4,096."""
+    counts: str = Field(default="X", pattern=r"^(X|raw|layers/[^/]+)$")
+    """Where the inputs (.h5ad) hold the counts: `X`, `raw` (raw.X, with the genes of raw.var), or
+    `layers/NAME`."""
+    gene_column: str = ""
+    """Column of var that holds the genes' Ensembl ids. If not given, `ensembl_id`, else `gene_ids`,
+    else the names of the genes."""
+    perturb: Literal["none", "delete", "overexpress"] = "none"
+    """What is done to one gene after the other: `none` delivers the cell's vector, `delete` takes
+    the gene's token away, `overexpress` moves it to the front; these deliver how far the cell's
+    vector turns."""
+    genes: tuple[str, ...] = Field(default=(ALL,), min_length=1)
+    """Which genes are perturbed: Ensembl ids, or `all` genes that a cell's tokens hold."""
+    layer: int = -2
+    """Layer that vectors are made of: 0 is the embedding, -1 the last one. Geneformer's own default
+    is the last but one (its `emb_layer` -1; its 0 is -1 here)."""
+    pool: Literal["mean", "cls"] = "mean"
+    """A cell's vector: the `mean` over the tokens of its genes, or that of `cls` (V2 only)."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
+    it, else fp16 on a GPU and fp32 on a CPU."""
+    batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
+    """Tokens that are computed together, filling included. If not given: 128 for each
+    multiprocessor of a GPU, 4096 on a CPU."""
+
+    @field_validator("genes", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse what contradicts itself and what would have no effect."""
+        if self.perturb == "none" and self.genes != (ALL,):
+            raise ValueError("genes has no effect with perturb: none; leave it out")
+        if ALL in self.genes and len(self.genes) > 1:
+            raise ValueError("genes: all is every gene already; leave out the others")
+        if twice := next((gene for gene in self.genes if self.genes.count(gene) > 1), None):
+            raise ValueError(f"genes: {twice} is there twice; leave one out")
+        return self
+
+    def delivers(self) -> set[Kind]:
+        """Return what comes out: a vector a cell, or a list of shifts."""
+        return {"pooled"} if self.perturb == "none" else {"table"}
+
+    @property
+    def of_encoder(self) -> EncoderOptions:
+        """The options, resolved ones, by which the workload encoder computes these vectors."""
+        return EncoderOptions(
+            model=self.model,
+            alphabet="proteins",  # of no effect on tokens
+            layers=(self.layer,),
+            pool=(self.pool,),
+            dtype=self.dtype,
+            letters_per_token=1,
+        )
