@@ -1,6 +1,7 @@
 """The workload geneformer: what it reads against anndata, its vectors and shifts against
 transformers, its outputs against pandas, and what it refuses."""
 
+import io
 import json
 import pickle
 import subprocess
@@ -58,16 +59,16 @@ def place(tmp_path_factory):
     return folder
 
 
-def options_of(place, version="V2", **more):
-    there = place / version
+def options_of(place, folder="V2", **more):
+    there = place / folder
     given = {"model": there / "model", "vocabulary": there / "tokens.json"}
     given |= {"medians": there / "medians.json"}
     told = {name: str(path) for name, path in given.items()} | {"dtype": "fp32"} | more
     return geneformer.Options.model_validate(told)
 
 
-def resolved(place, version="V2", **more):
-    asked = options_of(place, version, **more)
+def resolved(place, folder="V2", **more):
+    asked = options_of(place, folder, **more)
     found = weights.weights_of(plain_weights.look(asked.model, True, 1))
     return geneformer.resolve(asked, CPU, found), found
 
@@ -140,7 +141,11 @@ def test_layers_raw_and_columns_of_genes_are_read_where_options_say(place, tmp_p
         read(path, options_of(place))
     with pytest.raises(UserError, match=r"no layers/count in it; .* \(X, raw, layers/counts\)"):
         read(path, options_of(place, counts="layers/count"))
-    with pytest.raises(UserError, match=r"var has no column 'symbol'; .* ensembl_id"):
+    with pytest.raises(
+        UserError, match="var has no column 'symbol'; set it to one of 'ensembl_id'"
+    ):
+        read(path, options_of(place, gene_column="symbol"))
+    with pytest.raises(UserError, match="var has no column 'symbol'; leave it out"):
         read(path, options_of(place, counts="raw", gene_column="symbol"))
 
 
@@ -194,9 +199,7 @@ def test_a_cells_tokens_do_not_depend_on_the_order_of_the_genes_in_the_file(coun
 
 def test_long_cells_are_cut_and_say_so(place, monkeypatch):
     monkeypatch.setitem(genes.INPUT_SIZES, "V2", 12)
-    options = options_of(place, version="V2", perturb="none")
-    options = options.model_copy(update={"version": "V2"})
-    found = read(place / "cells.h5ad", options)
+    found = read(place / "cells.h5ad", options_of(place, version="V2"))
     assert {record.length for record in found} == {10}
     assert {record.note for record in found} == {"more than 10 genes, truncated"}
 
@@ -268,6 +271,8 @@ def test_each_bad_input_is_one_sentence(place, tmp_path):
         ({"perturb": "none", "genes": ["A"]}, "genes has no effect with perturb: none"),
         ({"perturb": "delete", "genes": ["all", "A"]}, "genes: all is every gene already"),
         ({"perturb": "delete", "genes": ["A", "A"]}, "A is there twice"),
+        ({"perturb": "delete", "layers": [0, 1]}, "perturb is of one vector"),
+        ({"perturb": "delete", "pool": ["mean", "cls"]}, "perturb is of one vector"),
         ({"counts": "layer/counts"}, "pattern"),
     ],
 )
@@ -277,9 +282,9 @@ def test_options_that_contradict_themselves(place, more, said):
 
 
 def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
-    def said(version="V2", **more):
+    def said(folder="V2", **more):
         with pytest.raises(UserError) as caught:
-            resolved(place, version, **more)
+            resolved(place, folder, **more)
         return str(caught.value)
 
     tokens, _ = tables(place, "V2")
@@ -287,7 +292,7 @@ def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
     assert "it has 57 tokens, and the model's vocab_size is 59" in said(vocabulary=other)
     assert "V1 has no <cls>; take mean" in said("V1", pool="cls")
     assert "no <cls>, which a cell of V2 needs" in said("V1", version="V2")
-    assert "there is no layer 4 in a model of 3" in said(layer=4)
+    assert "there is no layer 4 in a model of 3" in said(layers=4)
     assert "'ENSG1' has no token in" in said(perturb="delete", genes="ENSG1")
     for name, content, part in (
         (
@@ -322,15 +327,15 @@ def test_of_pickles_only_texts_and_numbers_are_built(place, tmp_path, capsys):
     tokens, medians = tables(place, "V2")
     wanted = read(place / "cells.h5ad", options_of(place))
     of_numpy = {name: np.float64(median) for name, median in medians.items()}
-    for protocol in (2, 4, 5):
+    for protocol in (3, 4, 5):
         for name, content in (("t", tokens), ("m", medians), ("n", of_numpy)):
             (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol))
         for kept in ("m", "n"):
             paths = {"vocabulary": tmp_path / "t.pkl", "medians": tmp_path / f"{kept}.pkl"}
             options = options_of(place, **{name: str(path) for name, path in paths.items()})
             assert read(place / "cells.h5ad", options) == wanted
-    old = pickle.dumps(of_numpy, 2).replace(b"numpy._core", b"numpy.core")  # NumPy 1's
-    found = genes._Unpickler(__import__("io").BytesIO(old)).load()
+    old = pickle.dumps(of_numpy, 3).replace(b"numpy._core", b"numpy.core")  # NumPy 1's
+    found = genes._Unpickler(io.BytesIO(old)).load()
     assert found == medians and {type(number) for number in found.values()} == {float}
     for content, called in ((Evil(), "builtins.print"), (np.ones(2), "_reconstruct")):
         (tmp_path / "m.pkl").write_bytes(pickle.dumps({"A": content}))
@@ -361,8 +366,8 @@ class Reference:
         return hidden[1:-1].mean(0) if self.version == "V2" else hidden.mean(0)
 
 
-def computed(place, version="V2", path=None, **more):
-    options, found = resolved(place, version, **more)
+def computed(place, folder="V2", path=None, **more):
+    options, found = resolved(place, folder, **more)
     model = geneformer.load(options, [CPU], found)
     records = read(path or place / "cells.h5ad", options)
     payloads = [record.payload for record in records]
@@ -375,7 +380,7 @@ def computed(place, version="V2", path=None, **more):
     [("V1", -2, "mean"), ("V2", -2, "mean"), ("V2", -1, "mean"), ("V2", 0, "cls")],
 )
 def test_vectors_are_those_of_transformers_one_cell_at_a_time(place, version, layer, pool):
-    records, values = computed(place, version, layer=layer, pool=pool)
+    records, values = computed(place, version, layers=layer, pool=pool)
     reference = Reference(place / version / "model", version, layer, pool)
     assert values.schema.names == [f"{pool}_layer_{layer % 4}"]
     for record, vector in zip(records, values.column(0).to_pylist(), strict=True):

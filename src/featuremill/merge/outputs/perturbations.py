@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHIFTS = "shifts"
+"""The workload's column."""
 FORMAT = Format(
     "perturbations.parquet",
     "pandas, polars, DuckDB, R's arrow",

@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs.perturbations import SHIFTS
 from featuremill.workload import Record, networks
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, weights_mb
@@ -73,6 +72,8 @@ SHIFT = pa.struct(
 )
 """`cosine` is that of the cell's vector with the perturbed cell's, in float64 as it is near 1; NaN
 where the gene is not among the cell's `tokens`."""
+SHIFTS = "shifts"
+"""The column, by which the outputs `perturbations` and `gene_statistics` find it."""
 LONG = 40
 """Tokens of what a load looks at; filled up to it, half as many have to come out the same."""
 
@@ -112,7 +113,7 @@ def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
             "bert; give the folder of one."
         )
     found = genes.of(options, facts)
-    if options.pool == "cls" and not found.words.has_first:
+    if "cls" in options.pool and not found.words.has_first:
         raise UserError("options.pool: V1 has no <cls>; take mean.")
     return facts, found
 
@@ -136,25 +137,19 @@ def weights(options: Options) -> str:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle version and dtype, and count the layer from 0."""
+    """Settle version and dtype, and count layers from 0."""
     assert weights is not None
     facts, found = _opened(options, weights.path)
-    most = facts.num_layers
-    if not -most - 1 <= options.layer <= most:
-        raise UserError(
-            f"options.layer: there is no layer {options.layer} in a model of {most}; use 0 to "
-            f"{most}, or -1 for the last one."
-        )
     settled = {
         "version": found.version,
-        "layer": options.layer % (most + 1),
+        "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
     return options.model_copy(update=settled)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the one column of values; `options` are resolved ones."""
+    """Return the columns of vectors, or that of shifts; `options` are resolved ones."""
     from featuremill.workloads.encoder import columns
 
     assert weights is not None

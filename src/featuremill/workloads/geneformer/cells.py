@@ -20,7 +20,6 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import one_line
 from featuremill.inputs.letters import wrong_id
-from featuremill.merge.outputs.perturbations import BETWEEN
 from featuremill.workload import Record
 from featuremill.workloads.geneformer import h5ad
 from featuremill.workloads.geneformer.genes import TOKEN, Genes
@@ -28,6 +27,9 @@ from featuremill.workloads.geneformer.options import Options
 
 BLOCK = 64
 """Perturbations of a record, at most: what a kill costs."""
+BETWEEN = "_block_"
+"""What an id has between its cell's name and the number of a block, from 1; the outputs
+`perturbations` and `gene_statistics` know it as well."""
 COUNT = struct.Struct("<H")
 UNKNOWN = Kind(
     "unknown_genes",

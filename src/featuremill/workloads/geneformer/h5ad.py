@@ -18,6 +18,7 @@ import numpy.typing as npt
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.inputs import source
+from featuremill.inputs.columns import listed
 
 if TYPE_CHECKING:
     import h5py
@@ -77,9 +78,9 @@ class Cells:
     def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
         names = _columns_of(var)
         if chosen and chosen not in names:
+            remedy = f"set it to one of {listed(names)}" if names else "leave it out"
             raise UserError(
-                f"{self._path}: var has no column {chosen!r}; set gene_column under options to one "
-                f"of {', '.join(names[:20]) or 'those that it has'}."
+                f"{self._path}: options.gene_column: var has no column {chosen!r}; {remedy}."
             )
         found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
         ids = [id.strip() for id in _texts(var, found or _index_of(var))]

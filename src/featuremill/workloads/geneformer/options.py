@@ -45,11 +45,13 @@ class Options(WorkloadOptions):
     vector turns."""
     genes: tuple[str, ...] = Field(default=(ALL,), min_length=1)
     """Which genes are perturbed: Ensembl ids, or `all` genes that a cell's tokens hold."""
-    layer: int = -2
-    """Layer that vectors are made of: 0 is the embedding, -1 the last one. Geneformer's own default
-    is the last but one (its `emb_layer` -1; its 0 is -1 here)."""
-    pool: Literal["mean", "cls"] = "mean"
-    """A cell's vector: the `mean` over the tokens of its genes, or that of `cls` (V2 only)."""
+    layers: tuple[int, ...] = Field(default=(-2,), min_length=1)
+    """Layers that vectors are made of, one or, without perturbations, several: 0 is the embedding,
+    -1 the last one. Geneformer's own default is the last but one (its `emb_layer` -1; its 0 is -1
+    here)."""
+    pool: tuple[Literal["mean", "cls"], ...] = Field(default=("mean",), min_length=1)
+    """A cell's vector: the `mean` over the tokens of its genes, that of `cls` (V2 only), or both,
+    where nothing is perturbed."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
     it, else fp16 on a GPU and fp32 on a CPU."""
@@ -57,10 +59,10 @@ class Options(WorkloadOptions):
     """Tokens that are computed together, filling included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
 
-    @field_validator("genes", mode="before")
+    @field_validator("genes", "layers", "pool", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
+        return (value,) if isinstance(value, int | str) else value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -69,6 +71,8 @@ class Options(WorkloadOptions):
             raise ValueError("genes has no effect with perturb: none; leave it out")
         if ALL in self.genes and len(self.genes) > 1:
             raise ValueError("genes: all is every gene already; leave out the others")
+        if self.perturb != "none" and len(self.layers) * len(set(self.pool)) > 1:
+            raise ValueError("perturb is of one vector: give one layer and one pool")
         if twice := next((gene for gene in self.genes if self.genes.count(gene) > 1), None):
             raise ValueError(f"genes: {twice} is there twice; leave one out")
         return self
@@ -83,8 +87,8 @@ class Options(WorkloadOptions):
         return EncoderOptions(
             model=self.model,
             alphabet="proteins",  # of no effect on tokens
-            layers=(self.layer,),
-            pool=(self.pool,),
+            layers=self.layers,
+            pool=self.pool,
             dtype=self.dtype,
             letters_per_token=1,
         )
