@@ -166,7 +166,7 @@ def batch_cost(options: Options, device: Device) -> int:
 
 def audited(options: Options, precision: str) -> Options:
     """Return the options that deliver the cell's vector, whatever is perturbed."""
-    more = {"dtype": precision, "perturb": "none", "genes": (ALL,)}
+    more = {"dtype": precision, "perturb": "none", "genes": ALL}
     return Options.model_validate(options.model_dump() | more)
 
 

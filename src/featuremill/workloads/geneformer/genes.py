@@ -29,6 +29,7 @@ INPUT_SIZES = {"V1": 2048, "V2": 4096}
 """Tokens of a cell, special ones included."""
 TOKEN = np.dtype("<u2")
 """Of a token in a payload; published vocabularies have 20,275 and 25,426."""
+MOST_TOKENS = 2**16
 NUMPY_NUMBERS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
 
 
@@ -59,11 +60,11 @@ def of(options: Options, facts: Facts) -> Genes:
     tokens = _table(options.vocabulary, "vocabulary", int)
     medians = _table(options.medians, "medians", float)
     width = int(facts.config.get("vocab_size") or 0)
-    found = max(tokens.values(), default=-1) + 1
-    if found != width or min(tokens.values()) < 0:
+    if sorted(tokens.values()) != list(range(width)) or width > MOST_TOKENS:
         raise UserError(
-            f"options.vocabulary: {options.vocabulary}: it has {found:,} tokens, and the model's "
-            f"vocab_size is {width:,}; give the one of the model."
+            f"options.vocabulary: {options.vocabulary}: it has {len(tokens):,} tokens, and the "
+            f"model's vocab_size is {width:,}: they have to be the numbers from 0 on, as many as "
+            f"that and at most {MOST_TOKENS:,}; give the vocabulary of the model."
         )
     version = _version(options, facts)
     special = (PAD, CLS, EOS) if version == "V2" else (PAD,)
@@ -112,7 +113,7 @@ def _version(options: Options, facts: Facts) -> str:
 
 
 def _perturbed(options: Options, known: Mapping[str, int]) -> tuple[int, ...] | None:
-    if options.genes == (ALL,):
+    if options.genes == ALL:
         return None
     if missing := [gene for gene in options.genes if gene not in known]:
         raise UserError(

@@ -43,8 +43,8 @@ class Options(WorkloadOptions):
     """What is done to one gene after the other: `none` delivers the cell's vector, `delete` takes
     the gene's token away, `overexpress` moves it to the front; these deliver how far the cell's
     vector turns."""
-    genes: tuple[str, ...] = Field(default=(ALL,), min_length=1)
-    """Which genes are perturbed: Ensembl ids, or `all` genes that a cell's tokens hold."""
+    genes: Literal["all"] | tuple[str, ...] = "all"
+    """Which genes are perturbed: a list of Ensembl ids, or `all` that a cell's tokens hold."""
     layers: tuple[int, ...] = Field(default=(-2,), min_length=1)
     """Layers that vectors are made of, one or, without perturbations, several: 0 is the embedding,
     -1 the last one. Geneformer's own default is the last but one (its `emb_layer` -1; its 0 is -1
@@ -59,7 +59,7 @@ class Options(WorkloadOptions):
     """Tokens that are computed together, filling included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
 
-    @field_validator("genes", "layers", "pool", mode="before")
+    @field_validator("layers", "pool", mode="before")
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, int | str) else value
@@ -67,14 +67,12 @@ class Options(WorkloadOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse what contradicts itself and what would have no effect."""
-        if self.perturb == "none" and self.genes != (ALL,):
+        if self.perturb == "none" and self.genes != ALL:
             raise ValueError("genes has no effect with perturb: none; leave it out")
-        if ALL in self.genes and len(self.genes) > 1:
-            raise ValueError("genes: all is every gene already; leave out the others")
         if self.perturb != "none" and len(self.layers) * len(set(self.pool)) > 1:
             raise ValueError("perturb is of one vector: give one layer and one pool")
-        if twice := next((gene for gene in self.genes if self.genes.count(gene) > 1), None):
-            raise ValueError(f"genes: {twice} is there twice; leave one out")
+        if self.genes != ALL and len(set(self.genes)) < max(1, len(self.genes)):
+            raise ValueError("genes: name one or several, each once")
         return self
 
     def delivers(self) -> set[Kind]:
