@@ -561,9 +561,12 @@ def test_its_memory_is_told_before_anything_is_hashed(place):
     options, found = resolved(place)
     ahead = geneformer.weights_ahead(options_of(place))
     assert geneformer.resolve(options_of(place), CPU, ahead) == options and ahead.sha256 == ""
-    small, large = (geneformer.memory_mb(options, CPU, ahead, cost) for cost in (64, 4096))
+    small, large = (geneformer.memory_mb(options, CPU, ahead, cost) for cost in (64, 40_960))
+    assert small < large == geneformer.memory_mb(options, CPU, found, 40_960)
     # A record of 64 perturbations costs more than what is ever in the network at once.
-    assert small <= large == geneformer.memory_mb(options, CPU, found, 64 * 4096)
+    options = options.model_copy(update={"perturb": "delete"})
+    usual, block = (geneformer.memory_mb(options, CPU, found, cost) for cost in (4096, 64 * 4096))
+    assert usual == block < large
 
 
 # The contract

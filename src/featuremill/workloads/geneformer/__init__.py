@@ -96,6 +96,8 @@ class Batch(NamedTuple):
     units: list[list[Group]]
     """What is computed together: all cells, or each one with its perturbations."""
     cells: list[cells.Cell]
+    done: list[list[int]]
+    """Which of each cell's perturbations were possible."""
 
 
 class Result(NamedTuple):
@@ -182,9 +184,9 @@ def weights_ahead(options: Options) -> Weights:
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
     """Return the estimated peak in MiB; `options` are resolved ones."""
-    # However large a batch is, no more than this is in the network at once.
-    most = min(batch_cost, options.batch_tokens or networks.batch_tokens_on(device))
-    return encoder.memory_mb(options.of_encoder, device, weights, most)
+    if options.perturb != "none":  # of a block, no more than this is in the network at once
+        batch_cost = min(batch_cost, options.batch_tokens or networks.batch_tokens_on(device))
+    return encoder.memory_mb(options.of_encoder, device, weights, batch_cost)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
@@ -195,7 +197,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     _, found = _opened(options, weights.path)
     network = encoder.network(devices, weights.path, options.dtype)
     long = np.array([*found.words.first, *found.tokens.values()][: found.most], np.int64)[:LONG]
-    check.padding(network, found.words, long[: len(long) // 2], long, options.dtype)
+    check.padding(network, found.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
     return Model(network, found, options, columns, batch_tokens, network.backend)
 
@@ -213,12 +215,13 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
     if perturb == "none":
         together = padding.groups([whole(cell.tokens) for cell in given], words, batch_cost)
-        return Batch([together], given)
-    units = []
+        return Batch([together], given, [])
+    batch = Batch([], given, [])
     for cell in given:
-        found, _ = cells.sequences(cell, perturb)
-        units.append(padding.groups(list(map(whole, found)), words, model.batch_tokens, 0.0))
-    return Batch(units, given)
+        found, done = cells.sequences(cell, perturb)
+        batch.units.append(padding.groups(list(map(whole, found)), words, model.batch_tokens, 0.0))
+        batch.done.append(done)
+    return batch
 
 
 def run(model: Model, batch: Batch) -> Result:
@@ -240,21 +243,19 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the vector of each cell, or its shifts."""
     from featuremill.workloads.encoder import columns, padding
 
-    found = [
-        padding.in_order(vectors, unit, [1] * sum(len(group.places) for group in unit))
-        for vectors, unit in zip(result.vectors, result.batch.units, strict=True)
-        if unit
-    ]
-    given = result.batch.cells
+    given, units = result.batch.cells, result.batch.units
     if model.options.perturb == "none":
-        return columns.batch(found[0], [1] * len(given), model.columns)
-    matrices = iter(found)
+        ones = [1] * len(given)
+        (vectors,) = result.vectors
+        return columns.batch(padding.in_order(vectors, units[0], ones), ones, model.columns)
     rows = []
-    for cell, unit in zip(given, result.batch.units, strict=True):
+    for cell, done, unit, vectors in zip(
+        given, result.batch.done, units, result.vectors, strict=True
+    ):
         cosines = np.full(len(cell.perturbed), np.nan)
-        if unit:
-            _, which = cells.sequences(cell, model.options.perturb)
-            cosines[which] = _cosines(next(matrices)[0])
+        if done:
+            (matrix,) = padding.in_order(vectors, unit, [1] * (1 + len(done)))
+            cosines[done] = _cosines(matrix)
         names = [model.genes.names[token] for token in cell.perturbed.tolist()]
         told = zip(names, cosines.tolist(), strict=True)
         common = {"kind": model.options.perturb, "tokens": len(cell.tokens)}
