@@ -71,6 +71,14 @@ def cells_of(counts, genes, names=None, form="csr"):
         return anndata.AnnData(kept(counts), obs=obs, var=var)
 
 
+def read_cells(path):
+    """Return the counts (N, G), the cells' names and the genes' ids, as anndata has them."""
+    with warnings.catch_warnings():  # that genes without names are called by numbers
+        warnings.simplefilter("ignore")
+        found = anndata.read_h5ad(path)
+        return found.X, found.obs_names.tolist(), found.var["ensembl_id"].tolist()
+
+
 def write_cells(path, cells):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
