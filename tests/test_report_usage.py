@@ -6,6 +6,7 @@ import datetime
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -242,6 +243,11 @@ def test_a_column_colours_the_map_by_accession_too(tmp_path: Path) -> None:
     assert kinases == {"sp|P00002|FAKE_2", "sp|P00003|FAKE_3", "sp|P00004|FAKE_4"}
     assert names["sp|P00005|FAKE_5"] == "no label" and len(names) == 40
     assert "Coloured by family of labels.tsv.gz, which has a label for 4 of them." in page.text
+    assert re.search(
+        r"By these 2 labels, the silhouette of 4 records is -?\d\.\d{3} .*, and of each record's 3 "
+        r"nearest, [\d.]+ ?% have its label \(kNN purity\); distances are Euclidean",
+        page.text,
+    )
     assert "<script>alert" not in page.source
     assert "column: family" in page.text, "the config to do it again has it"
     columns = zip(*(row for row in rows if len(row) == 3), strict=True)
@@ -264,6 +270,7 @@ def test_rare_labels_are_grey_and_numbers_a_ramp(tmp_path: Path) -> None:
     assert len(scale["domain"]) == len(scale["range"]) == 8
     assert scale["range"][-1] == embedding.GREYS["other labels"]
     page = make(root, "--label-file", str(path), "--label", "score")
+    assert "silhouette" not in page.text, "numbers are no names"
     assert [row["value"] for row in rows_of(page, "embeddings")] == [n / 8 for n in range(40)]
 
 

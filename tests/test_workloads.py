@@ -32,6 +32,7 @@ CPU = cpu()
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
+    "geneformer": [],  # needs cells as well: tests/test_geneformer.py
     "esm2": [
         {"dtype": "fp32"},
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
@@ -128,7 +129,7 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match="composition, encoder, esm2, pac"):
+    with pytest.raises(UserError, match=", ".join(BUILT_IN)):
         find_workload("esm3")
 
 
@@ -141,6 +142,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "geneformer": (True, False),
         "pac": (False, False),
     }
     esm2 = find_workload("esm2")

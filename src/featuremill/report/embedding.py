@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base import words
 from featuremill.base.text import clipped
+from featuremill.report.agreement import agreement
 from featuremill.report.chart import FAINT, REST, Figure, categories, drawn, values
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
@@ -49,6 +50,8 @@ class Projection(NamedTuple):
     """Share of the sample's variance along each axis."""
     total: int
     """Rows in the file, or the files."""
+    vectors: np.ndarray
+    """(N, D) float32, what the map was made of."""
 
 
 def read(paths: Sequence[Path], total: int) -> Projection | str:
@@ -72,7 +75,7 @@ def read(paths: Sequence[Path], total: int) -> Projection | str:
     if vectors.shape[1] < 2:
         return f"The values of {column} have one dimension, so there is nothing to map."
     xy, explained = principal_plane(vectors)
-    return Projection(column, others, ids, lengths, xy, explained, total)
+    return Projection(column, others, ids, lengths, xy, explained, total, vectors)
 
 
 def _is_vector(type: pa.DataType) -> bool:
@@ -236,4 +239,16 @@ def _sentence(found: Projection, labels: Labels | None) -> str:
         text += f", which has a label for {labels.num_found:,} of them"
     if labels.numbers is None and (more := len(set(labels.texts) - {None}) - len(labels.names)) > 0:
         text += f"; {more:,} rarer labels are grey, point at one to read it"
-    return f"{text}."
+    return f"{text}.{_agreement(found, labels)}"
+
+
+def _agreement(found: Projection, labels: Labels) -> str:
+    """Return how near records of one label lie to one another; "" where labels are numbers."""
+    if labels.numbers is not None or not (told := agreement(found.vectors, labels.texts)):
+        return ""
+    return (
+        f" By these {told.num_labels:,} labels, the silhouette of {told.num_records:,} records is "
+        f"{told.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and of "
+        f"each record's {told.num_neighbours} nearest, {words.share(told.purity, 1)} have its "
+        "label (kNN purity); distances are Euclidean, between all numbers of the vectors."
+    )

@@ -19,25 +19,18 @@ USUAL_MULTIPROCESSORS = 132
 
 
 class NetworkOptions(WorkloadOptions):
-    """Which features of which network are computed, and how."""
+    """Which vectors of which network are computed, and how."""
 
     EXECUTION = frozenset({"batch_tokens"})
-    POOLS: ClassVar[tuple[str, ...]]
-    """The pools that a workload has, in the order of their columns."""
 
     model: str
     layers: tuple[int, ...] = Field(default=(-1,), min_length=1)
     """Layers whose representations are delivered, one or several: 0 is the embedding, 1 the first
     block, -1 the last one (with the final norm applied, where the network has one)."""
     pool: tuple[str, ...] = Field(default=("mean",), min_length=1)
-    per_residue: bool = False
-    output_dtype: Literal["float16", "float32"] = "float16"
-    """Number type of the vectors per residue. Pooled vectors are always float32."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
     it, else fp16 on a GPU and fp32 on a CPU."""
-    long: str = "truncate"
-    max_residues: int | None = Field(default=None, ge=1)
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones and filling included. If not given: 128 for
     each multiprocessor of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number
@@ -47,6 +40,23 @@ class NetworkOptions(WorkloadOptions):
     @classmethod
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, int | str) else value
+
+    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
+        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
+            raise ValueError(f"{name} has no effect with {because}; leave it out")
+
+
+class ResidueOptions(NetworkOptions):
+    """The same of sequences, whose residues may have vectors of their own, and which may be long."""
+
+    POOLS: ClassVar[tuple[str, ...]]
+    """The pools that a workload has, in the order of their columns."""
+
+    per_residue: bool = False
+    output_dtype: Literal["float16", "float32"] = "float16"
+    """Number type of the vectors per residue. Pooled vectors are always float32."""
+    long: str = "truncate"
+    max_residues: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -59,10 +69,6 @@ class NetworkOptions(WorkloadOptions):
         self._refuse_idle("output_dtype", not self.per_residue, "per_residue: false")
         return self
 
-    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
-        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
-            raise ValueError(f"{name} has no effect with {because}; leave it out")
-
     @property
     def pools(self) -> tuple[str, ...]:
         """The pools to compute, in the order of their columns."""
@@ -74,7 +80,7 @@ class NetworkOptions(WorkloadOptions):
         return {kind for kind, is_there in kinds.items() if is_there}
 
 
-Options = TypeVar("Options", bound=NetworkOptions)
+Options = TypeVar("Options", bound=ResidueOptions)
 
 
 def layers_from_0(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -217,13 +217,12 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
 
 
-def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights, after a look at what it computes."""
+def network(devices: Sequence[Device], folder: Path, dtype: str) -> Encoder:
+    """Return the network in `folder` on the only one of `devices`."""
     import torch
 
     from featuremill.workloads.encoder import check
 
-    assert weights is not None
     if len(devices) > 1:
         raise UserError("gpus: an encoder computes on one GPU; set gpus: 1.")
     is_cuda = devices[0].kind == "cuda"
@@ -231,9 +230,18 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         networks.forbid_short_cuts()
     # A job sees its own GPUs only, numbered as they were leased.
     device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
+    return architectures.load(folder, device, check.DTYPES[dtype])
+
+
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return the encoder with its weights, after a look at what it computes."""
+    from featuremill.workloads.encoder import check
+
+    assert weights is not None
+    encoder = network(devices, weights.path, options.dtype)
     facts, words = _opened(weights.path)
-    encoder = architectures.load(weights.path, device, check.DTYPES[options.dtype])
-    check.padding(encoder, words, options)
+    examples = check.examples(words, options.alphabet)
+    check.padding(encoder, words, *examples, options.dtype)
     columns = schema(options, weights)
     return Model(encoder, words, options, columns, facts.max_tokens, encoder.backend)
 

@@ -11,9 +11,8 @@ import torch
 
 from featuremill.base.errors import WorkloadError
 from featuremill.workloads.encoder.architectures import Encoder
-from featuremill.workloads.encoder.options import Options
 from featuremill.workloads.encoder.padding import groups
-from featuremill.workloads.encoder.vocabulary import Vocabulary
+from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BOUNDS = {"bf16": 3e-2, "fp16": 5e-3, "fp32": 1e-5}
@@ -23,14 +22,18 @@ SHORT, LONG, ROOM = 19, 40, 1024
 """Letters of the two, and more tokens than both have together."""
 
 
-def padding(encoder: Encoder, vocabulary: Vocabulary, options: Options) -> None:
+def examples(vocabulary: Vocabulary, alphabet: str) -> tuple[Ids, Ids]:
+    """Return the tokens of a short sequence and of a long one."""
+    letters = np.frombuffer(LETTERS[alphabet] * 2, np.uint8).tobytes()
+    return vocabulary.tokens(letters[:SHORT]), vocabulary.tokens(letters[:LONG])
+
+
+def padding(encoder: Encoder, vocabulary: Vocabulary, short: Ids, long: Ids, dtype: str) -> None:
     """Compute a short sequence alone and beside a long one, and compare.
 
     Raises:
         WorkloadError: they differ, or values are not finite.
     """
-    letters = np.frombuffer(LETTERS[options.alphabet] * 2, np.uint8).tobytes()
-    short, long = (vocabulary.tokens(letters[:length]) for length in (SHORT, LONG))
     layer = encoder.num_layers
     states = []
     for sequences in ([short], [short, long]):
@@ -42,9 +45,9 @@ def padding(encoder: Encoder, vocabulary: Vocabulary, options: Options) -> None:
         states.append(hidden[group.places.index(0), : len(short)])
     alone_TE, beside_TE = states
     off = float((alone_TE - beside_TE).norm() / alone_TE.norm())
-    if not off <= BOUNDS[options.dtype]:  # also where it is not a number
+    if not off <= BOUNDS[dtype]:  # also where it is not a number
         raise WorkloadError(
             f"{encoder.backend}: the same sequence has other values beside a longer one (relative "
-            f"error {off:.1g}, at most {BOUNDS[options.dtype]:g}), or none; nothing was computed: "
+            f"error {off:.1g}, at most {BOUNDS[dtype]:g}), or none; nothing was computed: "
             "set dtype: fp32, and see whether this torch fits the device (featuremill doctor)"
         )

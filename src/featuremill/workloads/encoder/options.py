@@ -9,15 +9,15 @@ from pydantic import Field
 
 from featuremill.inputs import SequenceOptions
 from featuremill.workload import OptionWeights
-from featuremill.workload.networks import NetworkOptions
+from featuremill.workload.networks import ResidueOptions
 
 Pool = Literal["mean", "mean_all", "cls", "none"]
 
 
-class Options(NetworkOptions, SequenceOptions):
+class Options(ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
-    EXECUTION = NetworkOptions.EXECUTION | SequenceOptions.EXECUTION | {"letters_per_token"}
+    EXECUTION = ResidueOptions.EXECUTION | SequenceOptions.EXECUTION | {"letters_per_token"}
     POOLS = ("mean", "mean_all", "cls")
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[encoder]")

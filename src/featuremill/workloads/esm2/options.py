@@ -8,15 +8,15 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from featuremill.inputs import TableOptions
-from featuremill.workload.networks import NetworkOptions
+from featuremill.workload.networks import ResidueOptions
 
 Pool = Literal["mean", "bos", "none"]
 
 
-class Options(NetworkOptions, TableOptions):
+class Options(ResidueOptions, TableOptions):
     """Which features of which ESM-2 are computed, and how."""
 
-    EXECUTION = NetworkOptions.EXECUTION | TableOptions.EXECUTION
+    EXECUTION = ResidueOptions.EXECUTION | TableOptions.EXECUTION
     POOLS = ("mean", "bos")
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 

@@ -1,0 +1,1 @@
+base.post-deploy.sh

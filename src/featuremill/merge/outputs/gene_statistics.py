@@ -1,0 +1,96 @@
+"""gene_statistics.parquet: a row a gene and kind of perturbation: cells, mean, deviation.
+
+Of the cosines in the workload geneformer's `shifts`: `cells` have the gene, `mean` and `deviation`
+(the sample's, n - 1) are over these. In memory are three numbers a gene.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featuremill.merge.outputs import Target, need
+from featuremill.merge.outputs.perturbations import FORMAT as LONG_TABLE
+from featuremill.merge.outputs.perturbations import SHIFTS, long_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = LONG_TABLE._replace(file="gene_statistics.parquet", bytes_a_record=0)
+
+
+class Writer:
+    """Sums up while blocks come, and writes in the end."""
+
+    def __init__(self, target: Target) -> None:
+        need([name for name in target.values.names if name == SHIFTS], "gene_statistics", SHIFTS)
+        self._target = target
+        self._places: dict[tuple[str, str], int] = {}
+        self._sums = np.zeros((3, 0))
+        """Of each gene and kind: cells, mean, and squared distances from it."""
+
+    def write(self, block: pa.Table) -> None:
+        """Sum up the shifts of a block's records."""
+        rows = long_table(block)
+        kinds = [rows[name].combine_chunks().dictionary_encode() for name in ("gene", "kind")]
+        genes, names = kinds
+        codes = genes.indices.to_numpy() * len(names.dictionary) + names.indices.to_numpy()
+        found, inverse = np.unique(codes, return_inverse=True)
+        pairs = [divmod(int(code), len(names.dictionary)) for code in found]
+        places = np.array(
+            [
+                self._places.setdefault(
+                    (genes.dictionary[gene].as_py(), names.dictionary[kind].as_py()),
+                    len(self._places),
+                )
+                for gene, kind in pairs
+            ],
+            np.int64,
+        )
+        more = len(self._places) - self._sums.shape[1]
+        self._sums = np.pad(self._sums, ((0, 0), (0, more)))
+        cosines = rows["cosine"].to_numpy()
+        is_there = ~np.isnan(cosines)
+        here = _sums(cosines[is_there], inverse[is_there], len(found))
+        self._sums[:, places] = _together(self._sums[:, places], here)
+
+    def close(self) -> None:
+        """Write the file."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        cells, means, squares = self._sums
+        with np.errstate(divide="ignore", invalid="ignore"):
+            deviations = np.sqrt(np.where(cells > 1, squares, np.nan) / (cells - 1))
+        order = sorted(self._places, key=lambda pair: (pair[1], pair[0]))
+        at = np.array([self._places[pair] for pair in order], np.int64)
+        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
+        columns = {
+            "gene": pa.array([gene for gene, _ in order], pa.string()),
+            "kind": pa.array([kind for _, kind in order], pa.string()),
+            "cells": pa.array(cells[at].astype(np.int64)),
+            "mean": pa.array(np.where(cells > 0, means, np.nan)[at]),
+            "deviation": pa.array(deviations[at]),
+        }
+        table = pa.table(columns).replace_schema_metadata(metadata)
+        pa.parquet.write_table(table, self._target.path, compression="zstd")
+
+
+def _sums(values: Any, groups: Any, num_groups: int) -> Any:
+    """Return count, mean and squared distances from it of each group, shape (3, groups)."""
+    counts = np.bincount(groups, minlength=num_groups)
+    with np.errstate(invalid="ignore"):
+        means = np.bincount(groups, values, num_groups) / counts
+    squares = np.bincount(groups, (values - means[groups]) ** 2, num_groups)
+    return np.stack([counts, np.where(counts > 0, means, 0.0), squares])
+
+
+def _together(one: Any, other: Any) -> Any:
+    """Return the sums of both (Chan, Golub and LeVeque 1979)."""
+    counts = one[0] + other[0]
+    weights = other[0] / np.maximum(counts, 1)
+    distances = other[1] - one[1]
+    means = one[1] + distances * weights
+    return np.stack([counts, means, one[2] + other[2] + distances**2 * one[0] * weights])

@@ -1,0 +1,266 @@
+"""Vectors of cells from a Geneformer, and how far they turn when genes are perturbed.
+
+A Geneformer is a BERT over genes in the order of their expression. The workload encoder computes;
+here stand what a cell's tokens are, what a perturbation does to them, and how far a vector turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill import SNAKEFILE
+from featuremill.base.errors import UserError
+from featuremill.workload import Record, networks
+from featuremill.workload.networks import batch_cost
+from featuremill.workloads import encoder
+from featuremill.workloads.encoder import architectures, weights_mb
+from featuremill.workloads.geneformer import cells, genes
+from featuremill.workloads.geneformer.options import ALL, Options
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from featuremill.workload import Device, Weights
+    from featuremill.workloads.encoder.architectures import Encoder, Facts
+    from featuremill.workloads.encoder.padding import Group
+    from featuremill.workloads.geneformer.genes import Genes
+
+__all__ = [
+    "COST_UNIT",
+    "ENVIRONMENT",
+    "LENGTH_UNIT",
+    "PRECISION",
+    "READS_PICKLES",
+    "REASONS",
+    "TAKES_FILES",
+    "VERSION",
+    "VERSIONS_OF",
+    "Options",
+    "audited",
+    "batch_cost",
+    "collect",
+    "cost",
+    "load",
+    "memory_mb",
+    "num_vectors",
+    "prepare",
+    "records",
+    "resolve",
+    "run",
+    "schema",
+    "weights",
+    "weights_ahead",
+    "weights_mb",
+]
+
+VERSION = "1"
+COST_UNIT = "tokens"
+LENGTH_UNIT = "genes"
+TAKES_FILES = True
+READS_PICKLES = True
+"""With torch's weights_only."""
+VERSIONS_OF = ("transformers",)
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "geneformer.yaml"
+PRECISION = "dtype"
+REASONS = (cells.UNKNOWN,)
+SHIFT = pa.struct(
+    {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
+)
+"""`cosine` is that of the cell's vector with the perturbed cell's, in float64 as it is near 1; NaN
+where the gene is not among the cell's `tokens`."""
+SHIFTS = "shifts"
+"""The column, by which the outputs `perturbations` and `gene_statistics` find it."""
+LONG = 40
+"""Tokens of what a load looks at; filled up to it, half as many have to come out the same."""
+
+
+class Model(NamedTuple):
+    """The network on its device, and what to deliver."""
+
+    network: Encoder
+    genes: Genes
+    options: Options
+    columns: pa.Schema
+    batch_tokens: int
+    """Tokens of a group of perturbed cells: these meet the same shapes in any batch."""
+    backend: str
+
+
+class Batch(NamedTuple):
+    """Cells on the host."""
+
+    units: list[list[Group]]
+    """What is computed together: all cells, or each one with its perturbations."""
+    cells: list[cells.Cell]
+    done: list[list[int]]
+    """Which of each cell's perturbations were possible."""
+
+
+class Result(NamedTuple):
+    """The vectors of each group of each unit, where they were computed."""
+
+    vectors: list[list[list[Tensor]]]
+    batch: Batch
+
+
+def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
+    facts = architectures.facts_of(folder)
+    if facts.architecture is not architectures.BERT:
+        raise UserError(
+            f"options.model: {folder}: this is a {facts.architecture.name}, and a Geneformer is a "
+            "bert; give the folder of one."
+        )
+    found = genes.of(options, facts)
+    if "cls" in options.pool and not found.words.has_first:
+        raise UserError("options.pool: V1 has no <cls>; take mean.")
+    return facts, found
+
+
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the cells of `inputs` (.h5ad), each once or once a block of perturbations."""
+    _, found = _opened(options, Path(options.model).expanduser())
+    for path in inputs:
+        yield from cells.records(path, options, found)
+
+
+def cost(payload: bytes, options: Options) -> int:
+    """Return the tokens that are computed: the cell's, once and once more a perturbation."""
+    cell = cells.cell_of(payload)
+    return len(cell.tokens) * (1 + len(cell.perturbed))
+
+
+def weights(options: Options) -> str:
+    """Return the folder of the network."""
+    return options.model
+
+
+def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
+    """Settle version and dtype, and count layers from 0."""
+    assert weights is not None
+    facts, found = _opened(options, weights.path)
+    settled = {
+        "version": found.version,
+        "layers": networks.layers_from_0(options.layers, facts.num_layers),
+        "dtype": networks.dtype_on(device, options.dtype),
+    }
+    return options.model_copy(update=settled)
+
+
+def schema(options: Options, weights: Weights | None) -> pa.Schema:
+    """Return the columns of vectors, or that of shifts; `options` are resolved ones."""
+    from featuremill.workloads.encoder import columns
+
+    assert weights is not None
+    if options.perturb != "none":
+        return pa.schema({SHIFTS: pa.list_(SHIFT)})
+    width = architectures.facts_of(weights.path).width
+    return columns.schema(options.of_encoder, width, is_by_letter=True)
+
+
+def audited(options: Options, precision: str) -> Options:
+    """Return the options that deliver the cell's vector, whatever is perturbed."""
+    more = {"dtype": precision, "perturb": "none", "genes": ALL}
+    return Options.model_validate(options.model_dump() | more)
+
+
+def num_vectors(payload: bytes, options: Options) -> int:
+    """Return 1: a cell has one vector."""
+    return 1
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what the folder's config tells of the network; nothing is hashed."""
+    return encoder.weights_ahead(options.of_encoder)
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones."""
+    if options.perturb != "none":  # of a block, no more than this is in the network at once
+        batch_cost = min(batch_cost, networks.batch_cost(options, device))
+    return encoder.memory_mb(options.of_encoder, device, weights, batch_cost)
+
+
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return the network with its weights, after a look at what it computes."""
+    from featuremill.workloads.encoder import check
+
+    assert weights is not None
+    _, found = _opened(options, weights.path)
+    network = encoder.network(devices, weights.path, options.dtype)
+    long = np.array([*found.words.first, *found.tokens.values()][: found.most], np.int64)[:LONG]
+    check.padding(network, found.words, long[: max(1, len(long) // 2)], long, options.dtype)
+    columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
+    return Model(network, found, options, columns, batch_tokens, network.backend)
+
+
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
+    """Make groups of cells on the host; with perturbations, of each cell and what becomes of it,
+    all of one length and without filling."""
+    from featuremill.workloads.encoder import padding
+
+    words, perturb = model.genes.words, model.options.perturb
+    given = [cells.cell_of(payload) for payload in payloads]
+
+    def whole(tokens: cells.Tokens) -> Any:
+        return np.concatenate((words.first, tokens, words.last)).astype(np.int64)
+
+    if perturb == "none":
+        together = padding.groups([whole(cell.tokens) for cell in given], words, batch_cost)
+        return Batch([together], given, [])
+    batch = Batch([], given, [])
+    for cell in given:
+        found, done = cells.sequences(cell, perturb)
+        batch.units.append(padding.groups(list(map(whole, found)), words, model.batch_tokens, 0.0))
+        batch.done.append(done)
+    return batch
+
+
+def run(model: Model, batch: Batch) -> Result:
+    """Compute a batch; a GPU may still be at it on return."""
+    from featuremill.workloads.encoder import padding
+
+    options = model.options.of_encoder
+    vectors: list[list[list[Tensor]]] = []
+    for unit in batch.units:
+        vectors.append([])
+        for group in unit:
+            here = group.each_to(model.network.device)
+            hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
+            vectors[-1].append(padding.values_of(here, hidden, options))
+    return Result(vectors, batch)
+
+
+def collect(model: Model, result: Result) -> pa.RecordBatch:
+    """Return the vector of each cell, or its shifts."""
+    from featuremill.workloads.encoder import columns, padding
+
+    given, units = result.batch.cells, result.batch.units
+    if model.options.perturb == "none":
+        ones = [1] * len(given)
+        (vectors,) = result.vectors
+        return columns.batch(padding.in_order(vectors, units[0], ones), ones, model.columns)
+    rows = []
+    for cell, done, unit, vectors in zip(
+        given, result.batch.done, units, result.vectors, strict=True
+    ):
+        cosines = np.full(len(cell.perturbed), np.nan)
+        if done:
+            (matrix,) = padding.in_order(vectors, unit, [1] * (1 + len(done)))
+            cosines[done] = _cosines(matrix)
+        names = [model.genes.names[token] for token in cell.perturbed.tolist()]
+        told = zip(names, cosines.tolist(), strict=True)
+        common = {"kind": model.options.perturb, "tokens": len(cell.tokens)}
+        rows.append({SHIFTS: [{"gene": gene, "cosine": c} | common for gene, c in told]})
+    return pa.RecordBatch.from_pylist(rows, model.columns)
+
+
+def _cosines(vectors_SE: Any) -> Any:
+    """Return the cosine of the first vector with each of the others, summed in float64."""
+    wide_SE = vectors_SE.astype(np.float64)
+    norms_S = np.sqrt(np.einsum("se,se->s", wide_SE, wide_SE))
+    return wide_SE[1:] @ wide_SE[0] / (norms_S[1:] * norms_S[0])

@@ -1,0 +1,158 @@
+"""Cells become tokens while they are read, and tokens with a block of perturbations a payload.
+
+Rank-value encoding (Theodoris et al. 2023, doi:10.1038/s41586-023-06139-9): a cell's genes in the
+order of x / total · 10⁴ / median, the largest first. Total and 10⁴ are the same for all genes of a
+cell and change no order, so x / median is what is compared: then a gene's absence changes no bit of
+the others'. Of equal ones, the gene with the smaller token is first.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import UserError
+from featuremill.base.reasons import Kind
+from featuremill.base.text import one_line
+from featuremill.inputs.letters import wrong_id
+from featuremill.workload import Record
+from featuremill.workloads.geneformer import h5ad
+from featuremill.workloads.geneformer.genes import TOKEN, Genes
+from featuremill.workloads.geneformer.options import Options
+
+BLOCK = 64
+"""Perturbations of a record, at most: what a kill costs."""
+BETWEEN = "_block_"
+"""What an id has between its cell's name and the number of a block, from 1; the outputs
+`perturbations` and `gene_statistics` know it as well."""
+COUNT = struct.Struct("<H")
+UNKNOWN = Kind(
+    "unknown_genes",
+    ("no gene of the cell is known to the model",),
+    "Nothing that was counted in the cell has a token and a median. Leave empty cells out.",
+)
+Tokens = npt.NDArray[np.int64]
+
+
+class Cell(NamedTuple):
+    """A record: a cell, and the genes that are perturbed in it."""
+
+    perturbed: Tokens
+    """(P,) tokens of genes, be they in the cell or not."""
+    tokens: Tokens
+    """(T,) tokens of the cell's genes, the highest rank first."""
+
+    @property
+    def payload(self) -> bytes:
+        """The number of perturbations, their tokens and the cell's, in two bytes each."""
+        both = np.concatenate((self.perturbed, self.tokens))
+        return COUNT.pack(len(self.perturbed)) + both.astype(TOKEN).tobytes()
+
+
+def cell_of(payload: bytes) -> Cell:
+    """Return what a payload says."""
+    (num_perturbed,) = COUNT.unpack_from(payload)
+    tokens = np.frombuffer(payload, TOKEN, offset=COUNT.size).astype(np.int64)
+    return Cell(tokens[:num_perturbed], tokens[num_perturbed:])
+
+
+def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
+    """Stream the cells of `path`, each as often as there are blocks of perturbations."""
+    cut = f"more than {genes.most:,} genes, truncated"
+    with h5ad.opened(path, options.counts, options.gene_column) as file:
+        token_of_column = _tokens_of(path, options, file, genes)
+        for block in file.blocks():
+            _refuse_no_counts(path, options, file, block)
+            for number, (name, tokens) in enumerate(_ranked(block, token_of_column, genes)):
+                line = block.first + number + 1
+                if reason := wrong_id(name) or ("" if len(tokens) else UNKNOWN.reason()):
+                    yield Record(name, "", b"", str(path), line, reason, length=len(tokens))
+                    continue
+                note = cut if len(tokens) > genes.most else ""
+                tokens = tokens[: genes.most]
+                for id, perturbed in _blocks(name, tokens, options, genes):
+                    payload = Cell(perturbed, tokens).payload
+                    yield Record(id, "", payload, str(path), line, "", note, len(tokens))
+
+
+def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> Tokens:
+    """Return the token of each gene of a file; -1 for those that the model does not know."""
+    found = np.array([genes.tokens.get(id, -1) for id in file.genes], np.int64)
+    known = np.flatnonzero(found >= 0)
+    if not len(known):
+        is_ensembl = any(map(h5ad.ENSEMBL.fullmatch, file.genes))
+        problem = f"none of them is in {options.vocabulary}"
+        remedy = "give the vocabulary of a model for this organism"
+        if not is_ensembl:
+            problem = "no Ensembl ids"
+            remedy = "set gene_column under options to a column of var that has them"
+        example = one_line((file.genes or ["none"])[0])[:40]
+        raise UserError(
+            f"{path}: {file.column}, such as {example!r}, are taken as the genes' ids, and these "
+            f"are {problem}; {remedy}."
+        )
+    in_order = known[np.argsort(found[known], kind="stable")]
+    if len(twice := np.flatnonzero(np.diff(found[in_order]) == 0)):
+        id = one_line(file.genes[in_order[twice[0]]])
+        raise UserError(f"{path}: two genes are called {id} in it; add them up, or drop one.")
+    return found
+
+
+def _refuse_no_counts(path: Path, options: Options, file: h5ad.Cells, block: h5ad.Block) -> None:
+    values = block.values
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0) & (values == np.floor(values))))
+    if len(bad):
+        place = int(bad[0])
+        cell = int(np.searchsorted(block.edges, place, side="right")) - 1
+        gene = file.genes[int(block.columns[place])]
+        raise UserError(
+            f"{path}: {options.counts} holds {values[place]:g} for gene {one_line(gene)} of cell "
+            f"{one_line(block.names[cell])}, which is no count; set counts under options to where "
+            "the counts are, such as raw or layers/counts."
+        )
+
+
+def _ranked(
+    block: h5ad.Block, token_of_column: Tokens, genes: Genes
+) -> Iterator[tuple[str, Tokens]]:
+    """Yield the name of each cell of a block, and the tokens of its genes by rank."""
+    tokens = token_of_column[block.columns]
+    is_known = (tokens >= 0) & (block.values > 0)
+    edges = np.concatenate(([0], np.cumsum(is_known)))[block.edges]
+    tokens, values = tokens[is_known], block.values[is_known]
+    scores = values / genes.medians[tokens]
+    for name, start, end in zip(block.names, edges[:-1], edges[1:], strict=True):
+        own = tokens[start:end]
+        yield name, own[np.lexsort((own, -scores[start:end]))]
+
+
+def _blocks(
+    name: str, tokens: Tokens, options: Options, genes: Genes
+) -> Iterator[tuple[str, Tokens]]:
+    """Yield the ids of a cell's records and what is perturbed in each."""
+    if options.perturb == "none":
+        yield name, np.empty(0, np.int64)
+        return
+    wanted = tokens if genes.perturbed is None else np.array(genes.perturbed, np.int64)
+    for number, start in enumerate(range(0, len(wanted), BLOCK), 1):
+        yield f"{name}{BETWEEN}{number}", wanted[start : start + BLOCK]
+
+
+def sequences(cell: Cell, perturb: str) -> tuple[list[Tokens], list[int]]:
+    """Return the tokens of the cell and of the cell after each perturbation that is possible, and
+    which of `cell.perturbed` these are. Nothing is left of a cell whose only gene is deleted."""
+    places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
+    is_left = perturb == "overexpress" or len(cell.tokens) > 1
+    found, which = [], []
+    for number, token in enumerate(cell.perturbed.tolist()):
+        if token in places and is_left:
+            others = np.delete(cell.tokens, places[token])
+            found.append(others if perturb == "delete" else np.insert(others, 0, token))
+            which.append(number)
+    return [cell.tokens, *found] if found else [], which

@@ -1,0 +1,182 @@
+"""The genes that a Geneformer knows: their tokens and medians, from JSON or the published pickles.
+
+Of a pickle, nothing but dicts, texts, whole numbers and floats is built: NumPy's numbers, which are
+pickled as calls, are read by functions that stand here. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import pickle
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.workloads.encoder.architectures import Facts
+from featuremill.workloads.encoder.vocabulary import Vocabulary
+from featuremill.workloads.geneformer.options import ALL, Options
+
+PAD, CLS, EOS = "<pad>", "<cls>", "<eos>"
+INPUT_SIZES = {"V1": 2048, "V2": 4096}
+"""Tokens of a cell, special ones included."""
+TOKEN = np.dtype("<u2")
+"""Of a token in a payload; published vocabularies have 20,275 and 25,426."""
+MOST_TOKENS = 2**16
+NUMPY_NUMBERS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
+
+
+class Genes(NamedTuple):
+    """What makes a cell's tokens."""
+
+    tokens: dict[str, int]
+    """By gene, of those that have a median."""
+    medians: npt.NDArray[np.float64]
+    """By token; NaN where there is none."""
+    names: dict[int, str]
+    """By token."""
+    most: int
+    """Genes of a cell that become tokens; further ones are cut off."""
+    perturbed: tuple[int, ...] | None
+    """Tokens of the genes that are perturbed; None where all are, or none."""
+    version: str
+    words: Vocabulary
+    """The same as the workload encoder has it: a payload's letters are genes' tokens."""
+
+
+def of(options: Options, facts: Facts) -> Genes:
+    """Return the genes of a model.
+
+    Raises:
+        UserError: a file cannot be read, or does not belong to the model.
+    """
+    tokens = _table(options.vocabulary, "vocabulary", int)
+    medians = _table(options.medians, "medians", float)
+    width = int(facts.config.get("vocab_size") or 0)
+    if sorted(tokens.values()) != list(range(width)) or width > MOST_TOKENS:
+        raise UserError(
+            f"options.vocabulary: {options.vocabulary}: it has {len(tokens):,} tokens, and the "
+            f"model's vocab_size is {width:,}: they have to be the numbers from 0 on, as many as "
+            f"that and at most {MOST_TOKENS:,}; give the vocabulary of the model."
+        )
+    version = _version(options, facts)
+    special = (PAD, CLS, EOS) if version == "V2" else (PAD,)
+    if missing := [name for name in special if name not in tokens]:
+        raise UserError(
+            f"options.vocabulary: {options.vocabulary}: it has no {missing[0]}, which a cell of "
+            f"{version} needs; give the vocabulary of the model, or set version."
+        )
+    by_token = np.full(width, np.nan)
+    for gene, median in medians.items():
+        if gene in tokens and math.isfinite(median) and median > 0:
+            by_token[tokens[gene]] = median
+    known = {gene: token for gene, token in tokens.items() if by_token[token] > 0}
+    if not known:
+        raise UserError(
+            f"options.medians: {options.medians}: no gene of {options.vocabulary} has a median "
+            "above 0 in it; give the two that belong together."
+        )
+    first, last = ((tokens[CLS],), (tokens[EOS],)) if version == "V2" else ((), ())
+    size = min(INPUT_SIZES[version], facts.max_tokens or INPUT_SIZES[version])
+    return Genes(
+        tokens=known,
+        medians=by_token,
+        names={token: gene for gene, token in tokens.items()},
+        most=size - len(first) - len(last),
+        perturbed=_perturbed(options, known),
+        version=version,
+        words=Vocabulary(_as_tokens, first, last, tokens[PAD], tokens[PAD], 1, size=width),
+    )
+
+
+def _as_tokens(payload: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(payload, TOKEN).astype(np.int64)
+
+
+def _version(options: Options, facts: Facts) -> str:
+    if options.version != "auto":
+        return options.version
+    for version, size in INPUT_SIZES.items():
+        if facts.max_tokens == size:
+            return version
+    raise UserError(
+        f"options.version: this model has {facts.max_tokens or 0:,} positions, and auto knows V1 "
+        "by 2,048 and V2 by 4,096; set V1 or V2."
+    )
+
+
+def _perturbed(options: Options, known: Mapping[str, int]) -> tuple[int, ...] | None:
+    if options.genes == ALL:
+        return None
+    if missing := [gene for gene in options.genes if gene not in known]:
+        raise UserError(
+            f"options.genes: {missing[0]!r} has no token in {options.vocabulary}, or no median in "
+            f"{options.medians}; give Ensembl ids that have both."
+        )
+    return tuple(known[gene] for gene in options.genes)
+
+
+def _table(name: str, option: str, kind: type[int] | type[float]) -> dict[str, Any]:
+    """Return the numbers in the file `name`, by text."""
+    path = Path(name)
+    try:
+        content = path.read_bytes()
+        is_pickle = content.startswith(b"\x80")
+        found = _Unpickler(io.BytesIO(content)).load() if is_pickle else json.loads(content)
+    except OSError as error:
+        problem = f"it cannot be read ({error.strerror})"
+        raise UserError(f"options.{option}: {path}: {problem}; name another one.") from None
+    except Exception as error:  # a damaged pickle can end in any exception there is
+        raise UserError(
+            f"options.{option}: {path}: this is neither JSON nor a pickle of texts and numbers "
+            f"({one_line(str(error))[:120]}); download it again, or write it as JSON."
+        ) from None
+    kinds = (int,) if kind is int else (int, float)
+    if not isinstance(found, dict) or not found:
+        raise UserError(f'options.{option}: {path}: a dict is meant, such as {{"ENSG…": 1}}.')
+    for gene, number in found.items():
+        if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
+            what = "a whole number" if kind is int else "a number"
+            raise UserError(
+                f"options.{option}: {path}: {str(gene)[:40]!r} has {str(number)[:40]!r}, and a "
+                f"text with {what} is meant; give the file of the model."
+            )
+    return found
+
+
+class _NumberType:
+    """What a pickle says of the type of NumPy's numbers."""
+
+    order = "<"
+
+    def __init__(self, code: str, *_: Any) -> None:
+        self.format = NUMPY_NUMBERS[code]
+
+    def __setstate__(self, state: Sequence[Any]) -> None:
+        self.order = {"<": "<", ">": ">"}[state[1]]
+
+
+def _number(kind: _NumberType, raw: bytes) -> Any:
+    return struct.unpack(kind.order + kind.format, raw)[0]
+
+
+BUILDERS = {
+    ("numpy", "dtype"): _NumberType,
+    ("numpy.core.multiarray", "scalar"): _number,
+    ("numpy._core.multiarray", "scalar"): _number,
+}
+"""What a pickle may call, and what is called in its place."""
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in BUILDERS:
+            raise pickle.UnpicklingError(f"it calls {module}.{name}")
+        return BUILDERS[module, name]

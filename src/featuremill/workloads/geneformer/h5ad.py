@@ -1,0 +1,219 @@
+"""Counts of cells out of .h5ad, block by block, in bounded memory.
+
+AnnData's published on-disk format, read with h5py: dense, CSR and CSC matrices; frames as groups
+(0.1.0 and 0.2.0, categorical and nullable texts) and as the tables of AnnData before 0.7.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.inputs import source
+from featuremill.inputs.columns import listed
+
+if TYPE_CHECKING:
+    import h5py
+
+BLOCK_VALUES = 4_000_000
+"""Numbers of a block, about."""
+PASS_VALUES = 64_000_000
+"""Numbers that are held of a matrix by columns: a larger one is read several times."""
+GENE_COLUMNS = ("ensembl_id", "gene_ids")
+"""What var calls a column of Ensembl ids: Geneformer's own readers, and scanpy's of 10x files."""
+ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(\.\d+)?")
+"""A gene's id, and its version."""
+
+
+class Block(NamedTuple):
+    """Some cells that follow one another."""
+
+    first: int
+    """The number of the first one, from 0."""
+    names: list[str]
+    edges: npt.NDArray[np.int64]
+    """Where the numbers of each cell begin, and where the last end."""
+    columns: npt.NDArray[Any]
+    """Genes of the numbers."""
+    values: npt.NDArray[Any]
+
+
+class Cells:
+    """The counts of one open file."""
+
+    def __init__(self, file: h5py.File, path: Path, counts: str, gene_column: str) -> None:
+        self._path, self._counts = path, counts
+        self._matrix, var = self._places(file, counts)
+        self._obs = file["obs"]
+        self.column, self.genes = self._genes(var, gene_column)
+        """Where the genes' ids are from, in words, and the ids, without versions."""
+        shape = self._shape()
+        num_cells = len(self._obs[_index_of(self._obs)])
+        if shape != (num_cells, len(self.genes)):
+            raise UserError(
+                f"{path}: {counts} is {shape[0]:,} x {shape[1]:,}, and there are {num_cells:,} "
+                f"cells and {len(self.genes):,} genes; write the file again."
+            )
+
+    def _places(self, file: h5py.File, counts: str) -> tuple[Any, Any]:
+        place, frame = ("raw/X", "raw/var") if counts == "raw" else (counts, "var")
+        for name in ("obs", frame, place):
+            if name not in file:
+                layers = [f"layers/{layer}" for layer in file.get("layers", ())]
+                there = ", ".join([*(n for n in ("X", "raw") if n in file), *layers])
+                raise UserError(
+                    f"{self._path}: there is no {name} in it; set counts under options to where "
+                    f"the counts are ({there or 'it has no matrix'})."
+                )
+        return file[place], file[frame]
+
+    def _genes(self, var: Any, chosen: str) -> tuple[str, list[str]]:
+        names = _columns_of(var)
+        if chosen and chosen not in names:
+            remedy = f"set it to one of {listed(names)}" if names else "leave it out"
+            raise UserError(
+                f"{self._path}: options.gene_column: var has no column {chosen!r}; {remedy}."
+            )
+        found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
+        ids = [id.strip() for id in _texts(var, found or _index_of(var))]
+        told = f"column {found} of var" if found else "the names of the genes"
+        return told, [match[1] if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
+
+    def _shape(self) -> tuple[int, int]:
+        told = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
+        shape = self._matrix.shape if told is None else told
+        if len(shape) != 2:
+            raise UserError(f"{self._path}: {self._counts} is no matrix; write the file again.")
+        return int(shape[0]), int(shape[1])
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield all cells."""
+        kind = _text(self._matrix.attrs.get("encoding-type", "array"))
+        kind = _text(self._matrix.attrs.get("h5sparse_format", kind))[:3]
+        pieces = {"csr": self._by_rows, "csc": self._by_columns}.get(kind, self._dense)()
+        index, num_genes = _index_of(self._obs), len(self.genes)
+        for first, edges, columns, values in pieces:
+            if len(columns) and not 0 <= columns.min() <= columns.max() < num_genes:
+                raise ValueError(f"{self._counts} names a gene that is not there")
+            cells = slice(first, first + len(edges) - 1)
+            yield Block(first, _texts(self._obs, index, cells), edges, columns, values)
+
+    def _by_rows(self) -> Iterator[tuple[int, Any, Any, Any]]:
+        edges = self._matrix["indptr"][:].astype(np.int64)
+        first, last = 0, len(edges) - 1
+        while first < last:
+            end = int(np.searchsorted(edges, edges[first] + BLOCK_VALUES, side="right")) - 1
+            end = min(max(end, first + 1), last)
+            here = slice(edges[first], edges[end])
+            columns, values = (self._matrix[name][here] for name in ("indices", "data"))
+            yield first, edges[first : end + 1] - edges[first], columns, values
+            first = end
+
+    def _by_columns(self) -> Iterator[tuple[int, Any, Any, Any]]:
+        """Turn the matrix round: as many rows at a time as memory is meant to hold."""
+        num_cells, _ = self._shape()
+        edges = self._matrix["indptr"][:].astype(np.int64)
+        size = max(1, num_cells * PASS_VALUES // max(PASS_VALUES, int(edges[-1])))
+        for first in range(0, num_cells, size):
+            kept = [_NOTHING]
+            for start in range(0, int(edges[-1]), BLOCK_VALUES):
+                here = slice(start, min(start + BLOCK_VALUES, int(edges[-1])))
+                rows, values = (self._matrix[name][here] for name in ("indices", "data"))
+                if not 0 <= rows.min() <= rows.max() < num_cells:
+                    raise ValueError(f"{self._counts} names a cell that is not there")
+                inside = np.flatnonzero((rows >= first) & (rows < first + size))
+                columns = np.searchsorted(edges, inside + start, side="right") - 1
+                kept.append((rows[inside] - first, columns.astype(np.int32), values[inside]))
+            rows, columns, values = map(np.concatenate, zip(*kept, strict=True))
+            order = np.argsort(rows, kind="stable")
+            counts = np.bincount(rows, minlength=min(size, num_cells - first))
+            bounds = np.concatenate(([0], np.cumsum(counts)))
+            yield first, bounds, columns[order], values[order]
+
+    def _dense(self) -> Iterator[tuple[int, Any, Any, Any]]:
+        num_cells, num_genes = self._shape()
+        size = max(1, BLOCK_VALUES // max(1, num_genes))
+        for first in range(0, num_cells, size):
+            matrix = self._matrix[first : first + size]
+            rows, columns = np.nonzero(matrix)
+            counts = np.bincount(rows, minlength=len(matrix))
+            yield first, np.concatenate(([0], np.cumsum(counts))), columns, matrix[rows, columns]
+
+
+_NOTHING = tuple(np.empty(0, kind) for kind in (np.int32, np.int32, np.int8))
+"""Of a matrix without numbers."""
+
+
+@contextmanager
+def opened(path: Path, counts: str, gene_column: str) -> Iterator[Cells]:
+    """Yield the counts of the file `path`, of which `Options` say where they are.
+
+    Raises:
+        UserError: it is no .h5ad, is damaged, or has no such place.
+    """
+    import h5py
+
+    source.check(path)
+    if not h5py.is_hdf5(path):
+        raise UserError(f"{path}: this is no HDF5 file, and cells are read from .h5ad; write that.")
+    try:
+        with h5py.File(path, "r") as file:
+            yield Cells(file, path, counts, gene_column)
+    except (OSError, KeyError, ValueError, TypeError, IndexError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: this .h5ad cannot be read ({one_line(str(error)).strip()[:120]}); copy or "
+            "download it again, or write it with today's anndata."
+        ) from None
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _is_table(frame: Any) -> bool:
+    """Tell whether a frame is a table of HDF5, as AnnData before 0.7 wrote it."""
+    return getattr(frame, "dtype", None) is not None
+
+
+def _index_of(frame: Any) -> str:
+    if _is_table(frame):
+        return str("index" if "index" in frame.dtype.names else frame.dtype.names[0])
+    return _text(frame.attrs.get("_index", "_index"))
+
+
+def _columns_of(frame: Any) -> list[str]:
+    names = frame.dtype.names if _is_table(frame) else frame
+    return [str(name) for name in names if name not in (_index_of(frame), "__categories")]
+
+
+def _texts(frame: Any, name: str, rows: slice = slice(None)) -> list[str]:
+    """Return values of a frame's column as text; "" where one is missing."""
+    if _is_table(frame):
+        return [_text(value) for value in frame[rows][name]]
+    column = frame[name]
+    categories = column.attrs.get("categories")  # of 0.1.0: a reference to them
+    if categories is not None:
+        return _named(column[rows], _plain(frame.file[categories][:]))
+    if _is_table(column):
+        return _plain(column[rows])
+    if "categories" in column:
+        return _named(column["codes"][rows], _texts(column, "categories"))
+    missing = column["mask"][rows].tolist() if "mask" in column else []
+    values = _texts(column, "values", rows)
+    return ["" if is_missing else value for value, is_missing in zip(values, missing, strict=True)]
+
+
+def _plain(values: Any) -> list[str]:
+    return [_text(value) for value in values.tolist()]
+
+
+def _named(codes: Any, categories: list[str]) -> list[str]:
+    return [categories[code] if code >= 0 else "" for code in codes.tolist()]

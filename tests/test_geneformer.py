@@ -1,0 +1,689 @@
+"""The workload geneformer: what it reads against anndata, its vectors and shifts against
+transformers, its outputs against pandas, and what it refuses."""
+
+import io
+import json
+import pickle
+import subprocess
+import sys
+import tarfile
+import time
+from types import MappingProxyType
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from geneformer_models import (
+    POSITIONS,
+    cells_of,
+    ensembl,
+    read_cells,
+    some_counts,
+    write_cells,
+    write_genes,
+    write_model,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import Desk, Verbs
+
+from featuremill.__main__ import main
+from featuremill.base.errors import UserError
+from featuremill.contract import WorkloadContract
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.merge.outputs import Target, gene_statistics, perturbations
+from featuremill.workload import plain_weights, weights
+from featuremill.workloads import geneformer
+from featuremill.workloads.geneformer import cells, genes, h5ad
+
+pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
+CPU = cpu()
+GENES = [ensembl(number) for number in range(60)]
+KNOWN = GENES[5:]
+"""Those of the files' genes that the models know."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Return a folder with a model of each version, its genes, and cells."""
+    folder = tmp_path_factory.mktemp("geneformer")
+    for version, num_special in (("V1", 2), ("V2", 4)):
+        (folder / version).mkdir()
+        write_genes(folder / version, KNOWN, version)
+        write_model(folder / version / "model", num_special + len(KNOWN), version)
+    write_cells(folder / "cells.h5ad", cells_of(some_counts(14, len(GENES)), GENES))
+    return folder
+
+
+def options_of(place, folder="V2", **more):
+    there = place / folder
+    given = {"model": there / "model", "vocabulary": there / "tokens.json"}
+    given |= {"medians": there / "medians.json"}
+    told = {name: str(path) for name, path in given.items()} | {"dtype": "fp32"} | more
+    return geneformer.Options.model_validate(told)
+
+
+def resolved(place, folder="V2", **more):
+    asked = options_of(place, folder, **more)
+    found = weights.weights_of(plain_weights.look(asked.model, True, 1))
+    return geneformer.resolve(asked, CPU, found), found
+
+
+def tables(place, version):
+    return [json.loads((place / version / f"{n}.json").read_text()) for n in ("tokens", "medians")]
+
+
+def expected_tokens(counts, names, place, version):
+    """Return each cell's tokens by Geneformer's formula, in float64."""
+    tokens, medians = tables(place, version)
+    most = POSITIONS[version] - 2 * (version == "V2")
+    for row in np.asarray(counts, float):
+        found = [
+            (-(count / row.sum() * 1e4 / medians[name]), tokens[name])
+            for count, name in zip(row, names, strict=True)
+            if count > 0 and name in tokens
+        ]
+        yield [token for _, token in sorted(found)][:most]
+
+
+def read(path, options):
+    return list(geneformer.records([path], options))
+
+
+# What is read
+
+
+@pytest.mark.parametrize("form", ["csr", "csc", "dense"])
+@pytest.mark.parametrize("version", ["V1", "V2"])
+def test_cells_are_rank_encoded_as_anndata_reads_them(place, tmp_path, form, version, monkeypatch):
+    monkeypatch.setattr(h5ad, "BLOCK_VALUES", 70)  # several blocks
+    monkeypatch.setattr(h5ad, "PASS_VALUES", 200)  # and passes
+    counts = some_counts(23, len(GENES), seed=1)
+    counts[4] = 0
+    path = write_cells(tmp_path / "a.h5ad", cells_of(counts, GENES, form=form))
+    found = read(path, options_of(place, version))
+    assert [record.id for record in found] == [f"cell{n}" for n in range(23)]
+    assert [record.line for record in found] == list(range(1, 24))
+    wanted = list(expected_tokens(counts, GENES, place, version))
+    for record, tokens in zip(found, wanted, strict=True):
+        if not tokens:
+            assert record.reason == cells.UNKNOWN.reason() and record.id == "cell4"
+            continue
+        assert cells.cell_of(record.payload).tokens.tolist() == tokens
+        assert record.length == len(tokens) == geneformer.cost(record.payload, None)
+
+
+def test_layers_raw_and_columns_of_genes_are_read_where_options_say(place, tmp_path):
+    counts = some_counts(5, len(GENES), seed=2)
+    made = cells_of(counts, GENES)
+    made.raw = made.copy()
+    made = made[:, ::2].copy()  # raw keeps all genes
+    made.layers["counts"] = made.X.copy()
+    symbols = pd.Index([f"symbol{n}" for n in range(30)], dtype=object)
+    versioned = pd.Index([f"{name}.7" for name in GENES[::2]], dtype=object)
+    made.var = pd.DataFrame({"ensembl_id": pd.Categorical(versioned)}, index=symbols)
+    made.obs_names = pd.Index([f"c{n}" for n in range(5)], dtype=object)
+    made.X = np.log1p(made.X.toarray())
+    path = write_cells(tmp_path / "a.h5ad", made)
+    half = [list(each) for each in expected_tokens(counts[:, ::2], GENES[::2], place, "V2")]
+    whole = [list(each) for each in expected_tokens(counts, GENES, place, "V2")]
+    for where, wanted in (("layers/counts", half), ("raw", whole)):
+        found = read(path, options_of(place, counts=where))
+        assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
+        assert found[0].id == "c0"
+    with pytest.raises(
+        UserError, match=r"X holds \d\.\d+ for gene ENSG\d+ of cell c0, which is no"
+    ):
+        read(path, options_of(place))
+    with pytest.raises(UserError, match=r"no layers/count in it; .* \(X, raw, layers/counts\)"):
+        read(path, options_of(place, counts="layers/count"))
+    with pytest.raises(
+        UserError, match="var has no column 'symbol'; set it to one of 'ensembl_id'"
+    ):
+        read(path, options_of(place, gene_column="symbol"))
+    with pytest.raises(UserError, match="var has no column 'symbol'; leave it out"):
+        read(path, options_of(place, counts="raw", gene_column="symbol"))
+
+
+def test_frames_of_older_files_are_read(place, tmp_path):
+    """As AnnData before 0.7 wrote them: tables, and a matrix that says itself what it is; and 0.7's
+    own categories, which stand beside the columns."""
+    counts = some_counts(4, len(GENES), seed=3)
+    path = write_cells(tmp_path / "new.h5ad", cells_of(counts, GENES))
+    wanted = read(path, options_of(place))
+    with h5py.File(path, "r+") as file:
+        for name, index in (("obs", [f"cell{n}" for n in range(4)]), ("var", GENES)):
+            del file[name]
+            table = np.array(
+                [(each.encode(), 1.0) for each in index], [("index", "S20"), ("n", "f4")]
+            )
+            file[name] = table
+        for key in ("encoding-type", "encoding-version", "shape"):
+            del file["X"].attrs[key]
+        file["X"].attrs["h5sparse_format"] = b"csr"
+        file["X"].attrs["h5sparse_shape"] = (4, len(GENES))
+    assert read(path, options_of(place)) == [each._replace(source=str(path)) for each in wanted]
+    path = write_cells(tmp_path / "categories.h5ad", cells_of(counts, GENES))
+    with h5py.File(path, "r+") as file:
+        var = file["var"]
+        var["__categories/ensembl_id"] = [gene.encode() for gene in GENES[::-1]]
+        var["ensembl_id"] = np.arange(len(GENES), dtype=np.int8)[::-1]
+        var["ensembl_id"].attrs["categories"] = var["__categories/ensembl_id"].ref
+        del var["_index"]
+        var["_index"] = [f"symbol{n}".encode() for n in range(len(GENES))]
+    assert [each.payload for each in read(path, options_of(place))] == [e.payload for e in wanted]
+
+
+@given(st.lists(st.integers(0, 4), min_size=6, max_size=6), st.permutations(range(6)))
+def test_a_cells_tokens_do_not_depend_on_the_order_of_the_genes_in_the_file(counts, order):
+    """Also where genes are tied."""
+    by_token = np.array([np.nan, 1.0, 2.0, 1.0, 4.0, 2.0, 0.5])
+    known = genes.Genes({}, by_token, {}, 9, None, "V1", None)
+
+    def ranked(places):
+        values = np.array([counts[place] for place in places], np.float32)
+        block = h5ad.Block(0, ["c"], np.array([0, 6]), np.arange(6), values)
+        ((_, tokens),) = cells._ranked(block, np.array(places) + 1, known)
+        return tokens.tolist()
+
+    assert ranked(list(order)) == ranked(list(range(6)))
+    scores = {token: counts[token - 1] / by_token[token] for token in range(1, 7)}
+    assert ranked(list(order)) == sorted(
+        (token for token in scores if scores[token]), key=lambda token: (-scores[token], token)
+    )
+
+
+def test_long_cells_are_cut_and_say_so(place, monkeypatch):
+    monkeypatch.setitem(genes.INPUT_SIZES, "V2", 12)
+    found = read(place / "cells.h5ad", options_of(place, version="V2"))
+    assert {record.length for record in found} == {10}
+    assert {record.note for record in found} == {"more than 10 genes, truncated"}
+
+
+def test_a_cell_is_as_many_records_as_blocks_of_perturbations(place, monkeypatch):
+    monkeypatch.setattr(cells, "BLOCK", 8)
+    (whole, *_), found = (
+        read(place / "cells.h5ad", options_of(place, perturb=perturb))
+        for perturb in ("none", "delete")
+    )
+    of_first = [cells.cell_of(r.payload) for r in found if r.id.startswith("cell0_block_")]
+    tokens = cells.cell_of(whole.payload).tokens.tolist()
+    assert [cell.tokens.tolist() for cell in of_first] == [tokens] * -(-len(tokens) // 8)
+    assert [token for cell in of_first for token in cell.perturbed.tolist()] == tokens
+    assert found[0].id == "cell0_block_1"
+    assert geneformer.cost(found[0].payload, None) == len(tokens) * 9
+
+
+# What is refused
+
+
+def test_each_bad_input_is_one_sentence(place, tmp_path):
+    counts = some_counts(3, len(GENES))
+    options = options_of(place)
+
+    def said(made, asked=options):
+        path = made
+        if not hasattr(made, "exists"):
+            path = write_cells(tmp_path / "bad.h5ad", made)
+        with pytest.raises(UserError) as caught:
+            read(path, asked)
+        assert str(path) in str(caught.value) and str(caught.value).endswith(".")
+        return str(caught.value)
+
+    negative = counts.copy()
+    negative[1, 3] = -1
+    assert "X holds -1 for gene ENSG00000000003 of cell cell1, which is no count" in said(
+        cells_of(negative, GENES, form="dense")
+    )
+    for wrong in (np.nan, np.inf, 0.5):
+        negative[1, 3] = wrong
+        assert "is no count; set counts" in said(cells_of(negative, GENES))
+    symbols = [f"TP{n}" for n in range(len(GENES))]
+    assert "such as 'TP0', are taken as the genes' ids, and these are no Ensembl ids" in said(
+        cells_of(counts, symbols)
+    )
+    mice = [f"ENSMUSG{n:011d}" for n in range(len(GENES))]
+    assert "none of them is in" in said(cells_of(counts, mice))
+    doubled = [*GENES[:-1], GENES[-2]]
+    assert f"two genes are called {GENES[-2]} in it" in said(cells_of(counts, doubled))
+    (tmp_path / "text.h5ad").write_text("no cells")
+    assert "this is no HDF5 file" in said(tmp_path / "text.h5ad")
+    path = write_cells(tmp_path / "cut.h5ad", cells_of(some_counts(300, len(GENES)), GENES))
+    path.write_bytes(path.read_bytes()[:-4000])
+    assert "this .h5ad cannot be read" in said(path)
+    for where, place_in in (("X/indices", "gene"), ("X/indptr", "cannot be read")):
+        path = write_cells(tmp_path / "damaged.h5ad", cells_of(counts, GENES))
+        with h5py.File(path, "r+") as file:
+            file[where][2] = 1000
+        assert place_in in said(path)
+    with h5py.File(tmp_path / "other.h5ad", "w") as file:
+        file["sequences"] = [1, 2]
+    assert "there is no obs in it" in said(tmp_path / "other.h5ad")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"perturb": "none", "genes": ["A"]}, "genes has no effect with perturb: none"),
+        ({"perturb": "delete", "genes": ["A", "B", "A"]}, "name one or several, each once"),
+        ({"perturb": "delete", "genes": []}, "name one or several, each once"),
+        ({"perturb": "delete", "layers": [0, 1]}, "perturb is of one vector"),
+        ({"perturb": "delete", "pool": ["mean", "cls"]}, "perturb is of one vector"),
+        ({"counts": "layer/counts"}, "pattern"),
+    ],
+)
+def test_options_that_contradict_themselves(place, more, said):
+    with pytest.raises(ValueError, match=said):
+        options_of(place, **more)
+
+
+def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
+    def said(folder="V2", **more):
+        with pytest.raises(UserError) as caught:
+            resolved(place, folder, **more)
+        return str(caught.value)
+
+    tokens, _ = tables(place, "V2")
+    other = str(place / "V1" / "tokens.json")
+    assert "it has 57 tokens, and the model's vocab_size is 59" in said(vocabulary=other)
+    assert "V1 has no <cls>; take mean" in said("V1", pool="cls")
+    assert "no <cls>, which a cell of V2 needs" in said("V1", version="V2")
+    assert "there is no layer 4 in a model of 3" in said(layers=4)
+    assert "'ENSG1' has no token in" in said(perturb="delete", genes=["ENSG1"])
+    for name, content, part in (
+        (
+            "vocabulary",
+            {**tokens, GENES[9]: 1.5},
+            f"{GENES[9]!r} has '1.5', and a text with a whole",
+        ),
+        ("vocabulary", [1, 2], "a dict is meant"),
+        ("medians", {"other": 1.0}, "no gene of"),
+        ("medians", {GENES[9]: "2"}, "a text with a number is meant"),
+    ):
+        (tmp_path / "wrong.json").write_text(json.dumps(content))
+        assert part in said(**{name: str(tmp_path / "wrong.json")})
+    (tmp_path / "wrong.json").write_text("{")
+    assert "neither JSON nor a pickle" in said(medians=str(tmp_path / "wrong.json"))
+    write_model(tmp_path / "short", len(tokens), hidden_size=8)
+    config = json.loads((tmp_path / "short" / "config.json").read_text())
+    changed = config | {"max_position_embeddings": 512}
+    (tmp_path / "short" / "config.json").write_text(json.dumps(changed))
+    assert "512 positions, and auto knows V1 by 2,048" in said(model=str(tmp_path / "short"))
+    changed = config | {"model_type": "t5", "num_layers": 2, "d_model": 8}
+    (tmp_path / "short" / "config.json").write_text(json.dumps(changed))
+    assert "this is a t5, and a Geneformer is a bert" in said(model=str(tmp_path / "short"))
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("run",)
+
+
+def test_of_pickles_only_texts_and_numbers_are_built(place, tmp_path, capsys):
+    tokens, medians = tables(place, "V2")
+    wanted = read(place / "cells.h5ad", options_of(place))
+    of_numpy = {name: np.float64(median) for name, median in medians.items()}
+    for protocol in (3, 4, 5):
+        for name, content in (("t", tokens), ("m", medians), ("n", of_numpy)):
+            (tmp_path / f"{name}.pkl").write_bytes(pickle.dumps(content, protocol))
+        for kept in ("m", "n"):
+            paths = {"vocabulary": tmp_path / "t.pkl", "medians": tmp_path / f"{kept}.pkl"}
+            options = options_of(place, **{name: str(path) for name, path in paths.items()})
+            assert read(place / "cells.h5ad", options) == wanted
+    old = pickle.dumps(of_numpy, 3).replace(b"numpy._core", b"numpy.core")  # NumPy 1's
+    found = genes._Unpickler(io.BytesIO(old)).load()
+    assert found == medians and {type(number) for number in found.values()} == {float}
+    for content, called in ((Evil(), "builtins.print"), (np.ones(2), "_reconstruct")):
+        (tmp_path / "m.pkl").write_bytes(pickle.dumps({"A": content}))
+        with pytest.raises(UserError, match=rf"it calls \S*{called}.*write it as JSON"):
+            read(place / "cells.h5ad", options_of(place, medians=str(tmp_path / "m.pkl")))
+    assert "run" not in capsys.readouterr().out
+
+
+# What is computed
+
+
+class Reference:
+    """transformers, one cell at a time."""
+
+    def __init__(self, folder, version, layer=-2, pool="mean"):
+        from transformers import BertForMaskedLM
+
+        self.model = BertForMaskedLM.from_pretrained(folder).eval()
+        self.version, self.layer, self.pool = version, layer, pool
+
+    def vector(self, tokens):
+        given = [2, *tokens, 3] if self.version == "V2" else list(tokens)
+        with torch.inference_mode():
+            told = self.model.bert(torch.tensor([given]), output_hidden_states=True)
+        hidden = told.hidden_states[self.layer][0].double().numpy()
+        if self.pool == "cls":
+            return hidden[0]
+        return hidden[1:-1].mean(0) if self.version == "V2" else hidden.mean(0)
+
+
+def computed(place, folder="V2", path=None, **more):
+    options, found = resolved(place, folder, **more)
+    model = geneformer.load(options, [CPU], found)
+    records = read(path or place / "cells.h5ad", options)
+    payloads = [record.payload for record in records]
+    costs = [geneformer.cost(payload, options) for payload in payloads]
+    return records, values_of(geneformer, model, payloads, max(4096, *costs))
+
+
+@pytest.mark.parametrize(
+    ("version", "layer", "pool"),
+    [("V1", -2, "mean"), ("V2", -2, "mean"), ("V2", -1, "mean"), ("V2", 0, "cls")],
+)
+def test_vectors_are_those_of_transformers_one_cell_at_a_time(place, version, layer, pool):
+    records, values = computed(place, version, layers=layer, pool=pool)
+    reference = Reference(place / version / "model", version, layer, pool)
+    assert values.schema.names == [f"{pool}_layer_{layer % 4}"]
+    for record, vector in zip(records, values.column(0).to_pylist(), strict=True):
+        wanted = reference.vector(cells.cell_of(record.payload).tokens)
+        assert np.linalg.norm(vector - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("version", ["V1", "V2"])
+@pytest.mark.parametrize("perturb", ["delete", "overexpress"])
+def test_shifts_are_those_of_transformers(place, version, perturb):
+    chosen = [KNOWN[3], KNOWN[0], KNOWN[40]]
+    tokens, _ = tables(place, version)
+    records, values = computed(place, version, perturb=perturb, genes=chosen)
+    reference = Reference(place / version / "model", version)
+    num_absent = 0
+    for record, shifts in zip(records, values.column("shifts").to_pylist(), strict=True):
+        own = cells.cell_of(record.payload).tokens.tolist()
+        base = reference.vector(own)
+        assert [shift["gene"] for shift in shifts] == chosen
+        for shift in shifts:
+            assert (shift["kind"], shift["tokens"]) == (perturb, len(own))
+            token = tokens[shift["gene"]]
+            if token not in own:
+                num_absent += 1
+                assert np.isnan(shift["cosine"])
+                continue
+            others = [each for each in own if each != token]
+            moved = reference.vector(others if perturb == "delete" else [token, *others])
+            wanted = base @ moved / np.linalg.norm(base) / np.linalg.norm(moved)
+            assert 1 - shift["cosine"] == pytest.approx(1 - wanted, rel=1e-3, abs=1e-9)
+    assert 0 < num_absent < 3 * len(records)
+
+
+def test_deleting_a_token_is_encoding_anew_without_its_counts(place, tmp_path):
+    counts = some_counts(14, len(GENES))
+    tokens, _ = tables(place, "V2")
+    names = {token: name for name, token in tokens.items()}
+    for number in range(14):
+        (whole,) = _encoded(counts[number : number + 1], place, tmp_path)
+        gone = whole[number % len(whole)]
+        less = counts[number : number + 1].copy()
+        less[0, GENES.index(names[gone])] = 0
+        (found,) = _encoded(less, place, tmp_path)
+        cell = cells.Cell(np.array([gone]), np.array(whole))
+        (_, deleted), _ = cells.sequences(cell, "delete")
+        assert found == deleted.tolist()
+
+
+def _encoded(counts, place, folder, names=GENES):
+    path = write_cells(folder / "some.h5ad", cells_of(counts, names))
+    return [cells.cell_of(r.payload).tokens.tolist() for r in read(path, options_of(place))]
+
+
+def test_the_only_gene_of_a_cell_can_be_moved_and_not_deleted(place, tmp_path):
+    counts = np.zeros((2, len(GENES)), np.float32)
+    counts[0, 9] = counts[1, 9] = 1
+    path = write_cells(tmp_path / "one.h5ad", cells_of(counts, GENES))
+    for perturb, is_there in (("delete", False), ("overexpress", True)):
+        _, values = computed(place, "V1", path, perturb=perturb)
+        (first, second) = values.column("shifts").to_pylist()
+        assert np.isfinite(first[0]["cosine"]) == is_there
+        assert first[0]["gene"] == second[0]["gene"] == GENES[9]
+
+
+def test_a_cell_is_computed_once_a_block_beside_its_perturbations(place, monkeypatch):
+    options, found = resolved(place, perturb="delete", batch_tokens=200)
+    model = geneformer.load(options, [CPU], found)
+    record = read(place / "cells.h5ad", options)[0]
+    batch = geneformer.prepare(model, [record.payload], 10_000)
+    shapes = [tuple(group.tokens_BT.shape) for group in batch.units[0]]
+    cell = cells.cell_of(record.payload)
+    assert shapes[0] == (1, len(cell.tokens) + 2)
+    assert sum(count for count, _ in shapes[1:]) == len(cell.perturbed)
+    assert {length for _, length in shapes[1:]} == {len(cell.tokens) + 1}
+    assert all(count * length <= 200 for count, length in shapes)
+    assert all(group.is_token_BT is None for group in batch.units[0])
+
+
+# Its outputs
+
+
+@pytest.fixture
+def shifts_block():
+    """Return blocks of records with shifts as merge hands them on, and the long table."""
+    import pyarrow as pa
+
+    chosen = np.random.default_rng(5)
+    blocks, rows = [], []
+    for start in (0, 30, 60):
+        ids, values = [], []
+        for number in range(start, start + 30):
+            ids.append(f"c_block_{number // 2}_block_{number % 2 + 1}")
+            names = chosen.choice(["A", "B", "C", "D"], chosen.integers(0, 4), replace=False)
+            shifts = [
+                {"gene": str(name), "kind": "delete", "cosine": cosine, "tokens": number}
+                for name in names
+                for cosine in [float("nan") if chosen.random() < 0.3 else chosen.normal(0.99, 1e-3)]
+            ]
+            shifts.append({"gene": "E", "kind": "delete", "cosine": float("nan"), "tokens": 1})
+            rows += [{"cell": ids[-1].rpartition("_block_")[0]} | shift for shift in shifts]
+            values.append(shifts)
+        columns = {"id": ids, "shifts": pa.array(values, pa.list_(geneformer.SHIFT))}
+        blocks.append(pa.table(columns))
+    schema = pa.schema({"shifts": pa.list_(geneformer.SHIFT)})
+    return blocks, schema, pd.DataFrame(rows)
+
+
+def test_the_long_table_and_its_statistics_are_those_of_pandas(shifts_block, tmp_path):
+    blocks, schema, wanted = shifts_block
+    for output in (perturbations, gene_statistics):
+        target = Target(tmp_path / output.FORMAT.file, schema, 90, {"recipe": "abc"})
+        writer = output.Writer(target)
+        for block in blocks:
+            writer.write(block)
+        writer.close()
+    found = pd.read_parquet(tmp_path / "perturbations.parquet")
+    pd.testing.assert_frame_equal(found, wanted, check_dtype=False)
+    statistics = pd.read_parquet(tmp_path / "gene_statistics.parquet").set_index("gene")
+    by_gene = wanted.groupby("gene").cosine
+    assert statistics.index.tolist() == list("ABCDE")
+    assert statistics.cells.tolist() == by_gene.count().tolist()
+    np.testing.assert_allclose(statistics["mean"], by_gene.mean(), rtol=1e-13)
+    np.testing.assert_allclose(statistics.deviation, by_gene.std(), rtol=1e-9)
+    assert np.isnan(statistics.loc["E", ["mean", "deviation"]].astype(float)).all()
+    metadata = pq.read_schema(tmp_path / "gene_statistics.parquet").metadata
+    assert json.loads(metadata[b"featuremill"]) == {"recipe": "abc"}
+
+
+def test_a_run_from_cells_to_statistics(place, tmp_path, environment):
+    desk = Verbs(tmp_path, environment)
+    options = options_of(place, perturb="delete").model_dump(mode="json", exclude_unset=True)
+    config = {"run": "test", "inputs": str(place / "cells.h5ad"), "workload": "geneformer"}
+    outputs = ["parquet", "perturbations", "gene_statistics"]
+    config |= {"options": options, "outputs": outputs, "device": "cpu"}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    folder = tmp_path / "results" / "test"
+    made = tmp_path / "w.json"
+    words = ("featuremill", "weights", "--workload", "geneformer", "--output", made)
+    Desk.type(desk, *words, options["model"])
+    told = json.dumps(config)
+    Desk.type(desk, "featuremill", "plan", folder, "--config-json", told, "--weights", made)
+    for shard in json.loads((folder / "plan.json").read_text())["shards"]:
+        Desk.type(desk, "featuremill", "extract", folder, shard["shard"])
+    Desk.type(desk, "featuremill", "merge", folder, "--outputs", *outputs, "--max-failed", "0")
+    long = pd.read_parquet(folder / "perturbations.parquet")
+    counts = some_counts(14, len(GENES))
+    wanted = [len(tokens) for tokens in expected_tokens(counts, GENES, place, "V2")]
+    assert long.groupby("cell", sort=False).size().tolist() == wanted
+    assert long.cosine.between(-1, 1).all()
+    statistics = pd.read_parquet(folder / "gene_statistics.parquet").set_index("gene")
+    by_gene = long.groupby("gene").cosine
+    np.testing.assert_allclose(statistics["mean"], by_gene.mean(), rtol=1e-12)
+    np.testing.assert_allclose(statistics.deviation, by_gene.std(), rtol=1e-6, atol=1e-15)
+    asked = ("featuremill", "estimate", "c.yaml", "--tokens-per-second", "1000", "--json")
+    assert json.loads(Desk.type(desk, *asked).out)["device_mb"] > 100
+
+
+def test_init_writes_a_config_to_be_filled_in(place, tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    words = ["featuremill", "init", "--workload", "geneformer", "--output", "c.yaml"]
+    desk.type(*words, place / "cells.h5ad")
+    made = yaml.safe_load((tmp_path / "c.yaml").read_text())
+    assert made["options"] == dict.fromkeys(("model", "vocabulary", "medians"))
+    assert made["workload"] == "geneformer" and made["outputs"] == ["parquet"]
+
+
+def test_the_audit_serves_it_whatever_is_perturbed(place, tmp_path, capsys):
+    options = options_of(place, perturb="delete").model_dump(mode="json", exclude_unset=True)
+    config = {"inputs": str(place / "cells.h5ad"), "workload": "geneformer", "outputs": "parquet"}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config | {"options": options}))
+    words = ["audit", "--config", str(tmp_path / "c.yaml"), "--dtype", "bf16", "--device", "cpu"]
+    assert main([*words, "--json"]) == 0
+    told = capsys.readouterr().out
+    assert '"mean_layer_2"' in told
+
+
+def test_its_memory_is_told_before_anything_is_hashed(place):
+    options, found = resolved(place)
+    ahead = geneformer.weights_ahead(options_of(place))
+    assert geneformer.resolve(options_of(place), CPU, ahead) == options and ahead.sha256 == ""
+    small, large = (geneformer.memory_mb(options, CPU, ahead, cost) for cost in (64, 40_960))
+    assert small < large == geneformer.memory_mb(options, CPU, found, 40_960)
+    # A record of 64 perturbations costs more than what is ever in the network at once.
+    options = options.model_copy(update={"perturb": "delete"})
+    usual, block = (geneformer.memory_mb(options, CPU, found, cost) for cost in (4096, 64 * 4096))
+    assert usual == block < large
+
+
+# The contract
+
+
+class Surrounded(WorkloadContract):
+    workload = "geneformer"
+    inputs = ("cells.h5ad",)
+
+    @pytest.fixture(autouse=True)
+    def _surroundings(self, place, monkeypatch):
+        monkeypatch.chdir(place)
+
+
+FILES = {"model": "V2/model", "vocabulary": "V2/tokens.json", "medians": "V2/medians.json"}
+
+
+@pytest.mark.slow
+class TestTheContractOfVectors(Surrounded):
+    options = MappingProxyType(FILES | {"dtype": "fp32"})
+    tolerance = 1e-5
+
+
+@pytest.mark.slow
+class TestTheContractOfShifts(Surrounded):
+    options = MappingProxyType(FILES | {"dtype": "fp32", "perturb": "overexpress"})
+
+
+# Real cells and the true shape
+
+HUMAN = "transcriptformer-0.6.1/test/data/human_val.h5ad"
+TRUE_SIZES = {
+    "hidden_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+}
+"""Of Geneformer V1 (10M)."""
+
+
+@pytest.fixture(scope="module")
+def human(tmp_path_factory):
+    """Return 1,000 human cells, and options of a model of the true shape with random weights."""
+    folder = tmp_path_factory.mktemp("human")
+    words = "download --no-deps --no-binary :all: --no-build-isolation transcriptformer==0.6.1"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words.split(), "--dest", folder],
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        pytest.skip(f"pip could not download transcriptformer==0.6.1: {done.stderr.strip()[-200:]}")
+    with tarfile.open(folder / "transcriptformer-0.6.1.tar.gz") as archive:
+        archive.extract(HUMAN, folder, filter="data")
+    with h5ad.opened(folder / HUMAN, "X", "") as file:
+        names = sorted(set(file.genes))[:20_271]
+    (folder / "V2").mkdir()
+    write_genes(folder / "V2", names)
+    write_model(folder / "V2" / "model", 4 + len(names), **TRUE_SIZES)
+    return folder
+
+
+@pytest.mark.slow
+def test_a_thousand_cells_are_read_in_five_seconds_of_one_core(human):
+    options = options_of(human)
+    start = time.process_time()
+    found = read(human / HUMAN, options)
+    seconds = time.process_time() - start
+    assert len(found) == 1000 and seconds <= 5
+    print(f"{seconds:.2f} s")
+
+
+@pytest.mark.slow
+def test_real_cells_are_read_as_anndata_reads_them(human):
+    counts, ids, names = read_cells(human / HUMAN)
+    options = options_of(human)
+    found = read(human / HUMAN, options)
+    assert [record.id for record in found] == ids
+    tokens, medians = tables(human, "V2")
+    places = {tokens[name]: place for place, name in enumerate(names) if name in tokens}
+    for record, row in zip(found[:200], counts[:200].toarray().astype(float), strict=True):
+        own = cells.cell_of(record.payload).tokens.tolist()
+        assert set(own) == {token for token, place in places.items() if row[place] > 0}
+        ids = [names[places[token]] for token in own]
+        scores = [row[places[token]] / row.sum() * 1e4 for token in own]
+        scores = np.array(scores) / [medians[id] for id in ids]
+        # But for rounding, which sets genes apart that are equal.
+        assert (scores[1:] <= scores[:-1] * (1 + 1e-12)).all()
+
+
+@pytest.mark.slow
+def test_deleting_a_token_equals_encoding_real_cells_anew(human, tmp_path):
+    """In each of 200 cells, deleting a gene equals reading the cell with 0 counts of it."""
+    counts, _, names = read_cells(human / HUMAN)
+    options = options_of(human)
+    whole = [cells.cell_of(r.payload).tokens for r in read(human / HUMAN, options)[:200]]
+    tokens, _ = tables(human, "V2")
+    columns = {tokens[name]: n for n, name in enumerate(names) if name in tokens}
+    counts, gone = counts[:200].toarray(), []
+    for number, own in enumerate(whole):
+        gone.append(own[(7 * number) % len(own)])
+        counts[number, columns[int(gone[-1])]] = 0
+    path = write_cells(tmp_path / "less.h5ad", cells_of(counts, names))
+    less = [cells.cell_of(r.payload).tokens for r in read(path, options)]
+    for own, token, found in zip(whole, gone, less, strict=True):
+        (_, deleted), _ = cells.sequences(cells.Cell(np.array([token]), own), "delete")
+        assert np.array_equal(found, deleted)
+
+
+@pytest.mark.slow
+def test_vectors_of_the_true_shape_are_those_of_transformers(human):
+    options, found = resolved(human)
+    model = geneformer.load(options, [CPU], found)
+    payloads = [record.payload for record in read(human / HUMAN, options)[:10]]
+    values = values_of(geneformer, model, payloads, 8192).column(0).to_pylist()
+    reference = Reference(human / "V2" / "model", "V2")
+    for payload, vector in zip(payloads, values, strict=True):
+        wanted = reference.vector(cells.cell_of(payload).tokens)
+        assert np.linalg.norm(vector - wanted) <= 1e-5 * np.linalg.norm(wanted)
