@@ -47,7 +47,7 @@ class NetworkOptions(WorkloadOptions):
 
 
 class ResidueOptions(NetworkOptions):
-    """The same of sequences, whose residues may have vectors of their own, and which may be long."""
+    """The same of sequences: their residues may have vectors, too, and some are long."""
 
     POOLS: ClassVar[tuple[str, ...]]
     """The pools that a workload has, in the order of their columns."""
