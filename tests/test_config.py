@@ -62,7 +62,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\noptions:\n  layer: 3", "my.yaml:3: options.layer: there is no such key here; did you mean 'layers'?"),
         ("inputs: a\noptions:\n  device: cpu", "my.yaml:3: options.device: there is no such key here; it belongs to the top level, outside 'options:'."),
         ("inputs: a\nworkload: composition\noptions:\n  model: x", "my.yaml:4: options.model: there is no such key here; it is one of workload 'esm2', but this run's is 'composition'."),
-        ("inputs: a\nworkload: esm3", "my.yaml:2: workload: there is no workload 'esm3'; known ones are composition, encoder, esm2."),
+        ("inputs: a\nworkload: esm3", "my.yaml:2: workload: there is no workload 'esm3'; known ones are composition, encoder, esm2, llm_json."),
         ("inputs: a\nshards: 100000", "my.yaml:2: shards: give a section with `cost`, not 100000."),
         ("inputs: a\nshards:\n  cost: 2e6", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not the text '2e6' (as a number, write 2000000)."),
         ("inputs: a\nshards:\n  cost: 0", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not 0."),
@@ -74,8 +74,8 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),
         ("inputs: a\nrun: ../up", "my.yaml:2: run: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
-        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `safetensors`, not 'h5'."),
-        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `safetensors`)."),
+        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `rows_jsonl`, `safetensors`, not 'h5'."),
+        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `rows_jsonl`, `safetensors`)."),
         ("inputs: [a, b, a]", "my.yaml:1: inputs: a stands there more than once; keep one."),
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
@@ -167,8 +167,11 @@ def test_several_gpus_for_a_cpu_are_named(tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monkeypatch):
-    (tmp_path / "random_encoder").mkdir()  # which a script makes beforehand
-    (tmp_path / "random_encoder" / "config.json").touch()
+    for folder in ("random_encoder", "random_llm/model"):  # which scripts make beforehand
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "config.json").touch()
+    for name in ("notes.csv", "prompt.jinja", "schema.json"):
+        (tmp_path / "random_llm" / name).write_text("{{ note }}")
     monkeypatch.chdir(tmp_path)
     raw = yaml.safe_load(path.read_text())
     if "contigs" in raw:

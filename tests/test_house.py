@@ -32,7 +32,8 @@ EXTRAS = {
     extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
-COMPUTING = [*CORE, *EXTRAS["encoder"], *EXTRAS["esm2"]]
+WITH_ENVIRONMENT = ("encoder", "esm2", "llm_json")
+COMPUTING = [*CORE, *(needed for extra in WITH_ENVIRONMENT for needed in EXTRAS[extra])]
 IN_TESTS = [*EXTRAS["test"], *EXTRAS["test-clusters"]]
 PINS = dict(
     line.split("==")
@@ -183,7 +184,7 @@ def pip_bounds(requirements):
 
 
 @pytest.mark.parametrize(
-    ("name", "extra"), [("base", []), ("encoder", EXTRAS["encoder"]), ("esm2", EXTRAS["esm2"])]
+    ("name", "extra"), [("base", []), *((name, EXTRAS[name]) for name in WITH_ENVIRONMENT)]
 )
 def test_conda_environments_have_the_bounds_of_pyproject(name, extra):
     found = conda_bounds(yaml_of(f"envs/{name}.yaml")["dependencies"])

@@ -149,7 +149,10 @@ def test_versions_of_other_packages_are_told():
 
 def test_built_in_workloads_are_found_in_their_folder():
     folder = Path(find_workload("composition").__file__).parent
-    assert set(BUILT_IN) == {"composition", "encoder", "esm2"} and (folder / "esm2").is_dir()
+    assert (
+        set(BUILT_IN) == {"composition", "encoder", "esm2", "llm_json"}
+        and (folder / "esm2").is_dir()
+    )
 
 
 def test_every_attribute_has_a_default():

@@ -32,6 +32,7 @@ CPU = cpu()
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
+    "llm_json": [],  # as does this: tests/test_llm_json.py
     "esm2": [
         {"dtype": "fp32"},
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
@@ -127,7 +128,7 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match="composition, encoder, esm2"):
+    with pytest.raises(UserError, match="composition, encoder, esm2, llm_json"):
         find_workload("esm3")
 
 
@@ -140,6 +141,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "llm_json": (False, False),
     }
     esm2 = find_workload("esm2")
     asked = esm2.Options(model="esm2_t33_650M_UR50D")

@@ -1,8 +1,8 @@
 """Write a language model whose weights are RANDOM: what it makes of a text is worth nothing.
 
-It is there to try the workload `llm_json` without a download; config/examples/llm_json.yaml runs it.
-Run as `python config/examples/llm_json.py random_llm`, which makes that folder: the model, a table of
-made-up notes, a prompt and a JSON schema.
+It is there to try the workload `llm_json` without a download; config/examples/llm_json.yaml runs
+it. Run as `python config/examples/llm_json.py random_llm`, which makes that folder: the model, a
+table of made-up notes, a prompt and a JSON schema.
 """
 
 import csv
@@ -66,7 +66,9 @@ def write_model(folder: Path) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    letters.train_from_iterator([PROMPT, json.dumps(SCHEMA), *(n["note"] for n in notes())], trainer)
+    letters.train_from_iterator(
+        [PROMPT, json.dumps(SCHEMA), *(n["note"] for n in notes())], trainer
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=letters, bos_token=special[0], eos_token=special[1]
     )

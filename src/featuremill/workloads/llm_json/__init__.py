@@ -11,6 +11,7 @@ import hashlib
 import json
 import traceback
 from collections.abc import Iterator, Sequence
+from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -58,7 +59,7 @@ LENGTH_UNIT = "characters"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "llm_json.yaml"
 VERSIONS_OF = ("transformers", "tokenizers", "llguidance", "vllm")
 SHARD_COST = 1_000_000
-"""Some 1,500 rows; five minutes where 3,000 tokens a second are computed, which was not measured."""
+"""Some 1,500 rows: five minutes at 3,000 tokens a second, which was not measured."""
 BYTES_PER_TOKEN = 4
 """Of English, about."""
 BATCH_TOKENS_VLLM = 250_000
@@ -66,8 +67,10 @@ BATCH_TOKENS_VLLM = 250_000
 USUAL_CONTEXT = 4096
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
 """What architectures call the tokens that they have positions for."""
-TODAY = "2025-01-01"
+TODAY = date(2025, 1, 1)
 """For chat templates that tell the model what day it is: a reply must not depend on it."""
+DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
+"""Of strftime, as such templates use them."""
 
 CUT_OFF = Kind(
     "cut_off",
@@ -187,8 +190,8 @@ def _context(options: Options, folder: Path) -> int:
     context = options.context or min(USUAL_CONTEXT, most or USUAL_CONTEXT)
     if options.max_tokens >= context:
         raise UserError(
-            f"options.max_tokens: {options.max_tokens:,} leave no room for a prompt in a context of "
-            f"{context:,}; lower max_tokens or raise context."
+            f"options.max_tokens: {options.max_tokens:,} leave no room for a prompt in a context "
+            f"of {context:,}; lower max_tokens or raise context."
         )
     return context
 
@@ -199,9 +202,9 @@ def _refuse_no_chat_template(folder: Path) -> None:
         return
     if not _json_of(folder / "tokenizer_config.json").get("chat_template"):
         raise UserError(
-            f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, or "
-            f"{names[0]}); take one that follows instructions, or set chat: false to give it the "
-            "prompt as it is."
+            f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, "
+            f"or {names[0]}); take one that follows instructions, or set chat: false to give it "
+            "the prompt as it is."
         )
 
 
@@ -276,9 +279,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
         engine = engines.Transformers(weights.path, options, device, tokenizer, document)
     columns = schema(options, weights)
-    return Model(
-        engine, tokenizer, replies.reader(document), options, columns, engine.backend
-    )
+    return Model(engine, tokenizer, replies.reader(document), options, columns, engine.backend)
 
 
 def _refuse_missing(module: str, option: str, instead: str) -> None:
@@ -326,15 +327,17 @@ def _tokens(model: Model, prompt: str) -> list[int]:
         [{"role": "user", "content": prompt}],
         add_generation_prompt=True,
         sanitize_control_tokens=True,
-        strftime_now=_today,
+        chat_template=_without_clock(model.tokenizer.get_chat_template()),
     )
     return list(found["input_ids"])
 
 
-def _today(form: str) -> str:
-    from datetime import date
-
-    return date.fromisoformat(TODAY).strftime(form)
+def _without_clock(template: str) -> str:
+    """Return a chat template with a macro in place of the function that looks at the clock."""
+    if "strftime_now" not in template:
+        return template
+    filters = "".join(f'|replace("{one}", "{TODAY.strftime(one)}")' for one in DIRECTIVES)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}{template}"
 
 
 def run(model: Model, batch: list[Asked]) -> list[Row]:
@@ -391,5 +394,7 @@ def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
 
     nothing = dict.fromkeys(model.columns.names)
     with _without_words():
-        values = pa.RecordBatch.from_pylist([one.values or nothing for one in result], model.columns)
+        values = pa.RecordBatch.from_pylist(
+            [one.values or nothing for one in result], model.columns
+        )
     return values.append_column("reason", pa.array([one.reason for one in result], pa.string()))

@@ -17,7 +17,9 @@ class Options(RowOptions):
     """What the model is asked about each row, and how it replies."""
 
     PACKAGES = MappingProxyType(
-        dict.fromkeys(("torch", "transformers", "llguidance", "jsonschema"), "featuremill[llm_json]")
+        dict.fromkeys(
+            ("torch", "transformers", "llguidance", "jsonschema"), "featuremill[llm_json]"
+        )
     )
 
     model: OptionWeights

@@ -90,7 +90,7 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
     ]
     if len(places) < len(whole) or not all(isinstance(name, str) for name in places):
         raise UserError(
-            f"options.prompt: {path}: {ROW} stands in it as more than {ROW}[\"a column\"], so that "
+            f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
             "its columns cannot be told beforehand; name each."
         )
     return sorted({*names, *places} - {ROW})

@@ -73,7 +73,8 @@ def grammar(schema: Mapping[str, Any]) -> str:
     """Return what llguidance makes of the schema."""
     from llguidance import LLMatcher
 
-    return str(LLMatcher.grammar_from_json_schema(dict(schema), GRAMMAR))
+    # As text: of numbers beyond 64 bits its own conversion makes nothing.
+    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), GRAMMAR))
 
 
 def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
@@ -101,8 +102,8 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
         if is_wrong:
             said = clipped(" ".join(" ".join(told).split()), 200)
             raise UserError(
-                f"options.json_schema: {path}: llguidance cannot hold a model to it ({said}); leave "
-                "that out of the schema, and test it afterwards."
+                f"options.json_schema: {path}: llguidance cannot hold a model to it ({said}); "
+                "leave that out of the schema, and test it afterwards."
             )
 
 
