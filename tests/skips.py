@@ -24,6 +24,9 @@ MAY_BE_LACKING = {
     "needs 40 GB of a GPU's memory": "most GPUs have less",
     "this interpreter cannot count loops": "Triton 3.6 with NumPy 2.4, which conda may have",
     "could not import 'pip'": "uv makes environments without it",
+    "could not import 'gguf'": "one slow test alone needs it, for a model of 90 MB",
+    "could not import 'accelerate'": "the same",
+    "pip could not download": "a registry may not be there",
     "torch * comes only for CUDA here": "with gigabytes of other packages",
 }
 """Beginnings of reasons to skip a test, and why each may be so in CI."""
