@@ -31,7 +31,7 @@ from featuremill.base.reasons import kind_of
 from featuremill.contract import WorkloadContract
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
-from featuremill.workload import Device, Weights, find_workload
+from featuremill.workload import Device, RecordFailed, Weights, find_workload
 from featuremill.workloads.llm_json import engines, prompts, replies
 
 llm_json = find_workload("llm_json")  # and so its reasons are known
@@ -239,6 +239,14 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(logits, temperature, data
     assert engines._choose(tensor, allowed, 0, 0) == np.argmax(
         np.where(allowed, tensor.numpy(), -np.inf)
     )
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_network_that_overflows_gives_no_reply(temperature, wrong):
+    with pytest.raises(RecordFailed, match="dtype: fp32") as failed:
+        engines._choose(torch.tensor([1.0, wrong]), np.array([True, True]), temperature, 0)
+    assert failed.value.kind.name == "nan"
 
 
 def test_what_is_drawn_is_keyed_by_each_of_its_parts():

@@ -19,6 +19,7 @@ import torch
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.workload import RecordFailed
 from featuremill.workloads.llm_json import replies
 from featuremill.workloads.llm_json.options import Options
 
@@ -135,9 +136,15 @@ def _choose(
     logits_V: torch.Tensor, allowed_V: np.ndarray[Any, Any], temperature: float, number: int
 ) -> int:
     """Return the likeliest of the tokens that are allowed, or at a temperature the one that
-    `number` (64 bits) draws."""
+    `number` (64 bits) draws.
+
+    Raises:
+        RecordFailed: none has a finite logit.
+    """
     outside = torch.from_numpy(~allowed_V).to(logits_V.device)
     logits_V = logits_V.float().masked_fill(outside, -torch.inf)
+    if not torch.isfinite(logits_V.max()):  # a maximum is NaN where any number is
+        raise RecordFailed("nan", "of the network's logits; set dtype: fp32, or bf16")
     if not temperature:
         return int(logits_V.argmax())
     shares_V = torch.softmax(logits_V.double().cpu() / temperature, 0).numpy()
