@@ -711,25 +711,16 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
     elif what == "cut off":
         schema_of(place, word={"const": MARKER * 20})
         options = {"max_tokens": 20}
-    else:  # of the library's, in the job, with the text in it
-        schema_of(place, word={"const": MARKER})
-        (place / "sitecustomize.py").write_text(STUMBLES)
-        environment = {**environment, "PYTHONPATH": os.pathsep.join(
-            [str(place), environment.get("PYTHONPATH", "")])}  # fmt: skip
+    else:  # a chat template that quotes the text in its error
+        shutil.copytree(place / "model", place / "quoting")
+        (place / "quoting" / "chat_template.jinja").write_text(
+            "{{ raise_exception(messages[0]['content']) }}"
+        )
+        options = {"model": "quoting"}
     config_of(place, max_failed=5, options=options)
     _, failed = computed(place, environment)
     expected = {"invalid": "reply not valid", "cut off": "reply cut off"}
     assert set(failed.values()) == {expected.get(what, "error in the workload")}
-
-
-STUMBLES = """
-import tokenizers
-
-
-class Stumbling(tokenizers.Tokenizer):
-    def __new__(cls, *words):
-        raise ValueError(words)
-"""
 
 
 @pytest.fixture(scope="module")
