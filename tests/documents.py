@@ -4,7 +4,7 @@ A box says behind its fence what it is:
 
     bash       typed, a command after the other, each in the folder that the last one left
     python     given to a Python of its own, or text for a file
-    yaml, snakemake, toml   text for a file; the comment above says for which
+    yaml, snakemake, toml, json, jinja   text for a file; the comment above says for which
     output     what the box before it printed, on both streams
     files      a folder, and what stands in it: the first word of each further line
     text, see  nothing that one types
@@ -51,7 +51,7 @@ LACKS = (
 )
 PLACES = ("a checkout", "an empty folder")
 TYPED = ("bash", "python")
-FOR_FILES = ("yaml", "snakemake", "toml")
+FOR_FILES = ("yaml", "snakemake", "toml", "json", "jinja")
 NOT_TYPED = ("text", "see", "output", "files")
 END = "THE_END_OF_THE_BOX"
 WAY = re.compile(r"(saved as|added to|set in|part of) (\S+)")

@@ -25,6 +25,8 @@ MAY_BE_LACKING = {
     "this interpreter cannot count loops": "Triton 3.6 with NumPy 2.4, which conda may have",
     "could not import 'pip'": "uv makes environments without it",
     "sae-lens cannot be had here": "its environment is a download that no other test needs",
+    "could not import 'gguf'": "one slow test alone needs it, for a model of 90 MB",
+    "could not import 'accelerate'": "the same",
     "torch * comes only for CUDA here": "with gigabytes of other packages",
     "pip could not": "no index may be within reach",
 }

@@ -74,8 +74,8 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),
         ("inputs: a\nrun: ../up", "my.yaml:2: run: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
-        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `safetensors`, not 'h5'."),
-        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `safetensors`)."),
+        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `rows_jsonl`, `safetensors`, not 'h5'."),
+        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `rows_jsonl`, `safetensors`)."),
         ("inputs: [a, b, a]", "my.yaml:1: inputs: a stands there more than once; keep one."),
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
@@ -167,11 +167,13 @@ def test_several_gpus_for_a_cpu_are_named(tmp_path):
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monkeypatch):
-    for folder in ("random_encoder", "made_cells/model"):  # which scripts make beforehand
-        (tmp_path / folder).mkdir(parents=True)
+    for folder in ("random_encoder", "made_cells/model", "random_llm/model"):
+        (tmp_path / folder).mkdir(parents=True)  # which scripts make beforehand
         (tmp_path / folder / "config.json").touch()
-    for file in ("tokens.json", "medians.json"):
-        (tmp_path / "made_cells" / file).touch()
+    for file in ("made_cells/tokens.json", "made_cells/medians.json", "random_llm/notes.csv"):
+        (tmp_path / file).touch()
+    for file in ("prompt.jinja", "schema.json"):
+        (tmp_path / "random_llm" / file).write_text("{{ note }}")
     monkeypatch.chdir(tmp_path)
     raw = yaml.safe_load(path.read_text())
     if "contigs" in raw:

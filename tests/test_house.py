@@ -32,7 +32,7 @@ EXTRAS = {
     extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
-WITH_TORCH = ("encoder", "esm2", "geneformer", "pac", "sae")
+WITH_TORCH = ("encoder", "esm2", "geneformer", "llm_json", "pac", "sae")
 """Extras that compute, each with a conda environment of its name."""
 COMPUTING = [*CORE, *(needed for extra in WITH_TORCH for needed in EXTRAS[extra])]
 IN_TESTS = [*EXTRAS["test"], *EXTRAS["test-clusters"]]

@@ -149,7 +149,7 @@ def test_versions_of_other_packages_are_told():
 
 def test_built_in_workloads_are_found_in_their_folder():
     folder = Path(find_workload("composition").__file__).parent
-    own = {"composition", "encoder", "esm2", "geneformer", "pac"}
+    own = {"composition", "encoder", "esm2", "geneformer", "llm_json", "pac"}
     assert set(BUILT_IN) == own and (folder / "esm2").is_dir()
 
 

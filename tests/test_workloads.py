@@ -32,6 +32,7 @@ CPU = cpu()
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
+    "llm_json": [],  # as does this: tests/test_llm_json.py
     "geneformer": [],  # needs cells as well: tests/test_geneformer.py
     "esm2": [
         {"dtype": "fp32"},
@@ -142,6 +143,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "llm_json": (False, False),
         "geneformer": (True, False),
         "pac": (False, False),
     }

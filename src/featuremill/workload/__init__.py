@@ -193,7 +193,9 @@ def know_reasons(name: str) -> None:
 def find_workload(name: str) -> Workload:
     """Return the workload called `name`, built in or registered by another package."""
     if name in BUILT_IN:
-        return cast(Workload, import_module(f"featuremill.workloads.{name}"))
+        built_in = import_module(f"featuremill.workloads.{name}")
+        reasons.learn(said(built_in, "REASONS"))
+        return cast(Workload, built_in)
     others = mistakes.registered()
     if name not in others:
         known = ", ".join([*BUILT_IN, *sorted(others)])

