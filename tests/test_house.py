@@ -342,8 +342,8 @@ FOR_WORKLOADS = {"base", "workload", "inputs"}
 FOR_LEASE = {"base.errors", "base.environment"}
 """lease is a product of its own."""
 MAX_ARROWS = 104
-"""Pairs of rooms, the root as one, of which one imports the other. A new room brings its own; besides,
-it may only shrink."""
+"""Pairs of rooms, the root as one, of which one imports the other. A new room brings its own;
+besides, it may only shrink."""
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports against the order) and why. It may only shrink."""
 

@@ -34,11 +34,13 @@ from scipy.signal import firwin, hilbert
 from test_containers import stand_in_for_conda, verbs_and_environments
 
 import featuremill
+from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.store.results import Results
+from featuremill.workload import find_workload
 from featuremill.workloads import pac
 from featuremill.workloads.pac import coupling, filters, signals
 
@@ -371,6 +373,11 @@ def test_a_flat_or_a_broken_channel_fails_alone():
         None,
     ]
     assert [row["mi"] is None for row in values.to_pylist()] == [False, True, True, False]
+    find_workload("pac")  # makes its reasons known
+    assert [reasons.kind_of(one).name for one in values["reason"].to_pylist()[1:3]] == [
+        "flat",
+        "broken",
+    ]
 
 
 # With everything around it

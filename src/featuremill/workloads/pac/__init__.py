@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import SNAKEFILE
+from featuremill.base.reasons import Kind
 from featuremill.workload import Record
 from featuremill.workloads.pac.options import Options
 from featuremill.workloads.pac.signals import Signal, num_samples_of, segments, signal_of
@@ -29,6 +30,7 @@ __all__ = [
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "REASONS",
     "SHARD_COST",
     "SPEED_OPTIONS",
     "TAKES_FILES",
@@ -56,6 +58,17 @@ SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "pac.yaml"
 COLUMNS = ("mi", "z", "p")
 BATCH_SAMPLES = 100_000
+BROKEN = Kind(
+    "broken",
+    ("samples that are not finite",),
+    "Mend the recording, or name the channels that are to be computed (options.channels).",
+)
+FLAT = Kind(
+    "flat",
+    ("a flat signal",),
+    "The electrode was off, or the amplifier at its limit: there is nothing to compute.",
+)
+REASONS = (BROKEN, FLAT)
 
 
 class Model(NamedTuple):
@@ -132,9 +145,9 @@ def _prepared(payload: bytes, options: Options) -> Prepared | str:
     signal = signal_of(payload)
     samples_T = signal.samples_T
     if num_bad := int(np.count_nonzero(~np.isfinite(samples_T))):
-        return f"samples that are not finite: {num_bad:,} of {len(samples_T):,}"
+        return BROKEN.reason(f"{num_bad:,} of {len(samples_T):,}")
     if samples_T.min() == samples_T.max():
-        return f"a flat signal: all of {len(samples_T):,} samples are {samples_T[0]:g}"
+        return FLAT.reason(f"all of {len(samples_T):,} samples are {samples_T[0]:g}")
     shifts = offsets(payload, options.seed, len(samples_T), options.permutations)
     return Prepared(signal, shifts)
 
