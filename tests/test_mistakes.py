@@ -223,6 +223,8 @@ def test_numbers_of_numpy_are_numbers():
     )
     assert list(records_of("mistaken", workload, [], None)) == [record]
     assert costs_of("mistaken", workload, [b"MKV"], None) == [3]
+    (chunk,) = chunks_of([record])
+    assert [type(length) for length in chunk.lengths] == [int]  # as plan.json has it
 
 
 def test_a_bug_of_a_built_in_workload_stays_what_it_is():

@@ -146,7 +146,8 @@ def _chunk(first: int, records: Sequence[Record]) -> Chunk:
     lengths = tuple(map(len, payloads))
     if any(length is not None for length in set(told)):
         lengths = tuple(
-            own if length is None else length for own, length in zip(lengths, told, strict=True)
+            own if length is None else int(length)
+            for own, length in zip(lengths, told, strict=True)
         )
     return Chunk._make([first, *columns, lengths])
 
