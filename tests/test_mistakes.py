@@ -18,6 +18,7 @@ from programs import Verbs
 from featuremill.__main__ import main
 from featuremill.base.errors import WorkloadError
 from featuremill.plan.command import RESERVED
+from featuremill.plan.spool import chunks_of
 from featuremill.workload import (
     Record,
     find_workload,
