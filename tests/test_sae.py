@@ -27,6 +27,7 @@ from safetensors.torch import load_file
 
 import featuremill
 from featuremill import __main__
+from featuremill.config.runs import named
 from featuremill.merge.command import merge
 from featuremill.sae import card, estimate, network, order, report, training
 from featuremill.sae.encode import Encoder
@@ -613,6 +614,16 @@ def test_a_second_training_in_one_folder_is_refused(run, environment, tmp_path):
     first.end()
 
 
+def test_a_config_with_autoencoders_is_of_their_workflow(tmp_path, monkeypatch, environment):
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    config = Path("config/examples/sae.yaml")
+    assert named(config).folders == [Path("results/residues")]
+    words = [sys.executable, "-m", "featuremill", "run", config, "-n"]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "rule sae_train:" in done.stdout, done.stdout + done.stderr
+
+
 @pytest.fixture(scope="module")
 def example(tmp_path_factory, environment):
     """Return a folder in which config/examples/sae.yaml was computed."""
@@ -620,8 +631,7 @@ def example(tmp_path_factory, environment):
     shutil.copytree(ROOT / "config", folder / "config")
     bin = Path(sys.executable).parent
     environment = {**environment, "PATH": f"{bin}{os.pathsep}{environment['PATH']}"}
-    words = [sys.executable, "-m", "snakemake", "-s", ROOT / "workflow/sae/Snakefile"]
-    words += ["--cores", "2", "--configfile", "config/examples/sae.yaml"]
+    words = [sys.executable, "-m", "featuremill", "run", "config/examples/sae.yaml", "--cores", "2"]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder
@@ -650,6 +660,7 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
 PEAK = """
 import sys
 from featuremill import __main__
+from featuremill.config.runs import named
 from featuremill.base.this_process import peak_of_process_mb
 assert __main__.main(sys.argv[1:]) == 0
 print(peak_of_process_mb())

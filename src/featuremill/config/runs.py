@@ -79,4 +79,5 @@ def named(given: Path) -> Runs:
     if "contigs" in raw:
         asked = contigs.validate(raw, str(given), places)
         return Runs(given, [Path(folder) for folder in asked.runs], asked)
-    return Runs(given, [Path("results") / configs.validate(raw, str(given), places).run])
+    of_run = {key: told for key, told in raw.items() if key != "saes"}  # workflow/sae's own
+    return Runs(given, [Path("results") / configs.validate(of_run, str(given), places).run])

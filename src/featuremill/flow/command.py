@@ -15,8 +15,11 @@ from featuremill.config import load
 from featuremill.store import command_line
 
 PROFILES = Path(SNAKEFILE).parent / "profiles"
-CONTIGS = str(Path(SNAKEFILE).parent / "workflow" / "contigs" / "Snakefile")
-"""The workflow of configs that have `contigs` in place of `inputs`."""
+WORKFLOWS = {
+    key: str(Path(SNAKEFILE).parent / "workflow" / folder / "Snakefile")
+    for key, folder in (("contigs", "contigs"), ("saes", "sae"))
+}
+"""The workflows of configs that have such a key: `contigs` in place of `inputs`, `saes` besides."""
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
 PROFILE = "--workflow-profile"
@@ -41,7 +44,8 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
     # As Snakemake does not say in which line it stops being YAML.
-    is_of_contigs = "contigs" in load(arguments.config)[0]
+    named = load(arguments.config)[0]
+    own = next((WORKFLOWS[key] for key in WORKFLOWS if key in named), None)
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
@@ -52,8 +56,8 @@ def run(arguments: argparse.Namespace) -> None:
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
-    command += ["--snakefile", CONTIGS if is_of_contigs else SNAKEFILE]
-    if is_of_contigs and not any(word.startswith(PROFILE) for word in arguments.options):
+    command += ["--snakefile", own or SNAKEFILE]
+    if own and not any(word.startswith(PROFILE) for word in arguments.options):
         command += [PROFILE, str(PROFILES / "default")]  # Snakemake looks beside the Snakefile
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]

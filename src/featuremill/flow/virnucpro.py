@@ -25,7 +25,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.log import last_error
 from featuremill.base.words import counted, listed
 from featuremill.config.contigs import SEQUENCES, ContigsConfig
-from featuremill.flow.command import CONTIGS, PROFILES
+from featuremill.flow.command import PROFILES, WORKFLOWS
 from featuremill.head.card import Card, read
 from featuremill.store import run_lock
 from featuremill.store.files import replacing
@@ -322,7 +322,7 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
 def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command, and the variables that stand before it."""
     gpus = _gpus(given)
-    words = ["snakemake", "--snakefile", CONTIGS, "--directory", str(folder)]
+    words = ["snakemake", "--snakefile", WORKFLOWS["contigs"], "--directory", str(folder)]
     words += ["--configfile", str((folder / CONFIG).absolute())]
     words += ["--workflow-profile", str(PROFILES / "default")]
     words += ["--cores", str(given.threads or "all")]
