@@ -106,6 +106,13 @@ def test_names_with_spaces_and_letters_of_all_kinds(capsys: pytest.CaptureFixtur
     assert "featuremill run 'my run.yaml'" in capsys.readouterr().err
 
 
+def test_a_file_of_a_format_that_its_workload_alone_knows_names_the_run_without_its_suffix() -> (
+    None
+):
+    assert main(["init", write("day.1.h5ad", ""), "--workload", "geneformer"]) == 0
+    assert "run: day.1\n" in Path("day.1.yaml").read_text()
+
+
 def test_several_inputs_and_another_model() -> None:
     table = write("b.csv", f"id,sequence\nP1,{INSULIN_A}\n")
     assert main(["init", write("a.b.fasta", GOOD), table, "--model", ESM2[0]]) == 0

@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill init`."""
-    name = _run_name(arguments.output or arguments.inputs[0])
+    opens_any = said(find_workload(arguments.workload), "TAKES_FILES")
+    name = _run_name(arguments.output or arguments.inputs[0], opens_any and not arguments.output)
     output: Path = arguments.output or Path(f"{name}.yaml")
     if any(output.resolve() == path.resolve() for path in arguments.inputs):
         raise UserError(f"{output}: this is the input itself; name another file with --output.")
@@ -237,8 +238,9 @@ def _scalar(value: Any) -> str:
     return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
-def _run_name(path: Path) -> str:
-    """Return a run's name made of the file's: without known suffixes, with plain letters."""
+def _run_name(path: Path, is_of_any_format: bool) -> str:
+    """Return a run's name made of the file's: without known suffixes, or the last one of a format
+    that only the workload knows, with plain letters."""
     known = {
         ".yaml",
         ".yml",
@@ -247,5 +249,7 @@ def _run_name(path: Path) -> str:
     }
     stem = path
     while stem.suffix.lower() in known:
+        stem = stem.with_suffix("")
+    if is_of_any_format:
         stem = stem.with_suffix("")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", stem.name).lstrip("._-")[: config.MAX_NAME] or "run"
