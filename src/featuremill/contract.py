@@ -41,6 +41,16 @@ TRIES = 5
 """A quick workload may have finished before it can be killed."""
 MOST_MERGE_MB = 1_200
 PATIENCE_SECONDS = 300.0
+MEASURED = """
+import sys
+from featuremill.__main__ import main
+from featuremill.base.this_process import peak_of_process_mb
+status = main(sys.argv[1:])
+print(peak_of_process_mb())
+sys.exit(status)
+"""
+"""A verb in a process that says what memory it took, in MB: of another process, the system only
+tells what that or whoever started it took."""
 
 
 def _pass_over(*_: object) -> None:
@@ -53,7 +63,7 @@ class Finished(NamedTuple):
     folder: Results
     plan: Plan
     table: pa.Table
-    merge_peak_mb: float
+    merge_peak_mb: int
 
 
 class WorkloadContract:
@@ -165,7 +175,8 @@ class WorkloadContract:
         path.parent.mkdir(parents=True)
         # A journal that is begun keeps its budget: with this one, a batch is a record.
         Journal(path, part_schema(self._schema), 1).close()
-        process = self._start("extract", folder.root, entry.shard)
+        command = self._command("extract", folder.root, entry.shard)
+        process = subprocess.Popen(command, start_new_session=True)
         log = path.with_suffix(".log")
         deadline = time.monotonic() + PATIENCE_SECONDS
         while process.poll() is None and not (log.exists() and b"commit" in log.read_bytes()):
@@ -220,17 +231,15 @@ class WorkloadContract:
     def _schema(self) -> pa.Schema:
         return self._module.schema(self._resolved, self._weights)
 
-    def _start(self, verb: str, *words: str | Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "featuremill", verb, *map(str, words), "--quiet"]
-        return subprocess.Popen(command, start_new_session=True)
+    def _command(self, *words: str | Path, by: Sequence[str] = ("-m", "featuremill")) -> list[str]:
+        return [sys.executable, *by, *map(str, words), "--quiet"]
 
-    def _do(self, verb: str, *words: str | Path) -> float:
+    def _do(self, *words: str | Path) -> int:
         """Let a verb run to its end; return the most memory that it took, in MB."""
-        process = self._start(verb, *words)
-        _, status, used = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        assert process.returncode == 0, f"featuremill {verb} ended with {process.returncode}"
-        return used.ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+        command = self._command(*words, by=("-c", MEASURED))
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        assert done.returncode == 0, f"featuremill {words[0]} ended with {done.returncode}"
+        return int(done.stdout.split()[-1])
 
     def _planned(
         self, place: Path, num_shards: int = 1, more_inputs: Sequence[Path] = ()
