@@ -24,6 +24,7 @@ from safetensors.numpy import load_file
 from test_head import forward
 from test_properties import holds
 
+from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.head import card, predict
 from featuremill.translate.command import translate
@@ -326,6 +327,12 @@ def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
     for verb in ("retry", "clean"):
         assert "there is no" in line(verb, status=2).err
     assert line.state(1) == before
+
+
+@pytest.mark.parametrize("verb", ["status", "top", "retry", "clean"])
+def test_a_config_that_is_not_there_is_called_that(verb, tmp_path, capsys):
+    assert main([verb, str(tmp_path / "soil.yaml")]) == 2
+    assert "soil.yaml: there is no such config; check the path" in capsys.readouterr().err
 
 
 @pytest.mark.slow

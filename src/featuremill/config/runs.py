@@ -71,8 +71,10 @@ def named(given: Path) -> Runs:
     """Return the runs that `given` names, whether they were begun or not.
 
     Raises:
-        UserError: when it is a file that is no config.
+        UserError: when it is a file that is no config, or would be a config and is not there.
     """
+    if given.suffix in (".yaml", ".yml") and not given.exists():
+        raise UserError(f"{given}: there is no such config; check the path, or name results/<run>.")
     if not given.is_file():
         return Runs(given, [given])
     raw, places = configs.load(given)
