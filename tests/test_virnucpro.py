@@ -339,8 +339,12 @@ class Command(Desk):
         return self.folder / "out"
 
     def delivered(self):
-        """Return the bytes of what was asked for."""
-        found = [self.out / "failed_files.txt", *self.out.glob("my_*/*"), *self.out.glob("verd*/*")]
+        """Return the bytes of what was asked for, but for the page, which tells how long it took."""
+        found = [
+            self.out / "failed_files.txt",
+            *self.out.glob("my_*/*"),
+            *self.out.glob("verd*/*.tsv"),
+        ]
         return {str(path.relative_to(self.out)): path.read_bytes() for path in found}
 
 
