@@ -339,7 +339,7 @@ class Command(Desk):
         return self.folder / "out"
 
     def delivered(self):
-        """Return the bytes of what was asked for, but for the page, which tells how long it took."""
+        """Return the bytes of what was asked for, without the page: it tells seconds."""
         found = [
             self.out / "failed_files.txt",
             *self.out.glob("my_*/*"),
