@@ -6,9 +6,11 @@ import tarfile
 
 import numpy as np
 import pytest
+from pypi import fetched
 
 RATE_HZ = 400.0
 CHANNELS = ("A1", "A2", "B1")
+MNE_HFO_SHA256 = "4f48854c43456f9383a386f8efda292b49801a89c2c4592ffdd126830de65a61"
 
 
 def noise(num_channels=3, seconds=6, rate_hz=RATE_HZ, seed=0):
@@ -87,9 +89,7 @@ def pip(*words):
 
 def real_ieeg(folder):
     """Return the .vhdr of a human iEEG of 50 channels, 5 s at 2 kHz: an example of mne-hfo 0.2."""
-    pip("download", "--no-deps", "--no-binary", ":all:", "-d", folder, "mne-hfo==0.2")
-    (archive,) = folder.glob("mne*hfo-0.2.tar.gz")
-    with tarfile.open(archive) as packed:
+    with tarfile.open(fetched("mne-hfo==0.2", MNE_HFO_SHA256, "--no-binary", ":all:")) as packed:
         packed.extractall(folder, filter="data")
     (path,) = folder.rglob("*_ieeg.vhdr")
     return path

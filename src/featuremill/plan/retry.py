@@ -23,11 +23,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.arguments import add_runs
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
 from featuremill.base.words import counted
-from featuremill.config.runs import add_argument, named
+from featuremill.config.runs import named
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock
@@ -43,7 +44,7 @@ log = logging.getLogger("featuremill.retry")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill retry`."""
-    add_argument(parser)
+    add_runs(parser)
     parser.add_argument(
         "--reason",
         action="append",

@@ -10,12 +10,12 @@ import argparse
 import json
 import sys
 
-from featuremill.config.runs import add_argument, named
+from featuremill.base.arguments import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill status`."""
-    add_argument(parser)
+    add_runs(parser)
     parser.add_argument("--json", action="store_true", help="the same for programs")
     parser.add_argument(
         "--verify", action="store_true", help="also hash inputs, parts and results: reads them all"
@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status import view  # here and not above: other verbs do not pay for it
+    # Here and not above: other verbs, and --help, do not pay for it.
+    from featuremill.config.runs import named
+    from featuremill.status import view
 
     found = view.read(named(arguments.run_folder), arguments.verify)
     if arguments.json:

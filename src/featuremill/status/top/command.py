@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 
-from featuremill.config.runs import add_argument
+from featuremill.base.arguments import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill top`."""
-    add_argument(parser, ", or saes/NAME")
+    add_runs(parser, ", or saes/NAME")
     parser.add_argument("--once", action="store_true", help="one look, then end")
     parser.add_argument(
         "--json", action="store_true", help="for programs: one object a look, each on a line"

@@ -40,8 +40,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     return config
 
 
-def json_of(path: Path) -> dict[str, Any]:
-    """Return the JSON object in `path`, a file of an encoder's folder.
+def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
+    """Return the JSON object in `path`, a file of a folder as Hugging Face has it; `whose` is said
+    where it is missing.
 
     Raises:
         UserError: there is none.
@@ -50,7 +51,7 @@ def json_of(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(
-            f"{path}: there is no such file, and an encoder's folder has one; give the folder as "
+            f"{path}: there is no such file, and {whose} folder has one; give the folder as "
             "Hugging Face has it."
         ) from None
     except (OSError, ValueError, RecursionError) as error:

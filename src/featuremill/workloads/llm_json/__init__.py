@@ -22,6 +22,7 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.reasons import Kind
 from featuremill.inputs import rows
 from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workloads.encoder.folder import json_of
 from featuremill.workloads.llm_json import prompts, replies
 from featuremill.workloads.llm_json.options import Options
 
@@ -163,24 +164,9 @@ def weights(options: Options) -> str:
     return options.model
 
 
-def _json_of(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file, and a model's folder has one; give the folder as "
-            "Hugging Face has it."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: it cannot be read ({error}).") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: this is no JSON object; download it again.")
-    return found
-
-
 def _context(options: Options, folder: Path) -> int:
     """Return how many tokens prompt and reply may have together."""
-    config = _json_of(folder / "config.json")
+    config = json_of(folder / "config.json", "a model's")
     config = config.get("text_config", config)  # of a model that sees pictures as well
     most = next((int(config[name]) for name in POSITIONS if config.get(name)), None)
     if options.context is not None and most is not None and options.context > most:
@@ -200,7 +186,7 @@ def _refuse_no_chat_template(folder: Path) -> None:
     names = ("chat_template.jinja", "chat_template.json")
     if any((folder / name).exists() for name in names):
         return
-    if not _json_of(folder / "tokenizer_config.json").get("chat_template"):
+    if not json_of(folder / "tokenizer_config.json", "a model's").get("chat_template"):
         raise UserError(
             f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, "
             f"or {names[0]}); take one that follows instructions, or set chat: false to give it "
