@@ -61,7 +61,7 @@ format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/snakefmt Snakefile workflow examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 
-bench: .venv/.test ## speed on this CPU beside fair-esm and transformers (EXTRA="…" goes to bench.run)
+bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO (EXTRA="…" goes to bench.run)
 	@$(BIN)/python -m bench.run $(EXTRA)
 
 bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then PART=b, of nine minutes each
@@ -84,7 +84,7 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
 	@# triton: torch's builds for NVIDIA demand exactly one, which the build for CPUs does not tell.
 	@grep -E '^(torch|triton)==' constraints.txt > .venv/held.txt
-	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[esm2,test,test-clusters]'
+	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[bench,esm2,test,test-clusters]'
 	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
 	@{ sed -n '/^#/p' constraints.txt; \
 	  .venv/pins/bin/python -m pip freeze --exclude-editable \
@@ -105,6 +105,10 @@ clean: ## remove .venv and caches; results, weights and logs stay
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2$(comma)test)
 	@touch .venv/.run
+
+.venv/.bench: pyproject.toml constraints.txt | $(BIN)/python
+	@$(call install,esm2$(comma)test$(comma)bench)
+	@touch .venv/.run .venv/.test
 
 .venv/.test-clusters: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2$(comma)test$(comma)test-clusters)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 RATE_OF_EXTRACT = "tokens_per_second_of_extract"
 """What rows of ours say of a pass without `plan`."""
 
+RIVAL = "OpenVINO"
+"""The peer of a CPU that is as fast as ours: it has to be right in 16 bits as well, and is compared
+on the same proteins."""
+
 CPU_OVER_FAIR_ESM = {"8M": 2.5, "35M": 2.2, "150M": 1.7}
-CPU_SHARE_OF_GEMMS = 0.70
+CPU_OVER_RIVAL = 1.15
+CPU_SHARE_OF_GEMMS = {
+    "fp32": {"8M": 0.70, "35M": 0.70, "150M": 0.85},
+    "bf16": {"8M": 0.45, "35M": 0.55},
+}
 GPU_TOKENS = {"650M": 370e3, "3B": 105e3, "150M": 1.0e6}
 GPU_SHARE_OF_MATMUL = {"650M": 0.65, "3B": 0.78}
 GPU_EXTRACT = {"mean": 0.95, "per_residue": 0.90}
@@ -22,17 +32,27 @@ class Bar(NamedTuple):
     """One target."""
 
     what: str
-    value: float
+    value: float | None
+    """None where there is nothing to divide by, or to divide."""
     bound: float
-    is_met: bool
+    is_met: bool | None
+    why_left_out: str = ""
 
 
-def of_comparison(comparison: dict[str, Any]) -> list[Bar]:
-    """Return the bars of one comparison, on a CPU or on a GPU."""
+def of_comparison(
+    comparison: dict[str, Any], missing: Mapping[str, str] = MappingProxyType({})
+) -> list[Bar]:
+    """Return the bars of one comparison, on a CPU or on a GPU; `missing` has the engines that could
+    not run, and why."""
     rates = {row["name"]: row["tokens_per_second"] for row in comparison["rows"]}
     if alone := _alone(comparison):
         return _gpu(comparison, rates, alone)
-    return _cpu(comparison, rates)
+    return _cpu(comparison, rates, missing)
+
+
+def is_rival(name: str) -> bool:
+    """Tell whether a contestant of that name is one of ours, or the peer that is as fast."""
+    return name.startswith(("featuremill", RIVAL))
 
 
 def model_share(comparison: dict[str, Any], row: dict[str, Any]) -> float:
@@ -45,16 +65,33 @@ def _at_least(what: str, value: float, bound: float) -> Bar:
     return Bar(what, value, bound, value >= bound)
 
 
-def _cpu(comparison: dict[str, Any], rates: dict[str, float]) -> list[Bar]:
-    shape, ours = comparison["shape"], rates["featuremill fp32"]
+def _cpu(
+    comparison: dict[str, Any], rates: dict[str, float], missing: Mapping[str, str]
+) -> list[Bar]:
+    shape = comparison["shape"]
     if shape not in CPU_OVER_FAIR_ESM:
         return []
-    share = ours / rates["GEMMs alone fp32"]
-    over = ours / rates["fair-esm fp32"]
-    return [
-        _at_least("fp32 over fair-esm fp32 (×)", over, CPU_OVER_FAIR_ESM[shape]),
-        _at_least("fp32, share of its GEMMs alone", share, CPU_SHARE_OF_GEMMS),
-    ]
+
+    def bar(what: str, dtype: str, other: str, bound: float) -> Bar:
+        names = f"featuremill {dtype}", other
+        for name in names:
+            if name not in rates:
+                whys = (why for known, why in missing.items() if name.startswith(known))
+                return Bar(what, None, bound, None, next(whys, f"{name} is not among these"))
+        ours, others = (rates[name] for name in names)
+        return _at_least(what, ours / others, bound)
+
+    other = "fair-esm fp32"
+    bars = [bar(f"fp32 over {other} (×)", "fp32", other, CPU_OVER_FAIR_ESM[shape])]
+    if comparison["output"] != "mean":
+        return bars
+    for dtype, shares in CPU_SHARE_OF_GEMMS.items():
+        other = f"{RIVAL} {dtype}"
+        bars.append(bar(f"{dtype} over {other} (×)", dtype, other, CPU_OVER_RIVAL))
+        if shape in shares:
+            what, other = f"{dtype}, share of its GEMMs alone", f"GEMMs alone {dtype}"
+            bars.append(bar(what, dtype, other, shares[shape]))
+    return bars
 
 
 def _alone(comparison: dict[str, Any]) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bench import gpu_only
-from bench.bars import RATE_OF_EXTRACT
+from bench.bars import RATE_OF_EXTRACT, is_rival
 from bench.ceiling import MATMUL_SIZE, Gemms, Matmul
 from bench.clock import Clock
 from bench.engines import Dtype, Engine, Output
@@ -22,6 +22,8 @@ PLAN_SECONDS = "plan_seconds"
 MAX_TRIALS = 3
 MAX_GROWTH = 8.0
 """A trial tells how many tokens fill a pass, if that is not many times what it computed."""
+SLOW_SECONDS = 30.0
+"""Who takes longer for a pass has no further one, unless it is ours or as fast as ours."""
 
 
 class Settings(NamedTuple):
@@ -133,31 +135,44 @@ class Roof:
         return {"kernel": self._gemms.kernel, "rows": self._gemms.num_rows}
 
 
-def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> dict[str, Any]:
+def compare(
+    stage: Stage, output: Output, clock: Clock, settings: Settings, rival_tokens: int
+) -> dict[str, Any]:
     """Return the passes of all contestants; fewer passes than asked for when time runs out."""
     contestants = _contestants(stage, output, settings.seconds)
     matmul = None
     if stage.place.has_gpu_steps:
         matmul = Matmul(stage.place, stage.dtype, settings.matmul_size)
-    sets = {}
     for contestant in contestants:
         if contestant.name not in stage.set_sizes:
             say(f"{stage.shape.name} {output}: sizing {contestant.name}")
             stage.set_sizes[contestant.name] = _set_size(stage, contestant, settings)
-        sets[contestant.name] = stage.sample.take(stage.set_sizes[contestant.name])
-    passes: dict[str, list[tuple[float, int]]] = {c.name: [] for c in contestants}
+    sizes = {contestant.name: stage.set_sizes[contestant.name] for contestant in contestants}
+    if rival_tokens:
+        rivals = list(filter(is_rival, sizes))
+        most = max([rival_tokens, *(sizes[name] for name in rivals)])
+        sizes |= dict.fromkeys(rivals, most)
+    sets = {name: stage.sample.take(size) for name, size in sizes.items()}
+    passes: dict[str, list[tuple[float, int]]] = {name: [] for name in sizes}
     teraflops: list[float] = []
     longest = 0.0
+    going_on = contestants
     for number in range(settings.num_passes):
         if number and clock.left() < longest:
             break
         say(f"{stage.shape.name} {output}: pass {number + 1} of {settings.num_passes}")
         started = time.monotonic()
-        for contestant in contestants:
+        for contestant in going_on:
             passes[contestant.name].append(contestant.measure(sets[contestant.name]))
         if matmul:
             teraflops.append(matmul.run())
-        longest = max(longest, time.monotonic() - started)
+        slow = {
+            name: measured[-1][0]
+            for name, measured in passes.items()
+            if measured[number:] and measured[-1][0] > SLOW_SECONDS and not is_rival(name)
+        }
+        going_on = [contestant for contestant in going_on if contestant.name not in slow]
+        longest = max(longest, time.monotonic() - started - sum(slow.values()))
     rows = [
         _row(stage, contestant, sets[contestant.name], passes[contestant.name])
         for contestant in contestants
@@ -166,7 +181,7 @@ def compare(stage: Stage, output: Output, clock: Clock, settings: Settings) -> d
         "shape": stage.shape.name,
         "output": output,
         "dtype": stage.dtype,
-        "passes": len(passes[contestants[0].name]),
+        "passes": max(map(len, passes.values())),
         "matmul_tflops": [round(value, 1) for value in teraflops],
         "rows": rows,
     }

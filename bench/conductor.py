@@ -16,17 +16,7 @@ from pathlib import Path
 import torch
 
 from bench import gpu_tests, table
-from bench.clock import Clock
-from bench.compare import Settings
-from bench.lengths import describe
-from bench.place import Place, keep_to_one_gpu
-from bench.processes import Child, ChildError
-from bench.record import Record
-from bench.run import MINUTES
-from bench.sample import Sample
-from bench.shapes import SHAPES
-from bench.stage import say
-from bench.steps import (
+from bench.agenda import (
     CPU,
     CPU_STEPS,
     GPU,
@@ -39,6 +29,16 @@ from bench.steps import (
     Step,
     rehearsed,
 )
+from bench.clock import Clock
+from bench.compare import Settings
+from bench.lengths import describe
+from bench.place import Place, keep_to_one_gpu
+from bench.processes import Child, ChildError
+from bench.record import Record
+from bench.run import MINUTES
+from bench.sample import Sample
+from bench.shapes import SHAPES
+from bench.stage import say
 from bench.table import TESTS
 from bench.worker import Answer, Order, Setting
 from featuremill.lease.devices import cuda_devices

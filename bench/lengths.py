@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,17 @@ Protein = tuple[str, str]
 def tokens_of(proteins: Sequence[Protein]) -> list[int]:
     """Return the real tokens of each protein."""
     return [min(len(sequence), MAX_RESIDUES) + NUM_SPECIAL for _, sequence in proteins]
+
+
+def sorted_batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Yield rows, the longest first, in batches within `budget` tokens with their padding."""
+    batch: list[int] = []
+    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
+        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
+            yield batch
+            batch = []
+        batch.append(row)
+    yield batch
 
 
 def effective_length(proteins: Sequence[Protein]) -> float:

@@ -31,6 +31,7 @@ PACKAGES = (
     "pyarrow",
     "fair-esm",
     "transformers",
+    "openvino",
     "faesm",
     "flash-attn",
 )

@@ -11,42 +11,52 @@ import io
 import random
 import zipfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 from esm.data import FastaBatchedDataset
 
-from bench.lengths import Protein, tokens_of
+from bench.lengths import Protein, sorted_batches, tokens_of
 
 SAMPLE = Path(__file__).parent / "ecoli.fasta.gz"
 PROTEOME = "data/benchmark/fasta/Ecoli_K12_MG1655.faa"
 NUM_DRAWN = 400
 SEED = 1
+BATCH_TOKENS = 4096
+"""Of proteins that are neighbours in length."""
 
 
 class Sample:
-    """Proteins in an order of which every prefix has about the lengths of the whole."""
+    """Proteins in batches of neighbours in length, of which the first few have about the lengths of
+    all, and as little padding when they are sorted: few proteins of any length would be a third
+    padding, which nobody's real run has."""
 
     def __init__(self, path: Path = SAMPLE) -> None:
-        found = read_fasta(path)
-        by_length = sorted(found, key=lambda protein: (len(protein[1]), protein[0]))
-        self.original = [by_length[rank] for rank in even_order(len(by_length))]
+        found = sorted(read_fasta(path), key=lambda protein: (len(protein[1]), protein[0]))
+        cut = list(sorted_batches(tokens_of(found), BATCH_TOKENS))
+        self._batches = [[found[row] for row in cut[rank]] for rank in even_order(len(cut))]
+        self.original = list(chain(*self._batches))
+        self._num_batches = len(cut)
         self._copies = 0
-        self._proteins = list(self.original)
 
     def take(self, num_tokens: int) -> list[Protein]:
-        """Return the shortest prefix that holds `num_tokens`.
+        """Return the fewest batches that hold `num_tokens`; of a single one, only what it takes.
 
         Where the sample ends, it goes on with copies whose residues are permuted: proteins of the
         same lengths that are not the same proteins, as equal ones are computed once.
         """
-        taken, total = 0, 0
+        taken: list[Protein] = []
+        total = number = 0
         while total < num_tokens:
-            if taken == len(self._proteins):
+            if number == len(self._batches):
                 self._add_copy()
-            total += tokens_of(self._proteins[taken : taken + 1])[0]
-            taken += 1
-        return self._proteins[:taken]
+            taken += self._batches[number]
+            total += sum(tokens_of(self._batches[number]))
+            number += 1
+        while number == 1 and sum(tokens_of(taken[:-1])) >= num_tokens:
+            taken.pop()
+        return taken
 
     def spread(self) -> list[Protein]:
         """Return four proteins: the shortest, two of usual lengths, one that is truncated."""
@@ -57,17 +67,20 @@ class Sample:
     def _add_copy(self) -> None:
         self._copies += 1
         generator = np.random.default_rng([SEED, self._copies])
-        for name, sequence in self.original:
-            letters = np.frombuffer(sequence.encode(), np.uint8)
-            permuted = generator.permutation(letters).tobytes().decode()
-            self._proteins.append((f"{name}_{self._copies}", permuted))
+        for batch in self._batches[: self._num_batches]:
+            self._batches.append([])
+            for name, sequence in batch:
+                letters = np.frombuffer(sequence.encode(), np.uint8)
+                permuted = generator.permutation(letters).tobytes().decode()
+                self._batches[-1].append((f"{name}_{self._copies}", permuted))
 
 
-def even_order(count: int) -> list[int]:
-    """Return 0 … count - 1 in van der Corput's order: every prefix is spread evenly."""
-    bits = max(1, (count - 1).bit_length())
-    mirrored = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(2**bits))
-    return [number for number in mirrored if number < count]
+def even_order(size: int) -> list[int]:
+    """Return 0 … size - 1 in van der Corput's order, from the middle on: every prefix is spread
+    evenly."""
+    bits = size.bit_length() + 1
+    mirrored = (int(f"{number:0{bits}b}"[::-1], 2) for number in range(1, 2**bits))
+    return list(dict.fromkeys(number * size >> bits for number in mirrored))
 
 
 def read_fasta(path: Path) -> list[Protein]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from bench import gate
+from bench.bars import is_rival
 from bench.engines import Engine, Features, Missing, Output, line_up
 from bench.engines.ours import Ours
 from bench.lengths import Protein, tokens_of
@@ -122,7 +123,8 @@ class Stage:
             reference = reference or found
             verdict = gate.judge(engine.name, engine.dtype, *found, reference)
             self.verdicts.append(verdict)
-            if verdict.failures() and engine.dtype == "fp32" and not isinstance(engine, Ours):
+            has_to_be_right = engine.dtype == "fp32" or is_rival(engine.name)
+            if verdict.failures() and has_to_be_right and not isinstance(engine, Ours):
                 self._drop(engine, "; ".join(verdict.failures()))
         ours = {engine.name for engine in self.engines if isinstance(engine, Ours)}
         wrong = [v for v in self.verdicts if v.engine in ours and v.failures()]

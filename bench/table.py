@@ -1,10 +1,11 @@
-"""The tables of a record, as plain text: `python -m bench.table bench/results/….json`."""
+"""The tables of a record, as plain text: `python -m bench.table bench/results/….json`; with
+`--page`, that of docs/measured.md."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,41 @@ def whole(content: dict[str, Any]) -> str:
     if content["left_out"]:
         blocks.append(left_out(content))
     return "\n\n".join(blocks)
+
+
+def page(content: dict[str, Any]) -> str:
+    """Return real tokens a second by shape as a page has them: of means, or of residues where there
+    are no means."""
+    found = [each for each in content["measured"].values() if each.get("output") and "rows" in each]
+    found.sort(key=lambda each: each["output"] == "mean")
+    by_shape = {each["shape"]: each for each in found}
+    titles = [f"{shape}, {each['output'].replace('_', ' ')}" for shape, each in by_shape.items()]
+    rates = [
+        {row["name"]: row["tokens_per_second"] for row in each["rows"]}
+        for each in by_shape.values()
+    ]
+    lines = [
+        [f"`make bench` on those {content['machine']['cores']} cores", *titles],
+        *([title, *(_rate(name, of) for of in rates)] for name, title in PAGE.items()),
+        *(
+            [f"{dtype}, share of the fastest matrix products alone"]
+            + [_share(f"featuremill {dtype}", f"GEMMs alone {dtype}", of) for of in rates]
+            for dtype in ("fp32", "bf16")
+        ),
+    ]
+    shown = [f"| {' | '.join(line)} |" for line in lines if any(line[1:])]
+    return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]])
+
+
+def _rate(name: str, rates: dict[str, float]) -> str:
+    if name not in rates:
+        return ""
+    over = f" ({rates[name] / rates['fair-esm fp32']:.1f} ×)"
+    return f"{rates[name]:,.0f}" + (over if name.startswith("featuremill") else "")
+
+
+def _share(name: str, of: str, rates: dict[str, float]) -> str:
+    return f"{100 * rates[name] / rates[of]:.0f} %" if name in rates and of in rates else ""
 
 
 def measured(name: str, found: dict[str, Any]) -> str:
@@ -129,6 +165,9 @@ def _comparison(name: str, found: dict[str, Any]) -> str:
         dtype = found.get("dtype", "bf16")
         lines.append(f"matmul in {dtype}: {statistics.median(found['matmul_tflops'])} TFLOP/s")
     for row in found["rows"]:
+        if (num_passes := len(row["seconds"])) < found["passes"]:
+            plural = "" if num_passes == 1 else "es"
+            lines.append(f"{row['name']}: {num_passes} pass{plural}, as it takes long")
         if plans := row.get("plan_seconds"):
             lines.append(
                 f"{row['name']}: {statistics.median(plans):.2f} s of a pass is plan, without which "
@@ -155,11 +194,13 @@ def _line(found: dict[str, Any], row: dict[str, Any], rates: dict[str, float]) -
 
 
 def _bars(found: dict[str, Any]) -> list[str]:
-    return [
-        f"  {bar['what']}: {bar['value']:,.4g}, bar {bar['bound']:,g} "
-        + ("ok" if bar["is_met"] else "MISSED")
-        for bar in found.get("bars", [])
-    ]
+    return [f"  {bar['what']}: {_standing(bar)}" for bar in found.get("bars", [])]
+
+
+def _standing(bar: dict[str, Any]) -> str:
+    if bar["value"] is None:
+        return f"left out, bar {bar['bound']:,g} ({bar['why_left_out']})"
+    return f"{bar['value']:,.4g}, bar {bar['bound']:,g} " + ("ok" if bar["is_met"] else "MISSED")
 
 
 def _listing(name: str, found: dict[str, Any]) -> str:
@@ -190,6 +231,16 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
+PAGE = {
+    "fair-esm fp32": "fair-esm, fp32",
+    "transformers sdpa fp32": "transformers (sdpa), fp32",
+    "OpenVINO fp32": "OpenVINO, fp32",
+    "featuremill fp32": "**featuremill, fp32**",
+    "transformers sdpa bf16": "transformers (sdpa), bf16",
+    "OpenVINO bf16": "OpenVINO, bf16",
+    "featuremill bf16": "**featuremill, bf16**",
+}
+"""What a page shows, and how it calls it."""
 TESTS = "gpu_tests"
 KINDS = {
     TESTS: _tests,
@@ -201,6 +252,11 @@ KINDS = {
 }
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        sys.exit("usage: python -m bench.table RECORD.json, a file that bench.run wrote")
-    print(whole(json.loads(Path(sys.argv[1]).read_text())))
+    parser = argparse.ArgumentParser(prog="bench.table", description="Print a record's tables.")
+    parser.add_argument("record", type=Path, help="a file that bench.run wrote")
+    parser.add_argument("--page", action="store_true", help="the table of docs/measured.md")
+    given = parser.parse_args()
+    if not given.record.is_file():
+        parser.error(f"no file {given.record}")
+    content = json.loads(given.record.read_text("utf-8"))
+    print(page(content) if given.page else whole(content))

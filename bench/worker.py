@@ -14,13 +14,13 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+from bench.agenda import KINDS, Step
 from bench.clock import Clock
 from bench.compare import Settings
 from bench.place import Name, Place, forbid_short_cuts
 from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import GateError, Stage
-from bench.steps import KINDS, Step
 from featuremill.base import this_process
 
 RESERVED_SECONDS = 5.0

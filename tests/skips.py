@@ -27,6 +27,7 @@ MAY_BE_LACKING = {
     "sae-lens cannot be had here": "its environment is a download that no other test needs",
     "could not import 'gguf'": "one slow test alone needs it, for a model of 90 MB",
     "could not import 'accelerate'": "the same",
+    "could not import 'openvino'": "a peer of 180 MB, which `make bench` installs",
     "torch * comes only for CUDA here": "with gigabytes of other packages",
     "pip could not": "no index may be within reach",
 }

@@ -7,7 +7,7 @@ from leases import Leases
 from nvml_node import Gpu, Slice
 
 from featuremill.base.errors import UserError
-from featuremill.lease import lease
+from featuremill.lease import devices, lease
 from featuremill.lease.devices import Device, cpu, devices_for, visible
 
 GPUS = [Device("cuda", f"GPU-{letter}000", "pretend", True, n) for n, letter in enumerate("abcd")]
@@ -35,6 +35,18 @@ def test_masks_are_read_as_cuda_reads_them(mask, expected):
 def test_the_cpu_is_a_device_of_its_own():
     assert devices_for("cpu") == [cpu()]
     assert cpu().name
+
+
+@pytest.mark.parametrize(("told", "name"), [("model name\t: Six 80\n", "Six 80"), ("", "asked")])
+def test_another_process_is_asked_only_for_a_name_that_is_not_told(
+    tmp_path, monkeypatch, told, name
+):
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{told}flags\t\t: fpu amx_bf16\n")
+    monkeypatch.setattr(devices, "Path", lambda _: tmp_path / "cpuinfo")
+    asked = []
+    monkeypatch.setattr(devices.platform, "processor", lambda: asked.append(1) or "asked")
+    found = devices.cpu()
+    assert (found.name, found.has_bf16, len(asked)) == (name, True, int(not told))
 
 
 def test_asking_for_a_gpu_where_none_is_visible_is_an_error(monkeypatch):

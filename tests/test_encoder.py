@@ -1,5 +1,6 @@
 """The encoder's parts one by one: products, attention, packs, places, and layers over devices."""
 
+import os
 import random
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import attention, packing, pooling, products
+from featuremill.workloads.esm2 import attention, lanes, packing, pooling, products
 from featuremill.workloads.esm2.encoder import Encoder, Stage
 from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.tokens import tokenize, windows
@@ -67,7 +68,7 @@ def test_the_product_follows_device_and_dtype():
     cuda = torch.device("cuda", 0)
     assert products.forms(cuda, torch.float16) == [products.Adding, products.Plain, products.Apart]
     assert products.forms(cuda, torch.float32) == [products.Plain]
-    assert products.forms(HOST, torch.float32)[0] is products.OneDnn
+    assert issubclass(products.forms(HOST, torch.float32)[0], products.OneDnn)
     # What a CPU does not multiply in hardware is left to torch.
     product = products.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
     assert product(torch.ones(64, 4).half()).tolist() == [[5.0] * 4] * 64
@@ -76,17 +77,17 @@ def test_the_product_follows_device_and_dtype():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inputs, outputs", [(128, 512), (512, 128), (480, 1440), (640, 2560)])
 def test_a_row_of_a_product_has_the_same_bits_in_any_batch(dtype, inputs, outputs):
-    """Whatever the other rows are, and on any number of threads; with AMX on one and the same."""
+    """Whatever the other rows are, and on any number of threads; with AMX in a block, by one."""
     rows = torch.randn(4096, inputs).to(dtype)
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
     product = products.forms(HOST, dtype)[0](weight.to(dtype), bias.to(dtype))
+    is_amx = isinstance(product, products.OneDnnAmx)
+    rows = rows[: product.ROWS] if is_amx else rows
     expected, activated = product(rows), product.gelu(rows)
-    for num_threads in NUM_THREADS:
+    for num_threads in (1,) if is_amx else NUM_THREADS:
         torch.set_num_threads(num_threads)
-        if isinstance(product, products.OneDnnAmx):
-            expected, activated = product(rows), product.gelu(rows)
-        for count in (64, 80, 112, 272, 528, 1040, 4096):
-            start = random.Random(count).randrange(4097 - count)
+        for count in (64, 80, 112, 272, len(rows)):
+            start = random.Random(count).randrange(len(rows) + 1 - count)
             part = rows[start : start + count].clone()
             assert torch.equal(product(part), expected[start : start + count])
             assert torch.equal(product.gelu(part), activated[start : start + count])
@@ -106,13 +107,92 @@ def test_attention_stays_within_each_sequence(dtype, bound):
     lengths = [3, 40, 255, 256, 257, 300, 1]
     pack = packing.pack([np.full(length, 5) for length in lengths])
     qkv_T3Hd = (torch.randn(len(pack.tokens_T), 3, 4, 24) * 2).to(dtype)
-    (backend,) = attention.backends(HOST, dtype, 4, 24)
-    assert backend.name == "scores up to 256 tokens, sdpa flash_attention per sequence"
-    context_THd = backend.attend(qkv_T3Hd, pack)
-    for start, end in pairwise(pack.bounds):
-        expected = exact_attention(qkv_T3Hd[start:end].permute(1, 2, 0, 3)).transpose(0, 1)
-        assert torch.allclose(context_THd[start:end].double(), expected, rtol=bound, atol=bound)
-    assert not context_THd[pack.bounds[-1] :].any()
+    *compiled, last = attention.backends(HOST, dtype, 4, 24)
+    assert last.name == "sdpa flash_attention per sequence"
+    has_code = products.instructions(dtype) != "sse"
+    assert [way.name.rpartition(" ")[2] for way in compiled] == (
+        [products.instructions(dtype)] if has_code else []
+    )
+    for backend in (*compiled, last):
+        context_THd = backend.attend(qkv_T3Hd, pack)
+        for start, end in pairwise(pack.bounds):
+            expected = exact_attention(qkv_T3Hd[start:end].permute(1, 2, 0, 3)).transpose(0, 1)
+            found = context_THd[start:end].double()
+            assert torch.allclose(found, expected, rtol=bound, atol=bound)
+        assert not context_THd[pack.bounds[-1] :].any()
+
+
+def test_heads_shared_out_to_lanes_have_the_bits_of_heads_together():
+    """Of one protein the heads are shared out, of many they stay together."""
+    for dtype in DTYPES:
+        qkv_T3Hd = torch.randn(64 * 13, 3, 20, 16).to(dtype)
+        for backend in attention.backends(HOST, dtype, 20, 16):
+            alone = backend.attend(qkv_T3Hd[:64], packing.pack([np.full(64, 5)]))
+            many = backend.attend(qkv_T3Hd, packing.pack(13 * [np.full(64, 5)]))
+            assert torch.equal(alone, many[:64])
+
+
+# Lanes.
+
+
+def test_lanes_compute_every_piece_by_one_thread_each():
+    def compute(piece):
+        assert torch.is_inference_mode_enabled()
+        seen.append((piece, torch.get_num_threads()))
+
+    for num_threads in NUM_THREADS:
+        torch.set_num_threads(num_threads)
+        seen = []
+        lanes.each(compute, range(20))
+        assert sorted(seen) == [(piece, 1) for piece in range(20)]
+        assert lanes.number() == num_threads
+    with pytest.raises(ZeroDivisionError):
+        lanes.each(lambda piece: 1 // piece, [1, 0, 1, 1, 1, 1])
+
+
+def test_blocks_cover_all_rows_and_none_is_small():
+    for num_rows in range(64, 3000, 16):
+        for most in (512, *(packing.shares(num_rows, count) for count in (1, 2, 3, 16))):
+            blocks = packing.blocks(num_rows, most)
+            rows = [row for block in blocks for row in range(num_rows)[block]]
+            assert rows == list(range(num_rows))
+            sizes = [block.stop - block.start for block in blocks]
+            assert min(sizes) >= packing.MIN_ROWS and max(sizes) <= most
+
+
+@pytest.mark.parametrize(
+    "most, left",
+    [("AVX512_CORE_BF16", "avx512_bf16"), ("AVX512_CORE", "avx512"), ("AVX2", "torch")],
+)
+def test_what_the_cpu_has_decides_and_each_way_is_right(found, most, left):
+    """In processes that forbid oneDNN the later instructions: what a model's load leaves standing
+    has proved itself, and its name says what it is."""
+    code = (
+        "import sys, torch; from featuremill.workloads.esm2.encoder import Encoder\n"
+        "from pathlib import Path; path, facts = Path(sys.argv[1]), eval(sys.argv[2])\n"
+        "for dtype in (torch.float32, torch.bfloat16):\n"
+        "    print(Encoder(path, facts, [torch.device('cpu')], dtype).backend)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(found.path), repr(dict(found.metadata))],
+        env={**os.environ, "ONEDNN_MAX_CPU_ISA": most},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert not done.stderr
+    wide, narrow = done.stdout.splitlines()
+    isa = "avx512" if most.startswith("AVX512") else "avx2"
+    if instructions_here() == "amx":
+        assert f"products: onednn-{isa};" in wide
+        assert f"products: {'onednn-' * (left != 'torch')}{left};" in narrow
+        assert f", {isa if left == 'torch' else left}; products" in narrow
+        for backend in (wide, narrow):
+            assert backend.endswith(f"{isa}") and backend.count("llvm ") == 2
+
+
+def instructions_here():
+    return products.instructions(torch.bfloat16)
 
 
 def test_calls_that_only_cuda_carries_out_fit_torch():
@@ -132,11 +212,11 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
     qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
-    attend = attention.backends(HOST, dtype, 20, 16)[0].attend
-    expected = attend(qkv_T3Hd, pack)
-    for num_threads in NUM_THREADS:
-        torch.set_num_threads(num_threads)
-        assert torch.equal(attend(qkv_T3Hd, pack), expected)
+    for _, attend in attention.backends(HOST, dtype, 20, 16):
+        expected = attend(qkv_T3Hd, pack)
+        for num_threads in NUM_THREADS:
+            torch.set_num_threads(num_threads)
+            assert torch.equal(attend(qkv_T3Hd, pack), expected)
 
 
 # Packs.

@@ -23,6 +23,7 @@ from featuremill.plan.speeds import Asked, assumed
 from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 from featuremill.workload import weights as weights_verb
+from featuremill.workloads import esm2
 
 DEVICE = "NVIDIA H100 80GB HBM3"
 
@@ -179,7 +180,7 @@ def test_what_was_measured_beats_the_table(estimates):
     """Receipts such as a GPU's runs leave: another dtype or device among them does not count."""
     settings = {
         "workload": "esm2",
-        "version": "1",
+        "version": esm2.VERSION,
         "options": {"model": "esm2_t33_650M_UR50D", "dtype": "bf16", "per_residue": False},
         "weights_sha256": "0",
     }

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pyarrow as pa
@@ -34,6 +36,38 @@ def failures(verbs, plan):
     failed = [row for row in found if row["status"] == "failed"]
     assert all(row["letters"] is None for row in failed)
     return sorted(row["reason"] for row in failed)
+
+
+def test_the_supervisor_leaves_arrow_to_its_worker(verbs):
+    """A tenth of a second of each job, and nothing that it does needs any."""
+    (shard,) = verbs.plan(GOOD)["shards"]
+    code = (
+        "import sys; from featuremill.__main__ import main; assert main(sys.argv[1:]) == 0\n"
+        "heavy = {'torch', 'numpy', 'pyarrow', 'pandas', 'xopen'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    words = [sys.executable, "-c", code, "extract", str(verbs.run_folder.root), shard["shard"]]
+    subprocess.run(words, check=True, env=verbs.environment)
+
+
+def test_a_worker_imports_torch_without_looks_for_garbage(environment):
+    """And leaves what came with it out of all later ones; but not what the model leaves behind."""
+    code = (
+        "import gc, sys; from types import SimpleNamespace as Bare\n"
+        "from featuremill.extract.worker import Worker; from featuremill.workloads import esm2\n"
+        "heavy = {'torch', 'safetensors', 'xopen', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "looks = []\n"
+        "def load(*_):\n"
+        "    assert 'torch' in sys.modules and not looks, looks\n"
+        "    assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
+        "job = Bare(settings=Bare(workload='esm2'))\n"
+        "worker = Bare(options=esm2.Options(), workload=Bare(load=load), job=job, devices=[])\n"
+        "worker.__dict__.update(weights=None, seconds={}, _warn=print, "
+        "_refuse_other_files=lambda: None)\n"
+        "gc.collect(); gc.callbacks.append(lambda *told: looks.append(told)); Worker._load(worker)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 @pytest.mark.parametrize("poison", ["CRASHA", "LATECRASHA"])

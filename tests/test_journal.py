@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import xxhash
 
-from featuremill.store import files, journal
+from featuremill.store import files, journal, journal_log
 from featuremill.store.journal import Journal, part_schema
 
 VALUES = pa.schema({"value": pa.list_(pa.float32(), 4)})
@@ -64,7 +64,7 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
     write(resumed, range(0, 12, 3)).close()
     again = write(resumed, range(12, 30, 3), budget=99)
     assert (again.num_resumed, again.batch_cost) == (4, 10)
-    assert again.finish() == digest == journal.digest_of_file(whole)
+    assert again.finish() == digest == journal_log.digest_of_file(whole)
     assert resumed.read_bytes() == whole.read_bytes()
     assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
 
@@ -74,10 +74,10 @@ def test_an_early_log_that_counts_no_rows_is_gone_on_from(tmp_path):
     write(path, [0, 3]).close()
     log = path.with_suffix(".log")
     log.write_text(re.sub(r"(commit \d+ \w+) 3\n", r"\1\n", log.read_text()))
-    assert journal.read_log(log).num_rows(path) is None and journal.num_rows_in(path) == 6
+    assert journal_log.read_log(log).num_rows(path) is None and journal_log.num_rows_in(path) == 6
     again = write(path, [6])
     assert again.num_resumed == 2 and len(again.rows_done) == 9
-    assert journal.read_log(log).num_rows(path) == 9, "the new one counts them all"
+    assert journal_log.read_log(log).num_rows(path) == 9, "the new one counts them all"
     digest = again.finish()
     assert digest == write(tmp_path / "whole.arrows", [0, 3, 6]).finish()
 
@@ -97,10 +97,10 @@ def test_large_values_are_written_as_small_ones_are(tmp_path):
             stream.write_batch(rows)
     content = path.read_bytes()
     assert content == whole.getvalue().to_pybytes()
-    assert digest == xxhash.xxh3_128_hexdigest(content) == journal.digest_of_file(path)
+    assert digest == xxhash.xxh3_128_hexdigest(content) == journal_log.digest_of_file(path)
     start = len(LARGE.serialize())
     for rows, (end, told, num_rows) in zip(
-        batches, journal.read_log(opened.log_path).commits, strict=True
+        batches, journal_log.read_log(opened.log_path).commits, strict=True
     ):
         assert content[start:end] == rows.serialize().to_pybytes()
         assert told == xxhash.xxh3_64_hexdigest(content[start:end])
@@ -116,7 +116,7 @@ def test_damage_to_large_values_is_seen(tmp_path, kind):
     for first in (0, 3, 6):
         opened.commit(large_batch(first))
     opened.close()
-    kept, end, _ = [commit.end for commit in journal.read_log(opened.log_path).commits]
+    kept, end, _ = [commit.end for commit in journal_log.read_log(opened.log_path).commits]
     at = (kept + end) // 2
     with path.open("r+b") as file:
         if kind == "cut":
@@ -130,7 +130,7 @@ def test_damage_to_large_values_is_seen(tmp_path, kind):
     assert again.num_resumed == 1 and len(again.rows_done) == 3
     for first in (3, 6):
         again.commit(large_batch(first))
-    assert again.finish() == journal.digest_of_file(path)
+    assert again.finish() == journal_log.digest_of_file(path)
     assert read(path).num_rows == 9
 
 
@@ -152,7 +152,7 @@ def test_a_batch_that_could_not_be_written_does_not_count(tmp_path):
     again = Journal(path, LARGE, 10)
     assert again.num_resumed == 1
     again.commit(large_batch(3))
-    assert again.finish() == journal.digest_of_file(path)
+    assert again.finish() == journal_log.digest_of_file(path)
 
 
 class Disk:
@@ -190,7 +190,7 @@ def test_a_power_cut_costs_no_finished_part_and_few_seconds_of_a_journal(tmp_pat
     assert disk.holds(log) == log.read_bytes()
     opened.finish()
     assert disk.holds(path) == path.read_bytes()
-    journal.add_strike(log, [5])
+    journal_log.add_strike(log, [5])
     assert disk.holds(log) == log.read_bytes()
 
 
@@ -243,12 +243,12 @@ def test_the_log_tells_what_was_in_flight(tmp_path):
     opened.begin([6, 7, 8])
     opened.close()
     log = path.with_suffix(".log")
-    assert journal.read_log(log).in_flight == (6, 7, 8)
-    journal.add_strike(log, (6, 7, 8))
-    state = journal.read_log(log)
+    assert journal_log.read_log(log).in_flight == (6, 7, 8)
+    journal_log.add_strike(log, (6, 7, 8))
+    state = journal_log.read_log(log)
     assert (state.in_flight, state.strikes) == ((), [(6, 7, 8)])
     Journal(path, SCHEMA, 10).close()
-    assert journal.read_log(log).strikes == [(6, 7, 8)], "a resume forgets no strike"
+    assert journal_log.read_log(log).strikes == [(6, 7, 8)], "a resume forgets no strike"
 
 
 def test_several_batches_may_be_in_flight(tmp_path):
@@ -257,15 +257,15 @@ def test_several_batches_may_be_in_flight(tmp_path):
     log = opened.log_path
     opened.begin([0, 1, 2])
     opened.begin([3, 4])
-    assert journal.read_log(log).in_flight == (0, 1, 2, 3, 4)
+    assert journal_log.read_log(log).in_flight == (0, 1, 2, 3, 4)
     opened.commit(batch(0))
-    assert journal.read_log(log).in_flight == (3, 4), "they commit in the order of beginning"
+    assert journal_log.read_log(log).in_flight == (3, 4), "they commit in the order of beginning"
     opened.begin([5])
     opened.abort()
-    assert journal.read_log(log).in_flight == ()
+    assert journal_log.read_log(log).in_flight == ()
     opened.begin([3])
     opened.close()
-    assert journal.read_log(log).in_flight == (3,)
+    assert journal_log.read_log(log).in_flight == (3,)
 
 
 def test_batches_begin_while_others_commit(tmp_path):
@@ -285,15 +285,15 @@ def test_batches_begin_while_others_commit(tmp_path):
     lines = opened.log_path.read_text().splitlines()[1:]
     begun = [f"begin {','.join([str(row)] * 50)}" for row in range(3000)]
     assert [line for line in lines if line.startswith("begin")] == begun
-    assert len(journal.read_log(opened.log_path).commits) == 300 == len(lines) - 3000
-    assert digest == journal.digest_of_file(opened.path)
+    assert len(journal_log.read_log(opened.log_path).commits) == 300 == len(lines) - 3000
+    assert digest == journal_log.digest_of_file(opened.path)
 
 
 def test_a_strike_survives_a_torn_line_before_it(tmp_path):
     log = tmp_path / "j.log"
-    log.write_text(f"{journal.MAGIC} 10\nbegin 1,2")
-    journal.add_strike(log, (1, 2))
-    assert journal.read_log(log).strikes == [(1, 2)]
+    log.write_text(f"{journal_log.MAGIC} 10\nbegin 1,2")
+    journal_log.add_strike(log, (1, 2))
+    assert journal_log.read_log(log).strikes == [(1, 2)]
 
 
 def test_another_schema_starts_over(tmp_path):

@@ -1,4 +1,5 @@
-"""The encoder's small operations, in PyTorch and in Triton, against a reference in float64.
+"""The encoder's small operations, in PyTorch, in Triton and compiled for a CPU, against a reference
+in float64.
 
 Where there is no GPU, Triton's interpreter runs the kernels on the CPU. It has to be on before
 Triton is imported, and stays on: it gets a process of its own.
@@ -11,6 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import product
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -18,6 +20,7 @@ import pytest
 import torch
 
 from featuremill.workloads.esm2 import kernels
+from featuremill.workloads.esm2.instructions import instructions, is_amx_granted
 from featuremill.workloads.esm2.kernels import twins
 
 HEAD_DIMS = (16, 24, 32, 64, 128)
@@ -363,18 +366,161 @@ def test_bits_of_twins_depend_neither_on_other_rows_nor_on_threads():
     torch.set_num_threads(num_threads)
 
 
+# The same checks for what is compiled for a CPU, and attention there.
+
+ISAS = {
+    "amx": is_amx_granted,
+    "avx512": torch.cpu._is_avx512_supported,
+    "avx2": torch.cpu._is_avx2_supported,
+}
+
+
+@pytest.fixture(params=ISAS)
+def on_cpu(request, monkeypatch):
+    """Return what is compiled for these instructions."""
+    if not ISAS[request.param]():
+        pytest.skip(f"this CPU has no {request.param}")
+    from featuremill.workloads.esm2.kernels import llvm_kernels
+
+    def instructions(dtype):
+        return "avx512" if request.param == "amx" and dtype != BF16 else request.param
+
+    monkeypatch.setattr(llvm_kernels, "instructions", instructions)
+    return llvm_kernels
+
+
+@pytest.mark.parametrize("case", ROTARY, ids=named)
+def test_rotary_on_a_cpu(on_cpu, case):
+    check_rotate(on_cpu, *case)
+
+
+@pytest.mark.parametrize("case", NORMS, ids=named)
+def test_add_norm_on_a_cpu(on_cpu, case):
+    check_add_norm(on_cpu, *case)
+
+
+def test_rows_on_a_cpu_do_not_meet(on_cpu):
+    check_rows_do_not_meet(SimpleNamespace(**vars(on_cpu), norm=twins.norm))
+
+
+ATTENTION_BOUNDS = {FP32: 1e-6, FP16: 6e-4, BF16: 4e-3}
+"""Relative L2: the dtype's own rounding, and as much again."""
+
+
+def attended(qkv, heads=slice(None)):
+    """Return the context in float64."""
+    query, key, value = qkv[:, :, heads].double().permute(1, 2, 0, 3)
+    scores = query @ key.transpose(1, 2) * qkv.shape[-1] ** -0.5
+    return (scores.softmax(-1) @ value).transpose(0, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, *HEAD_DIMS])
+def test_attention_on_a_cpu(on_cpu, dtype, head_dim):
+    for length in (1, 2, 31, 33, 128, 129, 300):
+        check_attention(on_cpu, dtype, head_dim, length)
+
+
+def check_attention(on_cpu, dtype, head_dim, length):
+    generator = torch.Generator().manual_seed(length)
+    qkv, is_kept = guarded(length, 3, 4, head_dim, dtype=dtype, device="cpu")
+    qkv.copy_(torch.randn(qkv.shape, generator=generator))
+    qkv[length // 2, 1] *= 6  # a key that outweighs the others
+    before = qkv.clone()
+    context, is_context_kept = guarded(length, 4, head_dim, dtype=dtype, device="cpu")
+    context.fill_(7)
+    for heads in (slice(1, 3), slice(0, 1)):
+        on_cpu.attend(qkv, heads, context)
+    expected = attended(before, slice(0, 3))
+    found = context[:, :3].double()
+    assert (found - expected).norm() <= ATTENTION_BOUNDS[dtype] * expected.norm()
+    assert (context[:, 3] == 7).all() and is_kept() and is_context_kept()
+    assert torch.equal(bits(qkv), bits(before))
+
+
+def test_attention_on_a_cpu_of_scores_far_apart(on_cpu):
+    """The largest score may come first or last, and others may be nothing beside it."""
+    for dtype in DTYPES:
+        for at in (0, 150, 299):
+            qkv = torch.randn(300, 3, 2, 16).to(dtype)
+            qkv[:, 0], qkv[:, 1] = 4, -4
+            qkv[at, 1] = 4  # its score is 64, and that of all others -64
+            context = torch.empty(300, 2, 16, dtype=dtype)
+            on_cpu.attend(qkv, slice(0, 2), context)
+            assert torch.equal(context, qkv[at, 2].expand_as(context))
+        qkv[:, 1] = 0  # all alike: the mean
+        on_cpu.attend(qkv, slice(0, 2), context)
+        mean = qkv[:, 2].double().mean(0)
+        assert (context.double() - mean).norm() <= 5e-2 * (mean.norm() * 300**0.5)
+
+
+def test_what_is_no_number_stays_none_on_a_cpu(on_cpu):
+    """A record whose numbers overflowed has to fail, not to pass for another."""
+    for dtype in (FP32, BF16):
+        for part, value in ((0, torch.nan), (1, torch.nan), (2, torch.nan), (2, torch.inf)):
+            qkv = torch.randn(70, 3, 2, 16).to(dtype)
+            qkv[40, part, 0, 5] = value
+            context = torch.empty(70, 2, 16, dtype=dtype)
+            on_cpu.attend(qkv, slice(0, 2), context)
+            rows = [40] if part == 0 else range(70)
+            assert not context[list(rows), 0].isfinite().all(1).any()
+            assert context[:, 1].isfinite().all()
+        rows = torch.randn(3, 320)
+        rows[1, 7] = torch.nan
+        normed = on_cpu.add_norm(rows, None, torch.ones(320), torch.zeros(320), dtype)
+        assert normed.isnan().all(1).tolist() == [False, True, False]
+
+
+def test_a_sequence_on_a_cpu_has_its_bits_wherever_it_stands(on_cpu):
+    generator = torch.Generator().manual_seed(4)
+    for dtype in DTYPES:
+        qkv = torch.randn(700, 3, 6, 24, generator=generator).to(dtype)
+        together, apart = torch.empty(2, 700, 6, 24, dtype=dtype)
+        on_cpu.attend(qkv[:400], slice(0, 6), together[:400])
+        on_cpu.attend(qkv[400:], slice(0, 6), together[400:])
+        on_cpu.attend(qkv[400:].clone(), slice(0, 6), apart[400:])
+        for head in (5, 2, 0, 1, 3, 4):
+            on_cpu.attend(qkv[:400].clone(), slice(head, head + 1), apart[:400])
+        assert torch.equal(together, apart)
+
+
 # The choice.
 
-CUDA = torch.device("cuda")
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
 
-def test_a_cpu_has_the_twins():
-    assert kernels.ways(torch.device("cpu")) == [kernels.TORCH]
+def test_a_cpu_has_what_is_compiled_for_it_and_the_twins_behind_it(monkeypatch, caplog):
+    *compiled, last = kernels.ways(CPU, BF16, 20, 16)
+    assert last == kernels.TORCH and not caplog.records
+    has = {"amx": "avx512", "avx512": "avx512", "avx512_bf16": "avx512", "avx2": "avx2"}
+    names = [has[isa] for isa in [instructions(BF16)] if isa in has]
+    assert [way.name.split(", ")[1] for way in compiled] == names
+    for heads in ((20, 12), (3, 8)):  # rows that do not fill vectors
+        assert kernels.ways(CPU, FP32, *heads) == [kernels.TORCH]
+    monkeypatch.setattr(kernels, "instructions", lambda _: "sse")
+    assert kernels.ways(CPU, BF16, 20, 16) == [kernels.TORCH] and not caplog.records
+    monkeypatch.setattr(kernels, "instructions", lambda _: "avx2")
+    monkeypatch.setitem(sys.modules, "llvmlite", None)
+    monkeypatch.setitem(sys.modules, "llvmlite.binding", None)
+    kernels._has_llvm.cache_clear()
+    for _ in range(2):
+        assert kernels.ways(CPU, BF16, 20, 16) == [kernels.TORCH]
+    kernels._has_llvm.cache_clear()
+    (record,) = caplog.records
+    assert "llvmlite cannot be imported" in record.getMessage()
+
+
+def test_amx_is_taken_where_the_system_grants_it(monkeypatch):
+    assert (instructions(BF16) == "amx") == is_amx_granted() and instructions(FP32) != "amx"
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
+    is_amx_granted.cache_clear()
+    assert not is_amx_granted() and instructions(BF16) != "amx"
+    is_amx_granted.cache_clear()
 
 
 def test_triton_comes_first_on_a_gpu_and_the_twins_behind_it():
     triton = pytest.importorskip("triton")
-    first, last = kernels.ways(CUDA)
+    first, last = kernels.ways(CUDA, BF16, 20, 16)
     assert first.name == f"triton {triton.__version__}" and last == kernels.TORCH
     assert first[1:] == tuple(getattr(triton_kernels(), field) for field in first._fields[1:])
 
@@ -467,7 +613,7 @@ def test_mean_rows_kernel(width):
 
 @pytest.mark.gpu
 def test_a_gpu_has_triton(caplog):
-    name = kernels.ways(CUDA)[0].name
+    name = kernels.ways(CUDA, BF16, 20, 16)[0].name
     assert name.startswith("triton ") and not caplog.records, caplog.text or name
 
 

@@ -105,7 +105,7 @@ class Spoiled:
         monkeypatch.setattr(*getattr(self, group)(part, how))
 
     def attention(self, _, how):
-        (good,) = attention.backends(HOST, torch.bfloat16, 4, 16)
+        *_, good = attention.backends(HOST, torch.bfloat16, 4, 16)
         bad = attention.Backend("a bad attention", spoil(good.attend, how))
         return attention, "backends", lambda *_: [bad, good]
 
@@ -203,7 +203,7 @@ def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
     device, options = devices.cpu(), esm2.Options(layers=(1, 2, 3), pool="mean", dtype="fp32")
     model = esm2.load(options, [device], found)
     num_computed, at_copy = 0, []
-    feed_forward, copy = Encoder._feed_forward, transfer.Transfer._copy
+    feed_forward, copy = Encoder._add, transfer.Transfer._copy
 
     def counted(*given):
         nonlocal num_computed
@@ -214,7 +214,7 @@ def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
         at_copy.append(num_computed)
         return copy(self, tensor)
 
-    monkeypatch.setattr(Encoder, "_feed_forward", counted)
+    monkeypatch.setattr(Encoder, "_add", counted)
     monkeypatch.setattr(transfer.Transfer, "_copy", seen)
     esm2.run(model, esm2.prepare(model, [b"MKVLAAGIVGL"], 64))
     assert at_copy == [1, 2, 3]
@@ -240,7 +240,7 @@ def test_without_triton_the_twins_stand_in_and_a_warning_says_so(monkeypatch, ca
         raise ImportError("libcuda.so.1: cannot open\nshared object")
 
     monkeypatch.setattr(kernels, "_triton", fail)
-    assert kernels.ways(torch.device("cuda")) == [kernels.TORCH]
+    assert kernels.ways(torch.device("cuda"), torch.bfloat16, 4, 16) == [kernels.TORCH]
     (record,) = caplog.records
     assert record.levelname == "WARNING" and "\n" not in record.getMessage()
     assert "(ImportError: libcuda.so.1: cannot open)" in record.getMessage()
@@ -307,11 +307,14 @@ def test_each_torchs_flash_attention_is_used(
     assert bool(caplog.records) == refuses
 
 
-def test_without_a_flash_attention_that_is_right_sequences_go_one_by_one(found, hopper, caplog):
+def test_without_a_flash_attention_that_is_right_sequences_go_one_by_one(
+    found, hopper, caplog, monkeypatch
+):
     def wrong(query, *_, **__):
         nothing = torch.empty(0)
         return torch.zeros_like(query), nothing, nothing.long(), nothing.long(), nothing
 
+    monkeypatch.setattr(kernels, "compiled_on_cpu", lambda *_: None)  # a GPU has none
     expected = features(load(found))
     hopper(wrong)
     model = load(found)
@@ -621,7 +624,7 @@ def cuda_that_computes_nothing(monkeypatch):
     counted = kernels.Kernels(
         "counted", stand_in("rotate_"), stand_in("add_norm", normed), stand_in("norm", normed), None
     )
-    monkeypatch.setattr(kernels, "ways", lambda _: [counted])
+    monkeypatch.setattr(kernels, "ways", lambda *_: [counted])
     monkeypatch.setattr(attention, "_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_: 1)
     monkeypatch.setattr(encoder, "fault_of", lambda *_: None)

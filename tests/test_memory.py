@@ -101,7 +101,7 @@ import featuremill, featuremill_cramped
 from featuremill.workloads import esm2
 featuremill_cramped.esm2 = SimpleNamespace(load=esm2.load)
 esm2.load = featuremill_cramped.load
-options = {"dtype": "fp32", "long": "full", "batch_tokens": 25_000, "device": "cpu"}
+options = {"dtype": "fp32", "long": "full", "batch_tokens": 50_000, "device": "cpu"}
 with warnings.catch_warnings(record=True) as caught:
     vectors = featuremill.embed(sys.argv[3:], sys.argv[1], **options)
 print(*sorted({str(warning.message)[:60] for warning in caught}), sep=chr(10))
@@ -124,8 +124,8 @@ def test_embed_gets_smaller_batches_too(verbs, narrow):
 
     whole, expected = embed(sequences)
     assert (whole.returncode, whole.stdout.strip()) == (0, ""), whole.stderr
-    done, found = embed(sequences, CRAMPED_MB="80")
-    assert done.stdout.strip() == "out of memory: a batch of up to 25,000 tokens did not fit; g"
+    done, found = embed(sequences, CRAMPED_MB="160")
+    assert done.stdout.strip() == "out of memory: a batch of up to 50,000 tokens did not fit; g"
     assert found == expected
     assert done.returncode == 1
     assert "memory ran out for one sequence of 120,000 residues" in done.stderr

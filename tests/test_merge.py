@@ -31,7 +31,8 @@ from featuremill.merge.provenance import carried
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.delivery import Delivery
-from featuremill.store.journal import Journal, digest_of_file, part_schema
+from featuremill.store.journal import Journal, part_schema
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard

@@ -33,7 +33,7 @@ from featuremill.lease import Request
 from featuremill.lease.request import VARIABLES
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
-from featuremill.store import journal
+from featuremill.store import journal, journal_log
 from featuremill.store.files import digest_of, read_json
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
@@ -369,7 +369,7 @@ LOG_LINES = st.one_of(
     st.binary(max_size=12),
     st.builds(
         lambda word, rest: f"{word} {rest}".encode(),
-        st.sampled_from(["begin", "commit", "abort", "strike", journal.MAGIC]),
+        st.sampled_from(["begin", "commit", "abort", "strike", journal_log.MAGIC]),
         st.one_of(
             st.just("7 0123456789abcdef"),
             st.sampled_from(["1,2", "-1", "1,,2", "9" * 5000, "1_0", "\u00b2", "", "0"]),
@@ -384,9 +384,9 @@ LOG_LINES = st.one_of(
 )
 def test_any_bytes_are_a_log_or_none(folder, lines, has_head, tail):
     path = folder / "j.log"
-    head = [f"{journal.MAGIC} 10".encode()] if has_head else []
+    head = [f"{journal_log.MAGIC} 10".encode()] if has_head else []
     path.write_bytes(b"\n".join([*head, *lines]) + tail)
-    state = journal.read_log(path)
+    state = journal_log.read_log(path)
     if state is None:
         return
     assert state.batch_cost > 0

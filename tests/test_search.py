@@ -30,6 +30,7 @@ from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
+from featuremill.workloads.esm2 import VERSION
 
 ESCAPE = "\x1b[31mred"
 RECORDS = [
@@ -624,7 +625,11 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     out, err = say(capfd, folder.root, "--query", "p3", "--column", "mean_layer_6")
     assert len(rows_of(out)) == 10 and "computed on" not in err, "an id needs no model"
     for key, value, sentence in (
-        ("version", "0", "here is version 1 of workload esm2 and not version 0, which computed it"),
+        (
+            "version",
+            "0",
+            f"here is version {VERSION} of workload esm2 and not version 0, which computed it",
+        ),
         ("weights_sha256", "1" * 64, "these are other weights than those of"),
     ):
         manifest = read_json(esm2.run_folder.root / "manifest.json")

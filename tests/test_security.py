@@ -34,7 +34,7 @@ from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.merge.hdf5 import dataset_name
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.store import files, journal
+from featuremill.store import files, journal_log
 from featuremill.store.parts import open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
@@ -210,7 +210,7 @@ def test_pickles_in_the_store_are_refused(bomb, tmp_path):
         run.read_plan()
     log = tmp_path / "j.log"
     log.write_bytes(bomb)
-    assert journal.read_log(log) is None
+    assert journal_log.read_log(log) is None
 
 
 def arrow_of(schema):

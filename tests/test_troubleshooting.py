@@ -302,7 +302,7 @@ def test_what_makes_it_slower(see, gpu_node, environment, tmp_path, monkeypatch,
     from featuremill.workloads.esm2 import kernels, ladder
 
     ours = kernels.TORCH
-    monkeypatch.setattr(kernels, "ways", lambda _: [ours._replace(name="triton 3"), ours])
+    monkeypatch.setattr(kernels, "ways", lambda *_: [ours._replace(name="triton 3"), ours])
     tried = ladder.Ladder(torch.device("cpu"), torch.float32, 4, 16)
     tried.step_down(ladder.Fault("rotary", "relative error 0.1, at most 1e-05"))
     pretend = {"why": {"GPU-0": [caplog.messages[0]]}, "version": "99.0"}

@@ -15,7 +15,7 @@ from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
 from featuremill.config import validate
 from featuremill.flow import before
 from featuremill.flow.before import is_computed
-from featuremill.store import journal
+from featuremill.store import journal_log
 from featuremill.store.files import read_json
 from featuremill.store.results import Results
 
@@ -60,7 +60,7 @@ def test_a_run_of_another_version_is_planned_and_computed_anew(tmp_path, environ
     run("1.1", status=-9, DIES_PLANNING="1")
     run("2.1", status=-9, DIES_AFTER="4")
     assert any(
-        journal.read_log(log).commits for log in run.run_folder.store.glob("journals/*/*.log")
+        journal_log.read_log(log).commits for log in run.run_folder.store.glob("journals/*/*.log")
     )
     said = run("2.2")
     assert "engine and not version 1: it is planned and computed anew" in said

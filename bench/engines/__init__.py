@@ -54,11 +54,11 @@ class Missing(NamedTuple):
 
 def line_up(subject: Subject) -> tuple[list[Engine], list[Missing]]:
     """Return the engines that can run here, fair-esm in fp32 (the reference) first."""
-    from bench.engines import faesm, fair_esm, hugging_face, ours
+    from bench.engines import faesm, fair_esm, hugging_face, openvino, ours
 
     engines: list[Engine] = []
     missing: list[Missing] = []
-    for module in (fair_esm, ours, hugging_face, faesm):
+    for module in (fair_esm, ours, hugging_face, openvino, faesm):
         found, lacking = module.engines(subject)
         engines += found
         missing += lacking

@@ -5,7 +5,7 @@ Shape legend: N proteins of a batch, T tokens with padding, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bench.engines import Features, Output
 from bench.engines.ours import batch_budget
-from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein
+from bench.lengths import MAX_RESIDUES, NUM_SPECIAL, Protein, sorted_batches
 from bench.peers import ALPHABET
 from bench.sample import fair_esm_reads
 from bench.subject import Subject
@@ -49,15 +49,23 @@ class Padded:
         return hidden
 
 
-def batches(lengths: list[int], budget: int) -> Iterator[list[int]]:
-    """Yield batches, longest first, each within `budget` tokens with its padding."""
-    batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
-        if batch and lengths[batch[0]] * (len(batch) + 1) > budget:
-            yield batch
-            batch = []
-        batch.append(row)
-    yield batch
+TOKEN_OF = np.full(256, ALPHABET.unk_idx)
+"""By the letter's byte. fair-esm's own converter takes a fifteenth of a fast engine's time."""
+for letter, number in ALPHABET.tok_to_idx.items():
+    if len(letter) == 1:
+        TOKEN_OF[ord(letter)] = number
+
+
+def tokenized(sequences: list[str]) -> Tensor:
+    """Return tokens_NT of sequences that are no longer than they may be."""
+    tokens_NT = np.full(
+        (len(sequences), max(map(len, sequences)) + NUM_SPECIAL), ALPHABET.padding_idx
+    )
+    for tokens_T, sequence in zip(tokens_NT, sequences, strict=True):
+        tokens_T[0] = ALPHABET.cls_idx
+        tokens_T[1 : len(sequence) + 1] = TOKEN_OF[np.frombuffer(sequence.encode(), np.uint8)]
+        tokens_T[len(sequence) + 1] = ALPHABET.eos_idx
+    return torch.from_numpy(tokens_NT)
 
 
 @torch.inference_mode()
@@ -66,13 +74,11 @@ def extract(
 ) -> None:
     """Compute all proteins of `fasta` and save them in one file, in the order of the input."""
     dataset = fair_esm_reads(fasta)
-    sequences = dataset.sequence_strs
-    lengths = [min(len(sequence), MAX_RESIDUES) + NUM_SPECIAL for sequence in sequences]
-    converter = ALPHABET.get_batch_converter(MAX_RESIDUES)
+    sequences = [sequence[:MAX_RESIDUES] for sequence in dataset.sequence_strs]
+    lengths = [len(sequence) + NUM_SPECIAL for sequence in sequences]
     found: list[Tensor] = [torch.empty(0)] * len(sequences)
-    for rows in batches(lengths, budget):
-        _, _, tokens_NT = converter([dataset[row] for row in rows])
-        tokens_NT = tokens_NT.to(device)
+    for rows in sorted_batches(lengths, budget):
+        tokens_NT = tokenized([sequences[row] for row in rows]).to(device)
         mask_NT = tokens_NT != ALPHABET.padding_idx
         hidden_NTD = forward(tokens_NT, mask_NT)
         if output == "mean":
@@ -82,7 +88,9 @@ def extract(
             for row, pooled_D in zip(rows, pooled_ND.cpu(), strict=True):
                 found[row] = pooled_D
         else:
-            narrow_NTD = hidden_NTD.to(torch.float32 if output == "exact" else torch.float16).cpu()
+            # A copy even where that is its type: OpenVINO has the next batch in the same memory.
+            kind = torch.float32 if output == "exact" else torch.float16
+            narrow_NTD = hidden_NTD.to(kind, copy=True).cpu()
             for row, hidden_TD in zip(rows, narrow_NTD, strict=True):
                 found[row] = hidden_TD[1 : lengths[row] - 1]
     np.save(folder / "ids.npy", np.array(dataset.sequence_labels))

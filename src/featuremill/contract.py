@@ -30,7 +30,8 @@ from featuremill.base.finite import not_finite
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
 from featuremill.store.formats import kind_of
-from featuremill.store.journal import Journal, part_schema, read_log
+from featuremill.store.journal import Journal, part_schema
+from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Record, Weights, find_workload, option_files, weights

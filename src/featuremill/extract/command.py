@@ -29,7 +29,7 @@ from featuremill.extract.job import Job
 from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
 from featuremill.lease import Request
-from featuremill.store import journal, lock_holder
+from featuremill.store import journal_log, lock_holder
 from featuremill.store.files import sync
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -115,7 +115,7 @@ class Extraction:
             if receipt is None:
                 receipt = self._extract(lock, line)
             else:
-                journal.remove(self.journal)  # a kill can come between the part and this
+                journal_log.remove(self.journal)  # a kill can come between the part and this
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
@@ -135,7 +135,7 @@ class Extraction:
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
         kept = self._folder.find_kept_receipt(self.plan.recipe, self.shard)
-        if kept is not None and journal.digest_of_file(self.part) == kept.part:
+        if kept is not None and journal_log.digest_of_file(self.part) == kept.part:
             return kept
         log.warning("%s: its bytes are not those that were written; computing it again", self.part)
         self.part.unlink()
@@ -201,7 +201,7 @@ class Extraction:
         receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
-        journal.remove(self.journal)
+        journal_log.remove(self.journal)
         self.part.with_suffix(".bad").unlink(missing_ok=True)
         return receipt
 

@@ -22,7 +22,7 @@ from typing import Any
 from featuremill.extract.gpus import Poller
 from featuremill.lease import Lease
 from featuremill.lease.devices import Device
-from featuremill.store import journal
+from featuremill.store import journal_log
 from featuremill.store.receipt import Usage
 from featuremill.store.telemetry import (
     EVERY_SECONDS,
@@ -214,7 +214,7 @@ class Sampler:
             "host": platform.node(),
             "pid": os.getpid(),
             **self._facts,
-            "rows_done": journal.num_rows_in(self._journal_path),
+            "rows_done": journal_log.num_rows_in(self._journal_path),
             "attempt": self._num_earlier + 1,
         }
 

@@ -30,7 +30,7 @@ from featuremill.extract.job import Job, Trouble
 from featuremill.extract.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
 from featuremill.lease.devices import devices_for
-from featuremill.store import journal, lock_holder
+from featuremill.store import journal_log, lock_holder
 from featuremill.store.receipt import Receipt
 
 MAX_FAILURES_A_DEVICE = 2
@@ -127,7 +127,7 @@ class Supervisor:
 
     def _recall_strikes(self) -> None:
         """Learn from the journal's log which rows were in flight when earlier workers died."""
-        state = journal.read_log(self._log_path)
+        state = journal_log.read_log(self._log_path)
         for rows in state.strikes if state else []:
             self._strike(rows, reasons.CRASH.reason("in an earlier job"))
 
@@ -142,18 +142,18 @@ class Supervisor:
         A device error may be a record's doing. It is taken for that when the record was alone and
         the same worker had committed other batches on the device before.
         """
-        state = journal.read_log(self._log_path)
+        state = journal_log.read_log(self._log_path)
         rows = state.in_flight if state else ()
         is_alone = len(rows) == 1 and rows[0] in self._solo
         if not rows or (death.blames_device and not (is_alone and worked_before)):
             self._failures.update(device.uuid for device in held.devices)
             held.failed(f"{self._name}: the worker {death}")
         if rows and not (death.blames_device and is_alone and not worked_before):
-            journal.add_strike(self._log_path, rows)
+            journal_log.add_strike(self._log_path, rows)
             self._strike(rows, death.reason)
 
     def _num_commits(self) -> int:
-        state = journal.read_log(self._log_path)
+        state = journal_log.read_log(self._log_path)
         return len(state.commits) if state else 0
 
     def _given_up(self, manner: str) -> list[str]:

@@ -13,13 +13,15 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import faulthandler
 import functools
+import gc
 import json
 import logging
 import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -112,6 +114,20 @@ class _ToUser(logging.Handler):
         self._warn(record.getMessage())
 
 
+def _import_torch(packages: Container[str]) -> None:
+    """Import torch ahead of the workload's `load`, where it is among the `packages` that it needs.
+
+    A quarter of a million objects come with it and stay. To look through them for garbage while
+    they come takes a sixth of the time, and a tenth of a second each later time.
+    """
+    if "torch" not in packages:
+        return
+    gc.disable()
+    import_module("torch")
+    gc.freeze()
+    gc.enable()
+
+
 def _say(events: TextIO, event: str, **facts: Any) -> None:
     events.write(json.dumps({"event": event, **facts}) + "\n")
 
@@ -192,6 +208,7 @@ class Worker:
             self.weights = staging.staged(self.weights, self._warn)
         try:
             with mistakes.told(self.job.settings.workload, "load"):
+                _import_torch(self.options.PACKAGES)
                 self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
             if faults.is_out_of_memory(error):

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from xopen import xopen
-
 from featuremill.base.errors import UserError
 from featuremill.base.text import CONTROL, one_line
 
@@ -156,15 +154,22 @@ def open_text(
     Raises UserError where the first bytes show that this is no text in UTF-8.
     """
     check(path)
-    compression = compression_of(path)
-    stream = xopen(path, "rb", threads=0, format=compression) if compression else path.open("rb")
-    with io.BufferedReader(Meter(stream, max_bytes), BUFFER_SIZE) as buffered:
+    with io.BufferedReader(Meter(_opened(path), max_bytes), BUFFER_SIZE) as buffered:
         head = buffered.peek(BUFFER_SIZE)
         _check_head(path, head)
         if head.startswith(UTF8_MARK):
             buffered.read(len(UTF8_MARK))
         with io.TextIOWrapper(buffered, encoding="utf-8", errors=errors) as text:
             yield text
+
+
+def _opened(path: Path) -> Any:
+    compression = compression_of(path)
+    if not compression:
+        return path.open("rb")
+    from xopen import xopen  # here: workers open no inputs
+
+    return xopen(path, "rb", threads=0, format=compression)
 
 
 def meter_of(text: io.TextIOWrapper) -> Meter:

@@ -38,7 +38,7 @@ class Device(NamedTuple):
 
 def cpu() -> Device:
     """Return this machine's CPU as a device."""
-    name, flags = platform.processor() or platform.machine(), set[str]()
+    name, flags = "", set[str]()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -48,6 +48,7 @@ def cpu() -> Device:
             elif key.strip() in ("flags", "Features"):
                 flags.update(value.split())
                 break
+    name = name or platform.processor() or platform.machine()  # asks another process
     return Device("cpu", "cpu", name, bool(flags & BF16_CPU_FLAGS))
 
 

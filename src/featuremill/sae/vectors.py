@@ -23,7 +23,7 @@ from featuremill.sae.order import key_of, mixed
 from featuremill.store import command_line, ledger
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of
-from featuremill.store.journal import digest_of_file
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results

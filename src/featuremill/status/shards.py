@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.store import lock_holder
+from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
@@ -222,8 +223,6 @@ def held_by(lock: Path) -> tuple[Literal["running", "unclear", ""], Holder]:
 
 
 def _work(data: Path, holder: Holder) -> Work:
-    from featuremill.store.journal import read_log  # brings pyarrow, which few calls need
-
     log = data.with_suffix(".log")
     state = read_log(log)
     if state is None:

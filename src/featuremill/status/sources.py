@@ -11,6 +11,7 @@ from featuremill.base.log import last_error
 from featuremill.status.commands import Mend, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store.files import digest_at, sha256_of
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
@@ -165,8 +166,6 @@ def _check_parts(
 
 
 def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
-    from featuremill.store.journal import digest_of_file  # brings pyarrow
-
     if shard.state != "finished" or not shard.receipt:
         return False
     return digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part

@@ -17,22 +17,21 @@ Batches commit in the order in which they began, and several may have begun.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import pyarrow as pa
 import xxhash
 
+from featuremill.store.journal_log import MAGIC, Commit, LogState, joined, read_log
 from featuremill.store.messages import Messages, Piece
 
-MAGIC = "featuremill-journal 1"
 SYNC_SECONDS = 3.0
 """Time between syncs: one costs up to a tenth of a second, a lost batch is only computed again."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -47,83 +46,6 @@ COLUMNS = [
 def part_schema(values: pa.Schema) -> pa.Schema:
     """Return the schema of a part whose workload delivers `values`."""
     return pa.schema([*COLUMNS, *values])
-
-
-class Commit(NamedTuple):
-    """A batch that counts."""
-
-    end: int
-    """Its end in the data file."""
-    digest: str
-    """The xxh3-64 of its bytes."""
-    num_rows: int | None = None
-
-
-class LogState(NamedTuple):
-    """What a log says: the budget, the committed batches, the strikes, and all rows in flight."""
-
-    batch_cost: int
-    commits: list[Commit]
-    strikes: list[tuple[int, ...]]
-    in_flight: tuple[int, ...]
-
-    def num_rows(self, data: Path) -> int | None:
-        """Return how many rows are committed of those that the data file `data` holds, by its size;
-        None where an early log does not tell."""
-        num_bytes = data.stat().st_size if data.exists() else 0
-        told = [commit.num_rows for commit in self.commits if commit.end <= num_bytes]
-        known = [rows for rows in told if rows is not None]
-        return sum(known) if len(known) == len(told) else None
-
-
-def read_log(path: Path) -> LogState | None:
-    """Return what the log at `path` says, up to its first unreadable line; None for no usable
-    log."""
-    if not path.exists():
-        return None
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
-    commits: list[Commit] = []
-    strikes: list[tuple[int, ...]] = []
-    in_flight: deque[tuple[int, ...]] = deque()
-    try:
-        magic, _, budget = lines[0].decode("ascii").rpartition(" ")
-        if magic != MAGIC:
-            return None
-        batch_cost = _natural(budget)
-    except (IndexError, ValueError):
-        return None
-    for line in lines[1:]:
-        try:
-            word, *rest = line.decode("ascii").split(" ")
-            if not line:
-                continue
-            if word == "commit":
-                rows = _natural(rest[2], least=0) if len(rest) > 2 else None
-                commits.append(Commit(_natural(rest[0]), rest[1], rows))
-                if in_flight:  # what is condemned is committed without a beginning
-                    in_flight.popleft()
-            elif word == "begin":
-                in_flight.append(_rows(rest[0]))
-            elif word == "strike":
-                strikes.append(_rows(rest[0]))
-                in_flight.clear()
-            elif word == "abort":
-                in_flight.clear()
-            else:
-                break
-        except (IndexError, ValueError):
-            break
-    return LogState(batch_cost, commits, strikes, tuple(row for rows in in_flight for row in rows))
-
-
-def _rows(text: str) -> tuple[int, ...]:
-    return tuple(_natural(row, least=0) for row in text.split(","))
-
-
-def _natural(text: str, least: int = 1) -> int:
-    if not text.isdecimal() or not least <= (number := int(text)) < 2**63:
-        raise ValueError(text)
-    return number
 
 
 class Journal:
@@ -197,14 +119,14 @@ class Journal:
     def _start_log(self, commits: list[Commit], strikes: list[tuple[int, ...]]) -> None:
         lines = [f"{MAGIC} {self.batch_cost}"]
         lines += [f"commit {end} {digest} {num_rows}" for end, digest, num_rows in commits]
-        lines += [f"strike {_join(rows)}" for rows in strikes]
+        lines += [f"strike {joined(rows)}" for rows in strikes]
         fresh = self.log_path.with_suffix(".log.new")
         fresh.write_text("\n".join(lines) + "\n", "ascii")
         fresh.replace(self.log_path)
 
     def begin(self, rows: Iterable[int]) -> None:
         """Note that these rows of the shard go to the device now."""
-        self._write_log(f"begin {_join(rows)}")
+        self._write_log(f"begin {joined(rows)}")
 
     def abort(self) -> None:
         """Note that nothing is on the device any more, and that what was begun has failed."""
@@ -270,45 +192,3 @@ class Journal:
         os.fsync(self._data.fileno())
         os.fsync(self._log.fileno())
         self._synced = time.monotonic()
-
-
-def num_rows_in(path: Path) -> int:
-    """Return how many rows the journal at `path` holds. Where an early log does not tell, its data
-    are read: by one who holds the lock, as a writer may cut them."""
-    state = read_log(path.with_suffix(".log"))
-    if state is None or not path.exists():
-        return 0
-    if (told := state.num_rows(path)) is not None:
-        return told
-    total = 0
-    with contextlib.suppress(pa.ArrowInvalid, OSError, StopIteration), pa.OSFile(str(path)) as data:
-        reader = pa.ipc.open_stream(data)
-        for _ in state.commits:
-            total += reader.read_next_batch().num_rows
-    return total
-
-
-def add_strike(log_path: Path, rows: Iterable[int]) -> None:
-    """Note in a closed journal's log that a worker died with `rows` in flight."""
-    with log_path.open("ab") as log:  # a new line first, in case the dead writer's last one is torn
-        log.write(f"\nstrike {_join(rows)}\n".encode("ascii"))
-        log.flush()
-        os.fsync(log.fileno())
-
-
-def remove(path: Path) -> None:
-    """Remove what a finished journal leaves beside its part."""
-    path.with_suffix(".log").unlink(missing_ok=True)
-
-
-def digest_of_file(path: Path) -> str:
-    """Return the digest that `Journal.finish` gave for the file, computed from the disk."""
-    state = xxhash.xxh3_128()
-    with path.open("rb") as handle:
-        while block := handle.read(4 * 2**20):
-            state.update(block)
-    return state.hexdigest()
-
-
-def _join(rows: Iterable[int]) -> str:
-    return ",".join(map(str, rows))

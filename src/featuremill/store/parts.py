@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError
 from featuremill.base.words import counted
 from featuremill.store import command_line
-from featuremill.store.journal import COLUMNS, digest_of_file
+from featuremill.store.journal import COLUMNS
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results

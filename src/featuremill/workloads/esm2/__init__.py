@@ -54,7 +54,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "1"
+VERSION = "2"
 COST_UNIT = "tokens"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from featuremill.workload import BF16_CAPABILITY
+from featuremill.workloads.esm2 import kernels, lanes
 from featuremill.workloads.esm2.packing import Packed
-
-LONGEST_WITH_SCORES = 256
-"""Up to so many tokens a CPU is faster with all scores of a sequence at hand (up to 1.7 times, for
-short proteins of small models) than with SDPA, which never has them."""
 
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
 """Widths of a head that FlashAttention-2 takes; all published models have such."""
@@ -31,6 +29,10 @@ and the package that torch takes it from (torch.nn.attention._fa3 and _fa4 of to
 
 LATER_FLASH_HEAD_OVER = 32
 """For narrower heads it is no faster: its tiles are made for 64."""
+
+
+AttendHeads = Callable[[Tensor, slice, Tensor], None]
+"""(qkv_L3Hd of one sequence, heads, context_LHd): puts down the context of these heads."""
 
 
 class Backend(NamedTuple):
@@ -48,13 +50,14 @@ def backends(
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
     sdpa = f"sdpa {kernel.name.lower()} per sequence"
-    last = Backend(sdpa, attend_per_sequence)
+    last = [Backend(sdpa, attend_per_sequence)]
     if device.type == "cpu":
-        name = f"scores up to {LONGEST_WITH_SCORES} tokens, {sdpa}"
-        last = Backend(name, attend_on_cpu)
+        last = [Backend(sdpa, partial(attend_in_lanes, heads_with_sdpa))]
+        if ours := kernels.compiled_on_cpu(dtype, num_heads, head_dim):
+            last.insert(0, Backend(ours.name, partial(attend_in_lanes, ours.attend)))
     has_flash = head_dim % FLASH_HEAD_MULTIPLE == 0 and head_dim <= FLASH_HEAD_MAX
     if dtype == torch.float32 or not has_flash or _capability(device) < BF16_CAPABILITY:
-        return [last]
+        return last
     name = "varlen flash_attention FA2"
     # The kernel must not cut a sequence by the batch that it is in. Not every release that has an
     # argument for that has a kernel that takes it: torch 2.12's refuses (pytorch#176905).
@@ -65,7 +68,7 @@ def backends(
         if head_dim > LATER_FLASH_HEAD_OVER and (later := _later_flash(device)):
             attend = partial(attend_varlen, kernel=later, num_splits=1)
             varlen.insert(0, Backend(f"varlen flash_attention {later}", attend))
-    return [*varlen, last]
+    return [*varlen, *last]
 
 
 def attend_per_sequence(
@@ -83,9 +86,29 @@ def attend_per_sequence(
     return context_THd
 
 
-def attend_on_cpu(qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
-    """Attend sequence by sequence; a sequence's length alone decides how."""
-    return attend_per_sequence(qkv_T3Hd, pack, _with_scores_if_short)
+def attend_in_lanes(attend: AttendHeads, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
+    """Attend on a CPU, some heads of a sequence in each lane."""
+    context_THd = torch.empty_like(qkv_T3Hd[:, 0])
+    context_THd[pack.bounds[-1] :] = 0
+    sequences = list(pairwise(pack.bounds))
+    num_heads = qkv_T3Hd.shape[2]
+    # Where there are few sequences, their heads are shared out: no lane is to wait for long.
+    together = num_heads if len(sequences) >= 4 * lanes.number() else -(-num_heads // 4)
+
+    def attend_piece(piece: tuple[int, int, int]) -> None:
+        start, end, head = piece
+        heads = slice(head, min(head + together, num_heads))
+        attend(qkv_T3Hd[start:end], heads, context_THd[start:end])
+
+    firsts = range(0, num_heads, together)
+    lanes.each(attend_piece, [(*sequence, head) for sequence in sequences for head in firsts])
+    return context_THd
+
+
+def heads_with_sdpa(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
+    """Put down the context of some heads of one sequence, whose length alone decides how."""
+    context_HLd = _with_sdpa(qkv_L3Hd[:, :, heads].permute(1, 2, 0, 3))
+    context_LHd[:, heads] = context_HLd.transpose(0, 1)
 
 
 def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, kernel: str | None = None, **more: int) -> Tensor:
@@ -108,12 +131,6 @@ def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
     _put_in_place(None)
     query, key, value = qkv_3HLd.unsqueeze(1)
     return F.scaled_dot_product_attention(query, key, value)[0]
-
-
-def _with_scores_if_short(qkv_3HLd: Tensor) -> Tensor:
-    return (
-        with_scores(qkv_3HLd) if qkv_3HLd.shape[2] <= LONGEST_WITH_SCORES else _with_sdpa(qkv_3HLd)
-    )
 
 
 def with_scores(qkv_3HLd: Tensor) -> Tensor:

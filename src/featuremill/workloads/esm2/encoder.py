@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,12 +20,13 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
+from featuremill.workloads.esm2 import lanes, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT, Copies
 from featuremill.workloads.esm2.kernels import Kernels
 from featuremill.workloads.esm2.ladder import Ladder, Weights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.packing import Packed
-from featuremill.workloads.esm2.products import Product
+from featuremill.workloads.esm2.products import OneDnnAmx, Product
 from featuremill.workloads.esm2.residual import Stream
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
@@ -53,6 +55,17 @@ class Layer(NamedTuple):
     feed_forward_norm: Norm
     up: Product
     down: Product
+
+
+class Block(NamedTuple):
+    """Rows that go together through all between one attention and the next."""
+
+    rows: slice
+    stream: Stream
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return its rows of a tensor of all rows; the tensor itself where these are all."""
+        return tensor if self.rows == slice(0, len(tensor)) else tensor[self.rows]
 
 
 class Stage(NamedTuple):
@@ -98,6 +111,55 @@ class Stage(NamedTuple):
         if self.device.type == "cuda":
             return torch.cuda.device(self.device)
         return contextlib.nullcontext()
+
+    def block_rows(self, num_rows: int) -> int:
+        """Return the rows of a block: all of them, but on a CPU a share for each lane, or what its
+        product takes at once."""
+        if self.device.type != "cpu":
+            return num_rows
+        if issubclass(self.form, OneDnnAmx):
+            return self.form.ROWS
+        return packing.shares(num_rows, lanes.number())
+
+    def blocks(self, residual_TD: Tensor) -> list[Block]:
+        """Return the blocks of the residual stream, which is overwritten by what they add."""
+        num_rows = len(residual_TD)
+        cut = packing.blocks(num_rows, self.block_rows(num_rows))
+        parts = [residual_TD] if len(cut) == 1 else [residual_TD[rows] for rows in cut]
+        streams = (self.form.STREAM(part, self.running_D) for part in parts)
+        return [Block(rows, stream) for rows, stream in zip(cut, streams, strict=True)]
+
+    def each(self, compute: Callable[[Block], None], blocks: list[Block]) -> None:
+        """Compute every block, on a CPU each in one of its lanes."""
+        if self.device.type == "cpu":
+            lanes.each(compute, blocks)
+        else:
+            for block in blocks:
+                compute(block)
+
+    def rows(
+        self,
+        compute: Callable[[Block, Tensor | None], Tensor],
+        blocks: list[Block],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Return the rows that are computed of every block, each row of that shape: where there are
+        several blocks, each puts its own down in what it is given, `into` where that is known."""
+        if len(blocks) == 1:
+            found: list[Tensor] = []
+            self.each(lambda block: found.append(compute(block, None)), blocks)
+            return found[0]
+        if into is None:
+            into = torch.empty(blocks[-1].rows.stop, *shape, dtype=dtype, device=self.device)
+        rows = into
+
+        def put(block: Block) -> None:
+            compute(block, block.of(rows))
+
+        self.each(put, blocks)
+        return rows
 
 
 class Encoder:
@@ -226,37 +288,71 @@ class Encoder:
                 break
             pack = pack.each(stage.bring)
             residual_TD = stage.bring(residual_TD)
-            stream = stage.form.STREAM(residual_TD, stage.running_D)
-            for layer in stage.layers[: max(wanted) - number]:
+            blocks = stage.blocks(residual_TD)
+            layers = stage.layers[: max(wanted) - number]
+            heads = (3, self.num_heads, self.head_dim)
+            qkv_T3Hd: Tensor | None = None
+            for layer, following in zip_longest(layers, layers[1:]):
                 number += 1
                 with stage.current():
-                    self._attend(stage, layer, stream, pack)
-                    self._feed_forward(stage, layer, stream)
+                    if qkv_T3Hd is None:
+                        first = self._heads(stage, layer, pack)
+                        qkv_T3Hd = stage.rows(first, blocks, heads, self.dtype)
+                    context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
+                    into = qkv_T3Hd if len(blocks) > 1 else None
+                    qkv_T3Hd = None  # long proteins need the memory
+                    add = self._add(stage, layer, context_TD)
+                    if following is None or number in wanted:
+                        stage.each(add, blocks)
+                    else:  # a block goes on while it is in a cache
+                        both = _after(add, self._heads(stage, following, pack))
+                        qkv_T3Hd = stage.rows(both, blocks, heads, self.dtype, into)
+                        del both
+                    del context_TD, add, into
                 if number in wanted and number < self.num_layers:
-                    yield number, stream.whole()
+                    yield number, _whole(blocks)
             if number == self.num_layers:
-                with stage.current():
-                    normed_TD = stream.norm(stage.kernels, *self.final_norm, torch.float32)
-                yield number, normed_TD
+                yield number, self._final(stage, blocks)
             elif number < max(wanted):
-                residual_TD = stream.whole()
+                residual_TD = _whole(blocks)
 
-    def _attend(self, stage: Stage, layer: Layer, stream: Stream, pack: Packed) -> None:
-        """Add the layer's attention to the residual stream."""
-        normed_TD = stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
-        qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
-        del normed_TD  # here and below: long proteins need the memory
-        stage.kernels.rotate_(qkv_T3Hd, self._turns(pack.longest, stage.device), pack.positions_T)
-        context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
-        del qkv_T3Hd
-        stream.add(layer.out, context_TD)
+    def _heads(
+        self, stage: Stage, layer: Layer, pack: Packed
+    ) -> Callable[[Block, Tensor | None], Tensor]:
+        """Return what computes qkv_T3Hd of a block, query and key turned by their positions."""
+        turns_Pf2 = self._turns(pack.longest, stage.device)
 
-    def _feed_forward(self, stage: Stage, layer: Layer, stream: Stream) -> None:
-        """Add the layer's feed-forward part to the residual stream."""
-        normed_TD = stream.norm(stage.kernels, *layer.feed_forward_norm, self.dtype)
-        hidden_TD = layer.up.gelu(normed_TD)
-        del normed_TD
-        stream.add(layer.down, hidden_TD)
+        def compute(block: Block, into: Tensor | None) -> Tensor:
+            normed_TD = block.stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
+            qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
+            stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, block.of(pack.positions_T))
+            return qkv_T3Hd if into is None else into.copy_(qkv_T3Hd)
+
+        return compute
+
+    def _add(self, stage: Stage, layer: Layer, context_TD: Tensor) -> Callable[[Block], None]:
+        """Return what adds to a block of the residual stream the layer's attention, and then its
+        feed-forward part."""
+
+        def compute(block: Block) -> None:
+            stream = block.stream
+            stream.add(layer.out, block.of(context_TD))
+            normed_TD = stream.norm(stage.kernels, *layer.feed_forward_norm, self.dtype)
+            hidden_TD = layer.up.gelu(normed_TD)
+            del normed_TD
+            stream.add(layer.down, hidden_TD)
+
+        return compute
+
+    def _final(self, stage: Stage, blocks: list[Block]) -> Tensor:
+        """Return the final LayerNorm of the residual stream."""
+
+        def compute(block: Block, into: Tensor | None) -> Tensor:
+            normed_TD = block.stream.norm(stage.kernels, *self.final_norm, torch.float32)
+            return normed_TD if into is None else into.copy_(normed_TD)
+
+        with stage.current():
+            return stage.rows(compute, blocks, (self.width,), torch.float32)
 
     def mean_rows(self, hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
         """Return means_ND of rows [start, end), computed where `hidden_TD` is."""
@@ -273,6 +369,24 @@ class Encoder:
             known_Pf2 = torch.stack((angles_Pf.cos(), angles_Pf.sin()), -1).to(device)
             self._turns_Pf2[device] = known_Pf2
         return known_Pf2
+
+
+def _after(
+    first: Callable[[Block], None], then: Callable[[Block, Tensor | None], Tensor]
+) -> Callable[[Block, Tensor | None], Tensor]:
+    """Return what computes both of a block, one after the other."""
+
+    def compute(block: Block, into: Tensor | None) -> Tensor:
+        first(block)
+        return then(block, into)
+
+    return compute
+
+
+def _whole(blocks: list[Block]) -> Tensor:
+    """Return the residual stream with all that was added; what follows may overwrite it."""
+    rows_TD = [block.stream.whole() for block in blocks]
+    return rows_TD[0] if len(rows_TD) == 1 else torch.cat(rows_TD)
 
 
 def _norm(get: Get, name: str, device: torch.device) -> Norm:

@@ -46,7 +46,7 @@ WAYS_OF = {
 """Which ways there are several of, by operation."""
 HINTS = {
     "attention": "slower for short proteins",
-    "kernels": "about 0.7 of the speed; if a C compiler is missing, install gcc and python3-dev",
+    "kernels": "about 0.7 of the speed; if Triton has no C compiler, install gcc and python3-dev",
     "products": "a little slower",
     "copies": "slower, as what goes to the next GPU waits for the host; an IOMMU, or PCIe access "
     "control (ACS), between the GPUs is what is usually in the way",
@@ -74,7 +74,7 @@ class Ladder:
         self._device = device
         self.attention = attention.backends(device, dtype, num_heads, head_dim)
         """What may compute attention, the best first; so are the others."""
-        self.kernels = kernels.ways(device)
+        self.kernels = kernels.ways(device, dtype, num_heads, head_dim)
         self.products = products.forms(device, dtype)
         self.copies = copies.ways()
 

@@ -18,8 +18,8 @@ NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
 """What the allocator rounds up and cannot use."""
-CPU_PROCESS_MB = 300
-"""Python, torch and the matrix library's own buffers: measured."""
+CPU_PROCESS_MB = 400
+"""Python, torch, LLVM and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 600
 """The CUDA context and cuBLAS's workspace: a usual value, not measured here."""
 

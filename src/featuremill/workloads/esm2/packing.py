@@ -68,6 +68,20 @@ def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
     return max(MIN_ROWS, _up(num_tokens, ROW_MULTIPLE))
 
 
+def blocks(num_rows: int, most: int) -> list[slice]:
+    """Return rows that go together between attentions: blocks of `most`, a multiple of
+    `ROW_MULTIPLE`, but for the last two; none of fewer than `MIN_ROWS` where there are as many."""
+    starts = list(range(0, num_rows, most))
+    if len(starts) > 1 and num_rows - starts[-1] < MIN_ROWS:
+        starts[-1] -= MIN_ROWS
+    return [slice(*bounds) for bounds in zip(starts, [*starts[1:], num_rows], strict=True)]
+
+
+def shares(num_rows: int, count: int) -> int:
+    """Return the rows of a block when `count` threads are to have one each."""
+    return max(2 * MIN_ROWS, _up(-(-num_rows // count), ROW_MULTIPLE))
+
+
 def pack(
     sequences: Sequence[Tokens], batch_tokens: int = 0, device: torch.device = _HOST
 ) -> Packed:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.residual import AddedByNorm, AddedByProduct, Stream
 
 
@@ -94,7 +95,7 @@ class OneDnn:
     GELU, in the erf form, comes before the result is rounded to the dtype.
 
     A row's bits depend neither on the other rows nor on the number of threads
-    (tests/test_encoder.py), unless the CPU has AMX and the dtype is bf16.
+    (tests/test_encoder.py).
     """
 
     NAME: ClassVar[str] = "onednn"
@@ -118,24 +119,21 @@ class OneDnn:
 
 
 class OneDnnAmx(OneDnn):
-    """oneDNN's product in bf16 on a CPU with AMX, in blocks of equal numbers of rows.
+    """oneDNN's product in bf16 on a CPU with AMX, of blocks of at most `ROWS` rows.
 
-    There oneDNN chooses in which order it adds by the number of rows, and by that of threads. With
-    blocks a row's bits depend only on the latter.
+    There oneDNN chooses in which order it adds by the number of rows, and by that of threads. So a
+    block is filled up with zeros, and one thread has to compute it (`lanes.py`).
     """
 
     NAME: ClassVar[str] = "onednn-amx"
-    ROWS = 256
-    """As fast as all rows at once; the last block of a batch is filled up with zeros."""
+    ROWS = 512
+    """With fewer it is slower; with more, a batch is work for fewer threads."""
 
     def _run(self, rows_TI: Tensor, activation: str, form: str) -> Tensor:
-        run = super()._run
-        return torch.cat(
-            [
-                run(F.pad(block, (0, 0, 0, self.ROWS - len(block))), activation, form)[: len(block)]
-                for block in torch.split(rows_TI, self.ROWS)
-            ]
-        )
+        num_rows = len(rows_TI)
+        if num_rows < self.ROWS:
+            rows_TI = F.pad(rows_TI, (0, 0, 0, self.ROWS - num_rows))
+        return super()._run(rows_TI, activation, form)[:num_rows]
 
 
 def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
@@ -151,9 +149,11 @@ def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
     }
     if dtype in narrow and not narrow[dtype]():
         return [Plain, Apart]
-    return [OneDnnAmx if dtype == torch.bfloat16 and has_amx() else OneDnn, Plain]
+    return [FORMS[instructions(dtype)], Plain]
 
 
-def has_amx() -> bool:
-    """Tell whether the CPU has Intel's matrix extensions, with which oneDNN multiplies bf16."""
-    return torch.cpu._is_amx_tile_supported()
+FORMS: dict[str, type[OneDnn]] = {
+    isa: type("OneDnn", (OneDnn,), {"NAME": f"onednn-{isa}"})
+    for isa in ("avx512_bf16", "avx512", "avx2", "sse")
+} | {"amx": OneDnnAmx}
+"""oneDNN's product by the instructions with which it is computed."""

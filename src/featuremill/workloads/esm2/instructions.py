@@ -1,0 +1,44 @@
+"""With which of its instructions this CPU computes."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from featuremill.base.environment import Variable
+
+MOST_ISA = Variable("ONEDNN_MAX_CPU_ISA")
+ISAS_ALLOWED = {
+    "AVX512_CORE_BF16": ("avx512_bf16", "avx512", "avx2"),
+    "AVX512_CORE_FP16": ("avx512_bf16", "avx512", "avx2"),
+    "AVX512_CORE": ("avx512", "avx2"),
+    "AVX512_CORE_VNNI": ("avx512", "avx2"),
+    "AVX2": ("avx2",),
+    "AVX2_VNNI": ("avx2",),
+    "AVX2_VNNI_2": ("avx2",),
+    "AVX": (),
+    "SSE41": (),
+}
+"""What values of ONEDNN_MAX_CPU_ISA leave."""
+
+
+def instructions(dtype: torch.dtype) -> str:
+    """Return with which of this CPU's instructions numbers of `dtype` are multiplied: "amx",
+    "avx512_bf16", "avx512", "avx2", or "sse" where it has none of them. The variable
+    ONEDNN_MAX_CPU_ISA may have forbidden the later ones to oneDNN, and to us with it."""
+    is_bf16 = dtype == torch.bfloat16
+    known = {
+        "amx": is_bf16 and is_amx_granted(),
+        "avx512_bf16": is_bf16 and torch.cpu._is_avx512_bf16_supported(),
+        "avx512": torch.cpu._is_avx512_supported(),
+        "avx2": torch.cpu._is_avx2_supported(),
+    }
+    allowed = ISAS_ALLOWED.get((MOST_ISA.text() or "").upper(), known)
+    return next((isa for isa, has in known.items() if has and isa in allowed), "sse")
+
+
+@functools.cache
+def is_amx_granted() -> bool:
+    """Tell whether this process may use AMX: it has to ask the system, which may say no."""
+    return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
