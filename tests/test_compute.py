@@ -53,6 +53,7 @@ def test_rows_with_a_bad_value_are_found(number):
         ("[enforce fail] DefaultCPUAllocator: can't allocate memory", True, False),
         ("could not create a primitive", True, False),
         ("could not create a primitive descriptor for a matmul", False, False),
+        ("can't start new thread", True, False),
         ("CUDA error: out of memory", True, False),
         ("CUDA driver error: out of memory", True, False),
         ("Triton Error [CUDA]: out of memory", True, False),

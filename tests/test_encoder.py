@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import textwrap
+import threading
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -64,11 +65,14 @@ def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
         assert torch.allclose(product.gelu(rows).double(), F.gelu(exact), **bound)
 
 
-def test_the_product_follows_device_and_dtype():
+def test_the_product_follows_device_and_dtype(monkeypatch):
     cuda = torch.device("cuda", 0)
     assert products.forms(cuda, torch.float16) == [products.Adding, products.Plain, products.Apart]
     assert products.forms(cuda, torch.float32) == [products.Plain]
     assert issubclass(products.forms(HOST, torch.float32)[0], products.OneDnn)
+    with monkeypatch.context() as without:
+        without.setattr(torch.backends.mkldnn, "enabled", False)
+        assert products.forms(HOST, torch.float32) == [products.Plain]
     # What a CPU does not multiply in hardware is left to torch.
     product = products.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
     assert product(torch.ones(64, 4).half()).tolist() == [[5.0] * 4] * 64
@@ -148,6 +152,30 @@ def test_lanes_compute_every_piece_by_one_thread_each():
         assert lanes.number() == num_threads
     with pytest.raises(ZeroDivisionError):
         lanes.each(lambda piece: 1 // piece, [1, 0, 1, 1, 1, 1])
+
+
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+def test_lanes_keep_their_threads_until_a_piece_raises(num_threads):
+    """What a library keeps of an error for as long as the thread lives must not meet later pieces
+    (tests/test_memory.py has the one that does)."""
+
+    def threads():
+        everyone_there = threading.Barrier(num_threads, timeout=60)
+        seen = []
+
+        def compute(_):
+            seen.append(threading.get_native_id())
+            everyone_there.wait()
+
+        lanes.each(compute, range(num_threads))
+        return set(seen)
+
+    torch.set_num_threads(num_threads)
+    before = threads()
+    assert len(before) == num_threads and threads() == before
+    with pytest.raises(ZeroDivisionError):
+        lanes.each(lambda piece: 1 // piece, [0])
+    assert threads().isdisjoint(before)
 
 
 def test_blocks_cover_all_rows_and_none_is_small():

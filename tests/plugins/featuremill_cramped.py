@@ -43,7 +43,7 @@ __all__ = [
 def load(options, devices, weights):
     import torch
 
-    torch.backends.mkldnn.set_flags(False)  # its code for a new shape takes memory of its own
+    torch.backends.mkldnn.set_flags(False)  # its code for a new shape takes memory, or it crashes
     model = esm2.load(options, devices, weights)
     if "CRAMPED_MB" not in os.environ:
         return model

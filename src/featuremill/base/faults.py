@@ -15,6 +15,8 @@ OUT_OF_MEMORY = re.compile(
     r"|CUBLAS_STATUS_NOT_INITIALIZED"
     # oneDNN found the primitive (else the descriptor is what fails) and no memory for its code.
     r"|could not create a primitive$"
+    # Of a new thread a stack of several MB is what cannot be had.
+    r"|can't start new thread$"
 )
 STICKY_CUDA_ERRORS = (
     "CUDA error",

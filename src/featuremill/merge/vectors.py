@@ -12,7 +12,7 @@ import pyarrow as pa
 def matrix(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
     width = column.type.list_size
-    flat = [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+    flat = [_numbers(chunk.flatten()) for chunk in column.chunks]
     dtype = column.type.value_type.to_pandas_dtype()
     joined = np.concatenate(flat) if flat else np.empty(0, dtype)
     return joined.reshape(-1, width)
@@ -31,5 +31,10 @@ def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
         for row in chunk:
             inner = row.values
             width = inner.type.list_size
-            found.append(inner.flatten().to_numpy(zero_copy_only=False).reshape(-1, width))
+            found.append(_numbers(inner.flatten()).reshape(-1, width))
     return found
+
+
+def _numbers(flat: pa.Array) -> npt.NDArray[Any]:
+    """Return them without pandas, which Arrow's own way imports, where none is missing."""
+    return flat.to_numpy(zero_copy_only=False) if flat.null_count else np.from_dlpack(flat)

@@ -29,13 +29,16 @@ def each(compute: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
         Exception: the first that a piece raised; those that other lanes had begun are done by then.
     """
     left = iter(list(pieces))
-    if number() == 1:
-        _lane(compute, left)
-        return
-    lanes = [_pool(number()).submit(_lane, compute, left) for _ in range(number())]
+    pool = _pool(number())
+    lanes = [pool.submit(_lane, compute, left) for _ in range(number())]
     wait(lanes)
-    for lane in lanes:
-        lane.result()
+    try:
+        for lane in lanes:
+            lane.result()
+    except Exception:
+        # A thread in which oneDNN once had no memory for its code is refused it ever after.
+        _pool.cache_clear()
+        raise
 
 
 @torch.inference_mode()
@@ -55,8 +58,12 @@ def _pool(num_lanes: int) -> ThreadPoolExecutor:
         all_there.wait()
 
     pool = ThreadPoolExecutor(num_lanes, "lane", start)
-    for _ in range(num_lanes):
-        pool.submit(int)
+    try:
+        for _ in range(num_lanes):
+            pool.submit(int)
+    except RuntimeError:  # no memory for one more thread
+        all_there.abort()
+        raise
     all_there.wait()
     torch.set_num_threads(num_lanes)  # of threads to come; each lane keeps its own number
     return pool
