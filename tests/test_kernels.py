@@ -370,6 +370,7 @@ def test_bits_of_twins_depend_neither_on_other_rows_nor_on_threads():
 
 ISAS = {
     "amx": is_amx_granted,
+    "avx512_bf16": torch.cpu._is_avx512_bf16_supported,
     "avx512": torch.cpu._is_avx512_supported,
     "avx2": torch.cpu._is_avx2_supported,
 }
@@ -383,7 +384,8 @@ def on_cpu(request, monkeypatch):
     from featuremill.workloads.esm2.kernels import llvm_kernels
 
     def instructions(dtype):
-        return "avx512" if request.param == "amx" and dtype != BF16 else request.param
+        is_for_bf16 = request.param in ("amx", "avx512_bf16")
+        return "avx512" if is_for_bf16 and dtype != BF16 else request.param
 
     monkeypatch.setattr(llvm_kernels, "instructions", instructions)
     return llvm_kernels

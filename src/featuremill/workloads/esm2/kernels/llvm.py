@@ -24,8 +24,18 @@ Value = Any
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 FP32, FP16 = ir.FloatType(), ir.HalfType()
 BF16 = INT16 = ir.IntType(16)
-"""The upper half of an fp32: LLVM's own type for it is not one that llvmlite knows."""
+"""The upper half of an fp32: llvmlite has no name for LLVM's own type."""
 INT8, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+
+
+class _Bfloat(ir.Type):
+    """LLVM's own type for bf16, in which one instruction asks for its operands."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+
+BFLOAT = _Bfloat()
 BYTES = {FP32: 4, FP16: 2, BF16: 2, INT32: 4, INT64: 8}
 
 
@@ -40,7 +50,7 @@ class Target(NamedTuple):
 
 TARGETS = {
     "amx": Target("x86-64-v4", "+amx-tile,+amx-bf16", 16),
-    "avx512_bf16": Target("x86-64-v4", "", 16),
+    "avx512_bf16": Target("x86-64-v4", "+avx512bf16", 16),
     "avx512": Target("x86-64-v4", "", 16),
     "avx2": Target("x86-64-v3", "", 8),
 }
@@ -180,6 +190,13 @@ class Function:
     def multiply_add(self, first: Value, second: Value, third: Value) -> Value:
         """Return first · second + third, rounded once."""
         return self.call(f"llvm.fma.v{first.type.count}f32", first.type, first, second, third)
+
+    def multiply_add_pairs(self, first: Value, second: Value, third: Value) -> Value:
+        """Return first · second + third of numbers of bf16, two in each lane's 32 bits, whose
+        products are added up in fp32; AVX512_BF16's."""
+        pairs = ir.VectorType(BFLOAT, 2 * third.type.count)
+        factors = [self.build.bitcast(each, pairs) for each in (first, second)]
+        return self.call("llvm.x86.avx512bf16.dpbf16ps.512", third.type, third, *factors)
 
     def greater(self, first: Value, second: Value) -> Value:
         """Return the greater number of each lane; where one is not a number, `second`."""

@@ -49,6 +49,8 @@ class Attention:
     """Scores of a block of queries with as many stay in the fastest cache."""
     key_multiple = 8
     """J is one of it."""
+    numbers_together: ClassVar[int] = 1
+    """That stand in 32 bits, and that one instruction multiplies and adds up in each lane."""
 
     def __init__(self, kind: ir.Type, num_heads: int, head_dim: int, lanes: int) -> None:
         self.function = function = Function("attend", ARGUMENTS)
@@ -70,9 +72,12 @@ class Attention:
         size = function.times(self.num_keys, self._key_bytes()[0])
         places.append(function.at(places[-1], INT8, size))
         self.query, self.sums_dQ, self.scores_BQ, self.exponentials, self.keys, self.values = places
+        if not self._fixed_bytes()[-1]:
+            self.exponentials = self.scores_BQ
 
     def _fixed_bytes(self) -> tuple[int, int, int, int]:
-        """Return the sizes of query_dQ, sums_dQ, scores_BQ and, beside these, exponentials."""
+        """Return the sizes of query_dQ, sums_dQ, scores_BQ and exponentials: 0 where these take the
+        place of scores."""
         row = 4 * self.queries
         return self.head_dim * row, self.head_dim * row, self.KEYS_OF_BLOCK * row, 0
 
@@ -109,6 +114,10 @@ class Attention:
         return [(start, min(self.lanes, self.head_dim - start)) for start in starts]
 
     def _rows_of_sums(self) -> int:
+        return self.head_dim
+
+    def _numbers_of_key(self) -> int:
+        """Return of how many numbers of 32 bits a key is kept."""
         return self.head_dim
 
     def _query_row(self, first: Value, number: int) -> Value:
@@ -183,13 +192,14 @@ class Attention:
         """Put down scores_BQ of the keys from `first` on; return the largest by group."""
         function, count = self.function, self.rows_together
         with function.loop(0, num_keys, count, largest) as keys:
-            at = function.times(function.add(first, keys.index), self.head_dim)
+            size = self._numbers_of_key()
+            at = function.times(function.add(first, keys.index), size)
             keys_kd = function.at(self.keys, FP32, at)
             sums = [[self.zero] * GROUPS for _ in range(count)]
-            for element in range(self.head_dim):
-                queries = [self._group(self.query, element, group) for group in range(GROUPS)]
+            for number in range(self.head_dim // self.numbers_together):
+                queries = [self._group(self.query, number, group) for group in range(GROUPS)]
                 for key, row in enumerate(sums):
-                    scalar = function.load(keys_kd, FP32, key * self.head_dim + element)
+                    scalar = function.load(keys_kd, FP32, key * size + number)
                     self._multiply_add(scalar, queries, row)
             for key, row in enumerate(sums):
                 self._put_row(row, self.scores_BQ, function.add(keys.index, key))
@@ -217,18 +227,21 @@ class Attention:
     def _add_values(self, first: Value, num_keys: Value, changes: list[Value]) -> None:
         """Scale sums_dQ by `changes` and add the values of a block of keys."""
         function, count = self.function, self.rows_together
-        at = function.times(first, self.head_dim)
+        together = self.numbers_together  # keys, of exponentials and of values
+        at = function.times(first, self.head_dim // together)
         values = function.at(self.values, FP32, at)
         for start in range(0, self.head_dim, count):
             elements = range(start, min(start + count, self.head_dim))
             known = [vector for element in elements for vector in self._scaled(element, changes)]
-            with function.loop(0, num_keys, 1, known) as keys:
-                scores = [self._group(self.scores_BQ, keys.index, group) for group in range(GROUPS)]
-                at = function.times(keys.index, self.head_dim)
+            with function.loop(0, num_keys, together, known) as keys:
+                at = function.times(keys.index, self.queries // together)
+                row = function.at(self.exponentials, FP32, at)
+                factors = [self._group(row, 0, group) for group in range(GROUPS)]
+                at = function.times(keys.index, self.head_dim // together)
                 for number, element in enumerate(elements):
                     row = keys.carried[number * GROUPS : (number + 1) * GROUPS]
                     scalar = function.load(values, FP32, function.add(at, element))
-                    self._multiply_add(scalar, scores, row)
+                    self._multiply_add(scalar, factors, row)
                     keys.next += row
             for number, element in enumerate(elements):
                 row = keys.carried[number * GROUPS : (number + 1) * GROUPS]
@@ -284,7 +297,126 @@ class Attention:
             sums[group] = self.function.multiply_add(same, vector, sums[group])
 
 
-class AmxAttention(Attention):
+class PairAttention(Attention):
+    """Writes the function for bf16 with AVX-512's product of pairs, which adds up in fp32.
+
+    A pair stands in 32 bits: of queries and keys two elements, of exponentials and values two keys.
+    """
+
+    numbers_together = 2
+
+    def __init__(self, kind: ir.Type, num_heads: int, head_dim: int, lanes: int) -> None:
+        self.key_elements = -(-head_dim // 32) * 32  # whole vectors, the rest zeros
+        super().__init__(kind, num_heads, head_dim, lanes)
+
+    def _fixed_bytes(self) -> tuple[int, int, int, int]:
+        """Return the sizes of query_pQ, of p pairs of elements, sums_dQ, scores_BQ and
+        exponentials_bQ, of b pairs of keys."""
+        row = 4 * self.queries
+        keys = self.KEYS_OF_BLOCK * row
+        return self.key_elements // 2 * row, self._rows_of_sums() * row, keys, keys // 2
+
+    def _key_bytes(self) -> tuple[int, int]:
+        """Return what a key of keys_Jd takes, and a value of values_bd."""
+        return 2 * self.key_elements, 2 * self._rows_of_sums()
+
+    def _numbers_of_key(self) -> int:
+        return self.key_elements // 2
+
+    def _pairs_of(self, row: Value) -> list[Value]:
+        """Return a head's elements as vectors of 16 pairs, the last one filled up with zeros."""
+        function, vectors = self.function, []
+        for start in range(0, self.head_dim, 32):
+            number = min(32, self.head_dim - start)
+            half = function.load(row, INT16, start, number)
+            pairs = self.build.bitcast(half, ir.VectorType(INT32, number // 2))
+            if number < 32:
+                nothing = function.all_lanes(0, number // 2, INT32)
+                lanes = [min(lane, number // 2) for lane in range(16)]
+                pairs = function.shuffle(pairs, nothing, lanes)
+            vectors.append(pairs)
+        return vectors
+
+    def _keep_keys_and_values(self, head: Value) -> None:
+        """Keep keys_Jd, and values_bd as pairs. From L on they are the last token's, and the value
+        is multiplied by 0."""
+        function, build = self.function, self.build
+        keys = function.at(head, self.kind, self.width)
+        with function.loop(0, self.num_keys) as rows:
+            row = function.at(keys, self.kind, self._query_row(rows.index, 0))
+            for number, vector in enumerate(self._pairs_of(row)):
+                at = function.add(function.times(rows.index, self.key_elements), number * 32)
+                function.store(vector, self.keys, INT16, at)
+        values = function.at(head, self.kind, 2 * self.width)
+        with function.loop(0, self.num_keys, 2) as rows:
+            for start, number in self._columns():
+                wide = ir.VectorType(INT32, number)
+                low, high = (
+                    build.zext(function.load(values, INT16, function.add(row, start), number), wide)
+                    for row in (self._query_row(rows.index, key) for key in range(2))
+                )
+                both = build.or_(low, build.shl(high, function.all_lanes(16, number, INT32)))
+                at = function.add(function.times(rows.index, self.head_dim // 2), start)
+                function.store(both, self.values, INT32, at)
+
+    def _keep_queries(self, head: Value, first: Value) -> None:
+        """Keep query_pQ."""
+        function = self.function
+        with function.loop(0, self.queries, 16) as groups:
+            rows = []
+            for lane in range(16):
+                row = self._query_row(function.add(first, groups.index), lane)
+                rows.append(self._pairs_of(function.at(head, self.kind, row)))
+            for number, vectors in enumerate(zip(*rows, strict=True)):
+                for pair, vector in enumerate(function.transpose(vectors)):
+                    at = function.add(groups.index, (number * 16 + pair) * self.queries)
+                    function.store(vector, self.query, INT32, at)
+
+    def _scores(self, first: Value, num_keys: Value, largest: list[Value]) -> list[Value]:
+        found = super()._scores(first, num_keys, largest)
+        self._leave_out(num_keys, self.function.up(num_keys, self.key_multiple))
+        return found
+
+    def _leave_out(self, first: Value, stop: Value) -> None:
+        """Make the scores of these keys of a block such that they count nothing."""
+        least = self.function.all_lanes(-math.inf, 16)
+        with self.function.loop(first, stop) as keys:
+            self._put_row([least] * GROUPS, self.scores_BQ, keys.index)
+
+    def _exponentials(
+        self, num_keys: Value, scale: Value, shifts: list[Value], totals: list[Value]
+    ) -> list[Value]:
+        """Put down exponentials_bQ, rounded to bf16."""
+        function, build = self.function, self.build
+
+        def bits(number: int) -> Value:
+            return function.all_lanes(number, 16, INT32)
+
+        rounded = function.up(num_keys, self.key_multiple)
+        with function.loop(0, rounded, 2, totals) as keys:
+            for group, (known, shift) in enumerate(zip(keys.carried, shifts, strict=True)):
+                pair = []
+                for key in range(2):
+                    row = function.add(keys.index, key)
+                    score = self._group(self.scores_BQ, row, group)
+                    pair.append(self._exponential(function.multiply_add(score, scale, shift)))
+                keys.next.append(build.fadd(known, build.fadd(*pair)))
+                low, high = (
+                    build.add(build.bitcast(each, ir.VectorType(INT32, 16)), bits(0x8000))
+                    for each in pair
+                )
+                both = build.or_(build.lshr(low, bits(16)), build.and_(high, bits(-0x10000)))
+                at = function.add(function.times(keys.index, self.queries // 2), group * 16)
+                function.store(both, self.exponentials, INT32, at)
+        return keys.carried
+
+    def _multiply_add(self, scalar: Value, vectors: list[Value], sums: list[Value]) -> None:
+        same = self.function.all_lanes(scalar, self.lanes)
+        for group, vector in enumerate(vectors):
+            sums[group] = self.function.multiply_add_pairs(same, vector, sums[group])
+
+
+class AmxAttention(PairAttention):
     """Writes the function for bf16 with AMX, whose tiles multiply 16 rows by 16 columns at once.
 
     A tile has 16 rows of 16 numbers of fp32, or of 16 pairs of bf16. Keys are filled up with zeros
@@ -292,21 +424,6 @@ class AmxAttention(Attention):
     """
 
     key_multiple = 32
-
-    def __init__(self, kind: ir.Type, num_heads: int, head_dim: int, lanes: int) -> None:
-        self.key_elements = -(-head_dim // 32) * 32
-        super().__init__(kind, num_heads, head_dim, lanes)
-
-    def _fixed_bytes(self) -> tuple[int, int, int, int]:
-        """Return the sizes of query_pQ, of p pairs of elements, sums_dQ, scores_BQ and
-        exponentials_bQ, of b pairs of keys; a pair takes 32 bits."""
-        row = 4 * self.queries
-        keys = self.KEYS_OF_BLOCK * row
-        return self.key_elements // 2 * row, self._rows_of_sums() * row, keys, keys // 2
-
-    def _key_bytes(self) -> tuple[int, int]:
-        """Return what a key of keys_Jd takes, and a value of values_dJ."""
-        return 2 * self.key_elements, 2 * self._rows_of_sums()
 
     def write(self) -> Function:
         self._tile("ldtilecfg", self.tiles)
@@ -327,20 +444,6 @@ class AmxAttention(Attention):
 
     def _save(self, tile: int, pointer: Value, bytes_of_row: Value | int) -> None:
         self._tile("tilestored64", tile, pointer, self.function.integer(bytes_of_row))
-
-    def _pairs_of(self, row: Value) -> list[Value]:
-        """Return a head's elements as vectors of 16 pairs, the last one filled up with zeros."""
-        function, vectors = self.function, []
-        for start in range(0, self.head_dim, 32):
-            number = min(32, self.head_dim - start)
-            half = function.load(row, INT16, start, number)
-            pairs = self.build.bitcast(half, ir.VectorType(INT32, number // 2))
-            if number < 32:
-                nothing = function.all_lanes(0, number // 2, INT32)
-                lanes = [min(lane, number // 2) for lane in range(16)]
-                pairs = function.shuffle(pairs, nothing, lanes)
-            vectors.append(pairs)
-        return vectors
 
     def _keep_keys_and_values(self, head: Value) -> None:
         """Keep keys_Jd and, with rows and columns exchanged, values_dJ.
@@ -371,19 +474,6 @@ class AmxAttention(Attention):
                             at = function.add(at, rows.index)
                             function.store(half, self.values, INT16, at)
 
-    def _keep_queries(self, head: Value, first: Value) -> None:
-        """Keep query_pQ."""
-        function = self.function
-        with function.loop(0, self.queries, 16) as groups:
-            rows = []
-            for lane in range(16):
-                row = self._query_row(function.add(first, groups.index), lane)
-                rows.append(self._pairs_of(function.at(head, self.kind, row)))
-            for number, vectors in enumerate(zip(*rows, strict=True)):
-                for pair, vector in enumerate(function.transpose(vectors)):
-                    at = function.add(groups.index, (number * 16 + pair) * self.queries)
-                    function.store(vector, self.query, INT32, at)
-
     def _load_queries(self, step: int) -> None:
         for group in range(GROUPS):
             at = step * 16 * self.queries + group * 16
@@ -412,9 +502,7 @@ class AmxAttention(Attention):
                 row = function.add(keys.index, 16 * (tile // 2))
                 at = function.add(function.times(row, self.queries), 16 * (tile % 2))
                 self._save(tile, function.at(self.scores_BQ, FP32, at), 4 * self.queries)
-        least = function.all_lanes(-math.inf, 16)
-        with function.loop(num_keys, rounded) as keys:
-            self._put_row([least] * GROUPS, self.scores_BQ, keys.index)
+        self._leave_out(num_keys, rounded)
         return self._largest(rounded, largest)
 
     def _largest(self, num_keys: Value, largest: list[Value]) -> list[Value]:
@@ -427,33 +515,6 @@ class AmxAttention(Attention):
                 ]
                 top = function.folded(function.greater, column)
                 keys.next.append(function.greater(top, known))
-        return keys.carried
-
-    def _exponentials(
-        self, num_keys: Value, scale: Value, shifts: list[Value], totals: list[Value]
-    ) -> list[Value]:
-        """Put down exponentials_bQ, rounded to bf16."""
-        function, build = self.function, self.build
-
-        def bits(number: int) -> Value:
-            return function.all_lanes(number, 16, INT32)
-
-        rounded = function.up(num_keys, self.key_multiple)
-        with function.loop(0, rounded, 2, totals) as keys:
-            for group, (known, shift) in enumerate(zip(keys.carried, shifts, strict=True)):
-                pair = []
-                for key in range(2):
-                    row = function.add(keys.index, key)
-                    score = self._group(self.scores_BQ, row, group)
-                    pair.append(self._exponential(function.multiply_add(score, scale, shift)))
-                keys.next.append(build.fadd(known, build.fadd(*pair)))
-                low, high = (
-                    build.add(build.bitcast(each, ir.VectorType(INT32, 16)), bits(0x8000))
-                    for each in pair
-                )
-                both = build.or_(build.lshr(low, bits(16)), build.and_(high, bits(-0x10000)))
-                at = function.add(function.times(keys.index, self.queries // 2), group * 16)
-                function.store(both, self.exponentials, INT32, at)
         return keys.carried
 
     def _add_values(self, first: Value, num_keys: Value, changes: list[Value]) -> None:

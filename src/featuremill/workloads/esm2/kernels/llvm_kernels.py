@@ -31,10 +31,13 @@ from featuremill.workloads.esm2.kernels.llvm_attention import (
     TILES,
     AmxAttention,
     Attention,
+    PairAttention,
 )
 from featuremill.workloads.esm2.kernels.twins import NORM_EPSILON
 
 KINDS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
+ATTENTION = {"amx": AmxAttention, "avx512_bf16": PairAttention}
+"""By instructions, where these multiply narrower numbers than fp32."""
 _here = threading.local()
 
 
@@ -94,7 +97,7 @@ class _Attend(NamedTuple):
 
 @functools.cache
 def _attend(isa: str, dtype: torch.dtype, num_heads: int, head_dim: int) -> _Attend:
-    form = AmxAttention if isa == "amx" else Attention
+    form = ATTENTION.get(isa, Attention)
     attention = form(KINDS[dtype], num_heads, head_dim, TARGETS[isa].lanes)
     return _Attend(attention.write().compiled(TARGETS[isa]), attention.num_bytes)
 
