@@ -51,6 +51,10 @@ HINTS = {
     "copies": "slower, as what goes to the next GPU waits for the host; an IOMMU, or PCIe access "
     "control (ACS), between the GPUs is what is usually in the way",
 }
+HINTS_ON_CPU = HINTS | {
+    "attention": "attention takes two to three times as long",
+    "kernels": "a little slower",
+}
 PROBE_NUMBERS = 2**18
 """A MiB that goes from device to device and back."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
@@ -100,9 +104,10 @@ class Ladder:
             )
         getattr(self, kind).pop(0)
         failed, instead, *_ = names[kind]
+        hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
             "%s: %s of %s fails its check (%s), so %s stands in: %s.",
-            *(place, fault.operation, failed, fault.text, instead, HINTS[kind]),
+            *(place, fault.operation, failed, fault.text, instead, hints[kind]),
         )
 
 
