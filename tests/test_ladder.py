@@ -515,7 +515,14 @@ def test_a_product_that_is_small_beside_the_stream_is_no_fault(found, monkeypatc
         factor = 1e-4 if name in ("out", "down") else 1
         return tuple(tensor * factor for tensor in read(self, get, number, name))
 
+    class Inexact(products.Plain):
+        """Off by less than its bound, which is enough for another rounding of the stream."""
+
+        def __call__(self, rows):
+            return super().__call__(rows) * (1 + 2e-6)
+
     monkeypatch.setattr(Encoder, "_weights", small)
+    monkeypatch.setattr(products, "forms", lambda *_: [Inexact])
     load(found, "fp32")
     assert not caplog.records
 
