@@ -8,7 +8,8 @@ Triton is imported, and stays on: it gets a process of its own.
 import multiprocessing
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
+import threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import product
@@ -438,6 +439,24 @@ def check_attention(on_cpu, dtype, head_dim, length):
     assert (found - expected).norm() <= ATTENTION_BOUNDS[dtype] * expected.norm()
     assert (context[:, 3] == 7).all() and is_kept() and is_context_kept()
     assert torch.equal(bits(qkv), bits(before))
+
+
+def test_lanes_that_want_attention_at_once_have_it_compiled_once(on_cpu):
+    from featuremill.workloads.esm2.kernels.llvm import Function
+
+    qkv, context = torch.randn(9, 3, 4, 16), torch.empty(9, 4, 16)
+    all_here = threading.Barrier(4)
+
+    def attend(head):
+        all_here.wait()
+        on_cpu.attend(qkv, slice(head, head + 1), context)
+
+    on_cpu._attend.cache_clear()
+    whole = mock.patch.object(Function, "compiled", autospec=True, side_effect=Function.compiled)
+    with whole as compiled, ThreadPoolExecutor(4) as threads:
+        list(threads.map(attend, range(4)))
+    assert compiled.call_count == 1
+    assert (context - attended(qkv)).norm() <= 1e-6 * context.norm()
 
 
 def test_attention_on_a_cpu_of_scores_far_apart(on_cpu):

@@ -41,7 +41,11 @@ def _innermost(column: pa.Array) -> pa.Array | None:
     while not column.null_count:
         if pa.types.is_struct(column.type) or not pa.types.is_nested(column.type):
             return column
-        column = column.flatten()
+        if pa.types.is_fixed_size_list(column.type):  # `flatten` would import pyarrow.compute
+            size = column.type.list_size
+            column = column.values[column.offset * size : (column.offset + len(column)) * size]
+        else:
+            column = column.flatten()
     return None
 
 

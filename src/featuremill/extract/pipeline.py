@@ -16,11 +16,9 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from featuremill.base import faults
 from featuremill.base.errors import WorkloadError
@@ -61,13 +59,12 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         """The payloads' size: of proteins, their residues."""
-        return int(pc.sum(pc.binary_length(self._payloads)).as_py() or 0)
+        return sum(len(payload.as_buffer()) for payload in self._payloads)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
         """Return what is computed."""
-        places = pa.py_buffer(np.array(rows, np.int64))
-        taken = self._payloads.take(pa.Array.from_buffers(pa.int64(), len(rows), [None, places]))
-        return cast(list[bytes], taken.to_pylist())
+        # One by one, as `take` would import pyarrow.compute.
+        return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
         """Tell whether the journal holds the row."""

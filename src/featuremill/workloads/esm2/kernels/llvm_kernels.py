@@ -39,6 +39,8 @@ KINDS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
 ATTENTION = {"amx": AmxAttention, "avx512_bf16": PairAttention}
 """By instructions, where these multiply narrower numbers than fp32."""
 _here = threading.local()
+_compiling_attention = threading.Lock()
+"""Every lane wants it at once, and one is to compile it."""
 
 
 def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
@@ -75,7 +77,8 @@ def attend(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
     assert qkv_L3Hd.is_contiguous() and context_LHd.is_contiguous()
     assert context_LHd.shape == (length, num_heads, head_dim)
     dtype = qkv_L3Hd.dtype
-    attention = _attend(instructions(dtype), dtype, num_heads, head_dim)
+    with _compiling_attention:
+        attention = _attend(instructions(dtype), dtype, num_heads, head_dim)
     memory = _memory(attention.num_bytes(length))
     first, last, _ = heads.indices(num_heads)
     addresses = [each.data_ptr() for each in (qkv_L3Hd, context_LHd, memory)]
