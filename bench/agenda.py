@@ -46,7 +46,7 @@ CPU_STEPS = (
     Step("compare", "150M", "mean", 300, 1800, rival_tokens=14_000),
     Step("same_bits", "8M"),
     Step("compare", "8M", "per_residue", 60, 900, rival_tokens=36_000),
-    Step("start_up", "35M", needs_seconds=30),
+    Step("start_up", "8M", needs_seconds=30),
     Step("peak_memory", "35M", needs_seconds=80),
     Step("compare", "35M", "per_residue", 90, 900, rival_tokens=36_000),
 )
@@ -113,8 +113,10 @@ def run_start_up(stage: Stage, _step: Step, settings: Settings, clock: Clock) ->
     """Time the product's start."""
     found = start_up(stage, settings.probe_tokens, clock)
     seconds = found["start_up_seconds"]
-    is_met = seconds <= bars.START_UP_SECONDS
-    bar = bars.Bar("start-up of extract (s, at most)", seconds, bars.START_UP_SECONDS, is_met)
+    most = bars.START_UP_SECONDS.get(stage.shape.name)
+    if most is None:
+        return found
+    bar = bars.Bar("start-up of extract (s, at most)", seconds, most, seconds <= most)
     return found | {"bars": [bar._asdict()]}
 
 

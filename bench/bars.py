@@ -25,7 +25,7 @@ GPU_SHARE_OF_MATMUL = {"650M": 0.65, "3B": 0.78}
 GPU_EXTRACT = {"mean": 0.95, "per_residue": 0.90}
 GPU_OVER_FAIR_ESM = {"mean": 15.0, "per_residue": 20.0}
 OVER_BEST_PEER = 1.25
-START_UP_SECONDS = 3.0
+START_UP_SECONDS = {"8M": 1.5, "35M": 3.0, "650M": 3.0}
 
 
 class Bar(NamedTuple):

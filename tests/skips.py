@@ -18,6 +18,7 @@ MAY_BE_LACKING = {
     "needs two users": "CI may run as an ordinary user",
     "a Slurm cluster of one's own needs root": "CI may run as an ordinary user",
     "a cluster needs namespaces": "a container may forbid them",
+    "this CPU has no": "each set of instructions is tested where it is, and no CPU has all",
     "no control groups of version 1": "newer kernels have version 2 alone",
     "neither unshare": "a container may forbid to mount a small file system",
     "this torch is a build for CUDA": "which pip takes unless told otherwise",

@@ -140,7 +140,8 @@ def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
     """Return the forms for `device` and `dtype`, the best first."""
     if device.type == "cuda" and dtype != torch.float32:
         return [Adding, Plain, Apart]
-    has_onednn = torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled
+    is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    has_onednn = is_built and torch.backends.mkldnn.enabled
     if device.type != "cpu" or not has_onednn or platform.machine() != "x86_64":
         return [Plain] if dtype == torch.float32 else [Plain, Apart]
     ops = torch.ops.mkldnn

@@ -28,7 +28,7 @@ BF16 = INT16 = ir.IntType(16)
 INT8, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
-class _Bfloat(ir.Type):
+class _Bfloat(ir.Type):  # type: ignore[misc]
     """LLVM's own type for bf16, in which one instruction asks for its operands."""
 
     def _to_string(self) -> str:
