@@ -44,15 +44,14 @@ HOST_TOKENS_PER_SECOND = 2_300_000
 """What one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the receipts of
 the demo on 2 cores of a Xeon. A GPU that is faster waits for it, so of small models every card
 is assumed to be as fast as that."""
-CPU_GFLOPS_A_CORE = {"fp32": 65.0, "bf16": 100.0, "fp16": 10.0}
-"""What a core reached with ESM-2 of 8M to 150M in bench/results/2026-11-20-AMD-EPYC-2-cores-cpu
-.json: 58 to 74 in fp32, 71 to 123 in bf16. fp16, which most CPUs emulate, is a guess."""
-CPU_SECONDS_A_TOKEN = 75e-6
-"""On top, whatever the threads: attention of a few numbers a head, and all that is no matrix
-product. A network of 6 layers, 128 wide, took 62 to 107 µs a token in all, with one thread or two,
-on 2 cores of a Xeon that others used as well; with this, the table of docs/measured.md is met
-within a third."""
-CPU_SHARES = Range(0.2, 1.0, 3.0)
+CPU_GFLOPS_A_CORE = {"fp32": 160.0, "bf16": 480.0, "fp16": 10.0}
+"""Between what a core reached with ESM-2 of 8M to 150M in the two records of bench/results of
+2026-11-23: in fp32 135 (a Xeon) and 197 (an EPYC), in bf16 648 (that Xeon, with AMX) and 371.
+fp16, which most CPUs emulate, is a guess."""
+CPU_SECONDS_A_TOKEN = 12e-6
+"""On top, whatever the threads: reading, plan, results, and what Python takes. Of 7 to 16 µs in
+those records; with it both are met within a third."""
+CPU_SHARES = Range(0.2, 1.0, 2.0)
 """Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
 work shares are that much slower."""
 
