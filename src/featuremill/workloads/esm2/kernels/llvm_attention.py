@@ -341,12 +341,7 @@ class PairAttention(Attention):
         """Keep keys_Jd, and values_bd as pairs. From L on they are the last token's, and the value
         is multiplied by 0."""
         function, build = self.function, self.build
-        keys = function.at(head, self.kind, self.width)
-        with function.loop(0, self.num_keys) as rows:
-            row = function.at(keys, self.kind, self._query_row(rows.index, 0))
-            for number, vector in enumerate(self._pairs_of(row)):
-                at = function.add(function.times(rows.index, self.key_elements), number * 32)
-                function.store(vector, self.keys, INT16, at)
+        self._keep_keys(head)
         values = function.at(head, self.kind, 2 * self.width)
         with function.loop(0, self.num_keys, 2) as rows:
             for start, number in self._columns():
@@ -358,6 +353,16 @@ class PairAttention(Attention):
                 both = build.or_(low, build.shl(high, function.all_lanes(16, number, INT32)))
                 at = function.add(function.times(rows.index, self.head_dim // 2), start)
                 function.store(both, self.values, INT32, at)
+
+    def _keep_keys(self, head: Value) -> None:
+        """Keep keys_Jd, from L on the last token's."""
+        function = self.function
+        keys = function.at(head, self.kind, self.width)
+        with function.loop(0, self.num_keys) as rows:
+            row = function.at(keys, self.kind, self._query_row(rows.index, 0))
+            for number, vector in enumerate(self._pairs_of(row)):
+                at = function.add(function.times(rows.index, self.key_elements), number * 32)
+                function.store(vector, self.keys, INT16, at)
 
     def _keep_queries(self, head: Value, first: Value) -> None:
         """Keep query_pQ."""
@@ -451,12 +456,7 @@ class AmxAttention(PairAttention):
         From L on there are values of the last token, which are multiplied by 0.
         """
         function, build = self.function, self.build
-        keys = function.at(head, self.kind, self.width)
-        with function.loop(0, self.length) as rows:
-            row = function.at(keys, self.kind, function.times(rows.index, self.row))
-            for number, vector in enumerate(self._pairs_of(row)):
-                at = function.add(function.times(rows.index, self.key_elements), number * 32)
-                function.store(vector, self.keys, INT16, at)
+        self._keep_keys(head)
         values = function.at(head, self.kind, 2 * self.width)
         with function.loop(0, self.num_keys, 16) as rows:
             each = [
