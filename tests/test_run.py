@@ -4,14 +4,18 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from programs import Desk
 
 from featuremill.__main__ import main
 from featuremill.base.environment import TYPED
+from featuremill.config import validate
+from featuremill.flow import screen
 from featuremill.flow.after import closing
 from featuremill.flow.before import asks_for_less
+from featuremill.flow.begin import WITHOUT_EFFECT, Flow
 from featuremill.flow.screen import FailedJob, Failures
 from featuremill.status.commands import Commands, Mend
 from featuremill.store import command_line, run_lock
@@ -23,11 +27,16 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
     config = {"inputs": "my.fa", "run": "my", "workload": "composition", "device": "cpu"}
     (tmp_path / "my run.yaml").write_text(json.dumps(config))
+    (tmp_path / "bad.yaml").write_text("inptus: my.fa\n")
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
     Desk(tmp_path, environment).type("featuremill", *words)
     results = tmp_path / "results" / "my"
     last = run_lock.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
+    bad = Desk(tmp_path, environment).type("featuremill", "run", "bad.yaml", status=2)
+    assert bad.err.endswith(
+        "bad.yaml:1: inptus: there is no such key here; did you mean 'inputs'?\n"
+    )
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"
@@ -47,6 +56,51 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     monkeypatch.setenv(TYPED.name, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
     assert "\n    snakemake -c1\n" in closing(failures, "results/my")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "verbs"),
+    [
+        ("inputs", ["other.fa"], {"plan", "merge", "report"}),
+        ("outputs", ["npy"], {"merge", "report"}),
+        ("max_failed", 3, {"merge", "report"}),
+        ("labels", {"file": "labels.tsv", "column": "family"}, {"report"}),
+        ("keep", "results", set()),
+    ],
+)
+def test_which_verbs_run_again_for_a_key(key, value, verbs):
+    """As Snakemake compares what `reruns` returns."""
+    config = {"inputs": ["my.fa"], "workload": "composition"}
+    before, after = (
+        SimpleNamespace(there=validate(one)) for one in (config, {**config, key: value})
+    )
+    changed = {v for v in WITHOUT_EFFECT if Flow.reruns(before, v) != Flow.reruns(after, v)}
+    assert changed == verbs
+
+
+@pytest.mark.parametrize(
+    ("endings", "status"),
+    [
+        (["exit status 2"], 2),
+        (["exit status 3", "exit status 3"], 3),
+        (["exit status 2", "exit status 4"], 1),
+        (["exit status 130"], 1),
+        (["died with <Signals.SIGKILL: 9>"], 1),
+        ([""], 1),
+        ([], 1),
+    ],
+)
+def test_a_run_ends_with_what_its_failed_jobs_ended_with(endings, status, monkeypatch):
+    """Where they agree; Snakemake itself ends with 1 for every failure."""
+    failures = Failures()
+    for number, ending in enumerate(endings):
+        job = FailedJob("extract", Path(f"{number}.log"), (Path("never"),), ending)
+        failures._jobs[job.log] = job
+    monkeypatch.setattr(screen, "_failures", [Failures(), failures])
+    monkeypatch.setattr(screen.RefusedError, "status", 0)
+    assert screen.exit_status() == status
+    monkeypatch.setattr(screen.RefusedError, "status", 4)
+    assert screen.exit_status() == 4, "a refusal says why nothing went on"
 
 
 @pytest.mark.parametrize(

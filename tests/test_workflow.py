@@ -355,7 +355,7 @@ def test_weights_that_failed_are_what_status_tells(tmp_path, environment):
         "inputs: in.fa\nrun: my\ndevice: cpu\noptions: {model: ./broken.pt}\n"
     )
     desk = Desk(tmp_path, environment)
-    desk.type("featuremill", "run", "my.yaml", "-c", "1", status=1)
+    desk.type("featuremill", "run", "my.yaml", "-c", "1", status=2)
     said = desk.type("featuremill", "status", "results/my", status=1).text
     assert "there is no plan: the model's weights could not be made." in said
     assert "making the weights failed: broken.pt: " in " ".join(said.split())

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from featuremill.base import environment
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.flow import reach
@@ -32,6 +32,9 @@ from featuremill.store import command_line
 
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
 """How a command ends that somebody stopped."""
+STATUS = re.compile(r"exit status (\d+)$")
+SAYING_WHY = {error.exit_status for error in (UserError, DeviceError, IntegrityError)}
+"""Exit statuses that say what failed: input or config, a device, stored data."""
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 """From the first job that computes to the first line of totals, and between two lines."""
 LOOK_SECONDS = 5.0
@@ -46,10 +49,12 @@ class RefusedError(reach.WorkflowError):  # type: ignore[misc]
 
     said = ""
     """The last one's sentence."""
+    status = 0
+    """The last one's exit status."""
 
-    def __init__(self, sentence: str) -> None:
+    def __init__(self, sentence: str, status: int = UserError.exit_status) -> None:
         super().__init__(sentence)
-        type(self).said = plain(sentence)
+        type(self).said, type(self).status = plain(sentence), status
 
 
 @contextlib.contextmanager
@@ -58,11 +63,12 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
     try:
         yield
     except (UserError, IntegrityError) as error:
-        raise RefusedError(f"{place}: {error}{hint}" if place else f"{error}{hint}") from None
+        sentence = f"{place}: {error}{hint}" if place else f"{error}{hint}"
+        raise RefusedError(sentence, error.exit_status) from None
     except BlockingIOError:  # whoever asks for a lock has more to say
         raise
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.") from None
+        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.", 1) from None
 
 
 class FailedJob(reach.JobError):
@@ -72,6 +78,12 @@ class FailedJob(reach.JobError):
     def was_stopped(self) -> bool:
         """Tell whether it ended because somebody stopped it, as Ctrl-C does."""
         return bool(STOPPED.search(self.ending)) and not self._said()
+
+    @property
+    def exit_status(self) -> int:
+        """What its command ended with; 1 where Snakemake does not say it, as of a cluster's job."""
+        found = STATUS.search(self.ending)
+        return int(found[1]) if found else 1
 
     def _said(self) -> str:
         return last_error(self.log) if self.log else ""
@@ -122,12 +134,26 @@ class Failures:
         return [job for job in self._jobs.values() if not all(o.exists() for o in job.outputs)]
 
 
+_failures: list[Failures] = []
+"""Those of each run of this Snakemake."""
+
+
+def exit_status() -> int:
+    """Return what to end with where Snakemake ends with 1, which it does for every failure: what
+    the refusal has, or the jobs that failed where they agree."""
+    if RefusedError.status:
+        return RefusedError.status
+    statuses = {job.exit_status for failures in _failures for job in failures.final()}
+    return statuses.pop() if len(statuses) == 1 and statuses <= SAYING_WHY else 1
+
+
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
     is_imported = reach.is_imported(workflow)  # then the screen is somebody else's
     shows_all = reach.shows_all(workflow) or is_imported
     is_here = not reach.runs_elsewhere(workflow)
     failures = Failures()
+    _failures.append(failures)
     if reach.is_main(workflow) and not is_imported:
         _answer_ctrl_c(failures)
 
