@@ -331,6 +331,7 @@ class Card:
 def test_engines_of_3b_leave_room_on_a_card(gigabytes, at_most, tmp_path, monkeypatch):
     card, shape = Card(gigabytes * 10**9), SHAPES["3B"]
     monkeypatch.setattr(Place, "free_memory", card.free)
+    monkeypatch.setattr("gc.collect", int)  # among all that tests have imported it takes long
     stage = Stage(shape, Place("rehearsal"), tmp_path, Sample())
     card.put("reference", 4 * shape.num_weights())
     stage.subject.model = stage.subject.weights = True

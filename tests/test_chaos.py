@@ -106,14 +106,11 @@ def test_the_same_seed_makes_the_same_choices():
     }
 
 
-def test_a_run_survives_ten_kills(tmp_path, environment, request):
-    trial = Trial(tmp_path, environment, chaos.seed(2884), node_of(request), num_shards=3)
-    whole = {"witnessed": trial.undisturbed("whole")}
-    with ThreadPoolExecutor(BESIDE) as pool:
-        survived = [pool.submit(trial.survive, number, 5, 5, whole) for number in range(2)]
-        for each in survived:
-            each.result()
-    assert trial.num_kills >= 7, "most kills met somebody"
+def test_a_run_survives_four_kills(tmp_path, environment, request):
+    """On the simulated node, where there is one: chains of odd numbers take a GPU."""
+    trial = Trial(tmp_path, environment, chaos.seed(2884), node_of(request), num_shards=2)
+    trial.survive(1, 4, 4, {"witnessed": trial.undisturbed("whole")})
+    assert trial.num_kills >= 3, "most kills met somebody"
 
 
 @pytest.mark.slow

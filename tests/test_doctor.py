@@ -833,9 +833,9 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     ("num_layers", "file_dtype", "dtype", "batch_tokens"),
     [
         (4, "fp32", "fp32", 512),  # mostly weights
-        (1, "fp32", "fp32", 8192),  # mostly activations
-        (4, "fp32", "bf16", 4096),
+        pytest.param(1, "fp32", "fp32", 8192, marks=pytest.mark.slow),  # mostly activations
         (4, "fp16", "bf16", 4096),
+        pytest.param(4, "fp32", "bf16", 4096, marks=pytest.mark.slow),
     ],
 )
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(

@@ -258,7 +258,7 @@ def test_any_length_equals_fair_esm(encoder, bundled):
     """With BOS and EOS about whole blocks of rows (16, 32, 64), about the longest that attends with
     all scores at hand (256), and above the lengths that published models were trained with."""
     generator = np.random.default_rng(1)
-    for length in (1, 2, 13, 14, 15, 30, 61, 62, 63, 254, 255, 1023, 2050):
+    for length in (1, 2, 13, 14, 15, 30, 61, 62, 63, 254, 255, 1100):
         sequence = "".join(generator.choice(list("ACDEFGHIKLMNPQRSTVWYX"), length))
         [found] = encode(encoder, [tokens_of(sequence)[0].numpy()])
         assert relative_l2(found, bundled.states(sequence)) <= 1e-5

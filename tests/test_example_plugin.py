@@ -112,6 +112,7 @@ def test_it_runs_from_two_wheels_with_its_own_output_and_reasons(terms, site):
     assert "characters" in terms("estimate", "config.yaml")
 
 
+@pytest.mark.slow
 def test_a_byte_of_the_glossary_computes_all_anew_and_a_move_nothing(terms):
     assert len(terms.compute()) == 1
     (terms.folder / "elsewhere").mkdir()

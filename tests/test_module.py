@@ -176,6 +176,7 @@ use rule * from numbers as numbers_*
 """
 
 
+@pytest.mark.slow
 def test_two_workloads_read_what_a_rule_makes(tmp_path, environment):
     (tmp_path / "Snakefile").write_text(TWO)
     (tmp_path / "in.fa").write_text(">p1\nMKVLAAGIVG\n>p2\nMKV\n")

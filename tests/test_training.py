@@ -189,6 +189,7 @@ def run(work, state, *options):
     return json.loads(found.stdout), curve, weights
 
 
+@pytest.mark.slow
 def test_the_loss_falls_and_a_resumed_run_is_the_same_to_the_bit(work, tmp_path, capsys):
     decay = ["--decay-from", "30", "--decay-steps", "20"]
     progress, curve, weights = run(work, tmp_path / "one", *decay)
@@ -293,6 +294,7 @@ def test_figures_of_probes_are_what_they_are_called():
     assert np.bincount(folds).min() > 60
 
 
+@pytest.mark.slow
 def test_a_probe_finds_kingdoms_and_is_not_fooled_by_genera():
     import probes
 

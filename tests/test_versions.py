@@ -219,7 +219,7 @@ def examples(number):
     return wrapped
 
 
-@examples(4)
+@examples(2)
 def test_no_kills_and_versions_put_two_into_one_result(tmp_path_factory, environment, steps, last):
     goes_on(Steps(tmp_path_factory.mktemp("run"), environment), steps, last)
 

@@ -37,7 +37,7 @@ from featuremill.store.results import Results
 from featuremill.workload import Record, Weights, find_workload, option_files, weights
 
 HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
-MANY_SHARDS = 7
+MANY_SHARDS = 3
 TRIES = 5
 """A quick workload may have finished before it can be killed."""
 MOST_MERGE_MB = 1_200
