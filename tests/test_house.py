@@ -29,13 +29,13 @@ def is_for_here(requirement):
 
 
 EXTRAS = {
-    extra: [needed for needed in map(Requirement, texts) if is_for_here(needed)]
+    extra.replace("-", "_"): [needed for needed in map(Requirement, texts) if is_for_here(needed)]
     for extra, texts in PROJECT["optional-dependencies"].items()
 }
 WITH_TORCH = ("encoder", "esm2", "geneformer", "llm_json", "pac", "sae")
 """Extras that compute, each with a conda environment of its name."""
 COMPUTING = [*CORE, *(needed for extra in WITH_TORCH for needed in EXTRAS[extra])]
-IN_TESTS = [*EXTRAS["test"], *EXTRAS["test-clusters"]]
+IN_TESTS = [*EXTRAS["test"], *EXTRAS["test_clusters"]]
 PINS = dict(
     line.split("==")
     for line in (ROOT / "constraints.txt").read_text().splitlines()
@@ -47,7 +47,7 @@ CONDA_NAMES = {
     "pytorch": "torch",
     "snakemake-minimal": "snakemake",
 }
-NOT_IN_FAST_TESTS = {canonicalize_name(needed.name) for needed in EXTRAS["test-clusters"]}
+NOT_IN_FAST_TESTS = {canonicalize_name(needed.name) for needed in EXTRAS["test_clusters"]}
 FOR_ONE_GPU = re.compile(r"(nvidia|cuda)\b")
 WITH_TORCH_ON_CUDA = {"triton"}
 packages_distributions = functools.cache(metadata.packages_distributions)
@@ -588,3 +588,17 @@ def test_an_install_is_made_once_and_again_when_the_pins_change(tmp_path):
     os.utime(tmp_path / "constraints.txt", (later, later))
     make_again = make(tmp_path, "-n", "-W", "constraints.txt", "run")
     assert "Installing into .venv" in make_again.stdout
+
+
+def test_every_extra_that_people_are_told_to_install_is_spelled_as_pip_wants_it():
+    """pip before 23.3 knows no other spelling, and then installs nothing with status 0."""
+    extras = set(PROJECT["optional-dependencies"])
+    assert {canonicalize_name(extra) for extra in extras} == extras
+    asked = {
+        extra
+        for page in files()
+        if page.suffix in (".md", ".py")
+        for found in re.findall(r"featuremill\[([\w,-]+)\]", page.read_text("utf-8"))
+        for extra in found.split(",")
+    }
+    assert asked and asked <= extras

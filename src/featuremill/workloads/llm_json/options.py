@@ -18,7 +18,7 @@ class Options(RowOptions):
 
     PACKAGES = MappingProxyType(
         dict.fromkeys(
-            ("torch", "transformers", "llguidance", "jsonschema"), "featuremill[llm_json]"
+            ("torch", "transformers", "llguidance", "jsonschema"), "featuremill[llm-json]"
         )
     )
 
