@@ -28,10 +28,12 @@ from torch import nn
 
 import featuremill
 from featuremill import __main__
-from featuremill.head import features, figures, intervals
+from featuremill.base.errors import UserError
+from featuremill.head import calibration, card, features, figures, fitting, intervals, page
 from featuremill.head import network as network_of
 from featuremill.head.features import Joined, RunFeatures
-from featuremill.head.fitting import Logistic, chosen_and_fitted
+from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
+from featuremill.head.predict import _refuse_other_recipes
 from featuremill.merge.command import merge
 from featuremill.merge.loading import Pooled
 from featuremill.search.table import Table
@@ -44,6 +46,13 @@ COLUMN = ["--feature", "composition"]
 def no_handlers(monkeypatch):
     """Let no test log to the screen of one before it."""
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """Draw fewer groups for intervals, which most of the time would go into."""
+    monkeypatch.setattr(intervals, "RESAMPLES", 100)
+    torch.set_num_threads(1)
 
 
 def proteins(count, seed=0):
@@ -151,7 +160,9 @@ def test_predictions_are_the_forward_pass_in_float64(runs, labels, tmp_path, kin
         assert found["class"].tolist() == ["xy"[number] for number in scores.argmax(1)]
     about = card_of(tmp_path / "h")
     assert about["features"][0]["recipe"] == Results(runs[0]).find_plan().recipe
-    assert about["scores"].keys() == {"accuracy", "macro_f1", "auc"}
+    assert about["scores"].keys() == {"accuracy", "macro_f1", "auc", "brier"}
+    assert about["guesses"] == {"accuracy": 0.5, "macro_f1": 1 / 3, "auc": 0.5, "brier": 0.25}
+    assert about["counts"]["groups"] == 30  # families
     value, low, high = about["scores"]["auc"]
     assert 0.5 < low < value < high <= 1
     assert sum(map(sum, about["confusion"])) == about["counts"]["records"] == 120
@@ -518,29 +529,131 @@ def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
     np.testing.assert_allclose(found[["score_x", "score_y"]], scores, atol=1e-6, rtol=0)
 
 
-# ---- as the bundled model was judged ----
+# ---- what is fitted, and how it is judged ----
 
 
-@pytest.fixture
-def probes(monkeypatch):
-    """training/probes.py, which imports its neighbours as scripts do."""
-    monkeypatch.syspath_prepend(str(ROOT / "training"))
-    import probes
+def rare(num=400, share=0.09, strength=1.4):
+    """Return features, classes of which the second is rare, and groups of two that look alike."""
+    rng = np.random.default_rng(3)
+    y = np.repeat((rng.random(num // 2) < share).astype(np.int64), 2)
+    look = np.repeat(rng.normal(size=(num // 2, 30)), 2, axis=0)
+    x = rng.normal(size=(num, 30)) + look + strength * (y[:, None] == 1) * (np.arange(30) < 8)
+    return x.astype(np.float32), y, np.repeat(np.arange(num // 2), 2)
 
-    return probes
+
+def test_folds_keep_groups_whole_and_classes_spread():
+    rng = np.random.default_rng(1)
+    groups = rng.integers(0, 60, 400)
+    y = np.where(groups % 12 == 0, 2, groups % 2)  # five groups of the third class
+    folds = figures.folds_of(groups, y, 5, 0)
+    for group in range(60):
+        assert len(set(folds[groups == group])) == 1
+    assert np.bincount(folds).min() > 60
+    assert (folds == figures.folds_of(groups, y, 5, 0)).all()
+    large = np.repeat(np.arange(10), [50] * 5 + [2] * 5)
+    for of_whom, classes in ((groups, y), (large, large // 5)):
+        folds = figures.folds_of(of_whom, classes, 5, 0)
+        for number in set(classes):
+            assert set(folds[classes == number]) == set(range(5))
 
 
-def test_the_scores_are_those_of_the_model_cards_probes(runs, tmp_path, probes):
-    ids, vectors = featuremill.load_matrix(runs[0], "composition")
-    kingdoms = np.array([("Archaea", "Bacteria", "Viruses")[int(id[1:]) % 3] for id in ids])
-    genera = np.array([str(int(id[1:]) // 2) for id in ids])
-    rows = zip(ids, kingdoms, kingdoms == "Viruses", genera, strict=True)
-    labels = write_labels(tmp_path / "l.csv", rows, "id,kingdom,viral,genus")
-    found = probes.Probes(vectors.astype(np.float64), kingdoms, genera).figures()
-    for column, figure, name in (("kingdom", "macro_f1", "kingdom"), ("viral", "auc", "viral")):
-        words = ("--labels", labels, "--column", column, "--group", "genus")
-        head("train", runs[0], *COLUMN, *words, "--output", tmp_path / column)
-        assert card_of(tmp_path / column)["scores"][figure] == [*found[name]]
+def test_scores_of_a_rare_class_are_probabilities():
+    x, y, groups = rare()
+    scores = out_of_fold(Logistic(), x, y, groups)
+    assert abs(scores[:, 1].mean() - y.mean()) < 0.02  # though the fit counts classes alike
+    assert figures.brier(scores, y) < figures.of_guesses(y, 2)["brier"] - 0.008
+    assert np.isclose(figures.brier(scores, y), np.mean((scores[:, 1] - y) ** 2))
+    for one in figures.reliability(scores, y):
+        assert one.items < 30 or abs(one.share - one.mean_score) < 0.15
+    fitted = chosen_and_fitted(Logistic(), x, y, groups, 2)
+    raw = network_of.logits(Logistic().fit(x, y, fitted.setting, 2), x)
+    calibrated = fitted.calibration.logits(raw)
+    np.testing.assert_allclose(network_of.logits(fitted.head, x), calibrated, atol=1e-9)
+
+
+def test_calibration_finds_scale_and_shift_and_bounds_both():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(20_000, 3)) * 2
+    shift = np.array([1.0, 0.0, -1.0])
+    scores = network_of.softmax(0.5 * logits + shift)
+    y = (scores.cumsum(1) < rng.random((20_000, 1))).sum(1)
+    found = calibration.fitted(logits, y)
+    assert abs(found.scale - 0.5) < 0.02
+    np.testing.assert_allclose(found.shift_C, shift, atol=0.05)
+    apart = np.array([[9.0, 0], [8, 0], [0, 7], [0, 9]]) * 1e3
+    sure = network_of.softmax(calibration.fitted(apart, np.array([0, 0, 1, 1])).logits(apart))
+    assert np.isfinite(sure).all() and 0.6 < sure[0, 0] < 0.99
+    turned = calibration.fitted(apart, np.array([1, 1, 0, 0]))  # worse than chance
+    assert turned.scale == 0 and np.allclose(turned.shift_C, 0)
+
+
+def test_a_fit_counts_classes_alike_and_takes_features_of_any_size():
+    x, y, _ = rare(strength=0.0)
+    odds = np.diff(network_of.logits(Logistic().fit(x, y, 1.0, 2), x))
+    assert abs(odds.mean()) < 0.2  # and not the log of 9 to 91
+    standard = network_of.standardisation(x * [1e3] * 30 + 7)
+    found = network_of.standardised(standard, x * [1e3] * 30 + 7)
+    np.testing.assert_allclose([found.mean(0), found.std(0)], [[0] * 30, [1] * 30], atol=1e-5)
+
+
+class Spy:
+    """Heads of which each takes one column for the odds; it notes what it is fitted to."""
+
+    setting, bounds, patience = "column", (1, 3), 3
+
+    def __init__(self):
+        self.groups = []
+
+    def fit(self, x_NF, y_N, column, num_classes):
+        self.groups.append(np.unique(x_NF[:, 0], return_counts=True))
+        weight = np.zeros((num_classes, x_NF.shape[1]))
+        weight[1, column] = 1
+        return {"weight": weight, "bias": np.zeros(num_classes)}
+
+    def candidates(self, x_NF, y_N, num_classes):
+        for column in (1, 2, 3):
+            yield fitting.Candidate(column, self.fit(x_NF, y_N, column, num_classes))
+
+
+def test_no_fit_sees_half_a_group_and_the_best_setting_is_chosen():
+    """Neither the fit that is judged nor those that choose its setting."""
+    x, y, groups = rare(120, share=0.4)
+    x[:, 0], x[:, 2] = groups, y + x[:, 2] / 9
+    spy = Spy()
+    out_of_fold(spy, x, y, groups)
+    assert len(spy.groups) == 5 * (5 * 3 + 1)
+    assert all((counts == 2).all() for _, counts in spy.groups)
+    assert 30 < min(len(numbers) for numbers, _ in spy.groups) < 45  # of 60
+    assert chosen_and_fitted(spy, x, y, groups, 2).setting == 2
+
+
+def test_an_interval_is_of_groups_and_not_of_their_records():
+    values = np.arange(40.0)
+    one = intervals.bootstrap(lambda i: values[i].mean(), np.zeros(40))
+    assert one.low == one.value == one.high
+    many = intervals.bootstrap(lambda i: values[i].mean(), values)
+    assert many.low < many.value < many.high
+
+
+def test_a_head_that_guesses_is_called_so():
+    known = {"scores": {"accuracy": [0.53, 0.45, 0.62], "auc": [0.55, 0.48, 0.61]}}
+    known |= {"guesses": {"accuracy": 0.6, "auc": 0.5}, "confusion": [[55, 5], [20, 20]]}
+    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
+    assert "No better than guessing: " in page.warning_of(card.Card(**known))
+    known["scores"]["auc"][1] = 0.51
+    assert "no more often than always 'soil' (0.600)" in page.warning_of(card.Card(**known))
+    known["scores"]["accuracy"] = [0.75, 0.65, 0.84]
+    assert not page.warning_of(card.Card(**known))
+
+
+def test_a_column_of_the_same_width_and_recipe_is_another():
+    known = card.Part(width=4, column="mean_layer_6", recipe="r")
+    head_card = card.Card(kind="logistic", classes=["x", "y"], features=[known], sha256="")
+    part = SimpleNamespace(name="run", column="mean_layer_5", recipe="r", settings=None)
+    with pytest.raises(
+        UserError, match=r"r \(mean_layer_5\), and h was made with r \(mean_layer_6\)"
+    ):
+        _refuse_other_recipes([part], head_card, Path("h"))
 
 
 @pytest.mark.slow
@@ -555,8 +668,8 @@ def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
     x = {
         dtype: featuremill.embed(sequences, dtype=dtype, device="cpu") for dtype in ("bf16", "fp32")
     }
-    _, tensors = chosen_and_fitted(Logistic(), x["bf16"], is_virus.astype(int), groups, 2)
-    bf16, fp32 = (network_of.logits(tensors, vectors).argmax(1) for vectors in x.values())
+    found = chosen_and_fitted(Logistic(), x["bf16"], is_virus.astype(int), groups, 2)
+    bf16, fp32 = (network_of.logits(found.head, vectors).argmax(1) for vectors in x.values())
     assert len(sequences) == 1000 and (bf16 == fp32).mean() >= 0.995
 
 
@@ -578,15 +691,16 @@ def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, tmp_p
     labels.write_text(text)
     words = ("--labels", labels, "--column", "kind", "--group", "family")
     head("train", runs[0], *COLUMN, *words, "--output", tmp_path / "h")
-    page = (tmp_path / "h" / "head.html").read_text("utf-8")
-    assert not re.search(r"""(src|href)=["']?(https?:)?//""", page) and name not in page
-    charts = re.findall(r'id="data-\w+">(.*?)</script>', page, re.DOTALL)
-    assert len(charts) == 2
+    text = (tmp_path / "h" / "head.html").read_text("utf-8")
+    assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and name not in text
+    charts = re.findall(r'id="data-\w+">(.*?)</script>', text, re.DOTALL)
+    assert len(charts) == 3
     for chart in charts:
         specification = json.loads(chart) | {"width": 600}
         assert "<svg" in vl_convert.vegalite_to_svg(json.dumps(specification))
     value, low, high = card_of(tmp_path / "h")["scores"]["accuracy"]
-    assert f"accuracy {value:.3f} ({low:.3f}–{high:.3f})" in page
+    assert f"accuracy {value:.3f} ({low:.3f}–{high:.3f}; guessing 0.500)" in text
+    assert "The Brier score is" in text and "better than guessing" not in text
 
 
 # ---- what is no good ----
@@ -597,6 +711,10 @@ def every(kind, count=40):
 
 
 XY = every(lambda n: "xy"[n % 2])
+TORN = [
+    (f"p{n}", kind, family)
+    for n, (kind, family) in enumerate(zip("zzzyyyzzxxxzyzyx", "7004467142015645", strict=True))
+]
 
 
 @pytest.mark.parametrize(
@@ -605,10 +723,11 @@ XY = every(lambda n: "xy"[n % 2])
         ([("q1", "x", 1)], (), "none of its 1 ids has features in {run}: its first is 'q1', the "
          "run's first is 'p0'; write the ids as the run has them."),
         (every(lambda n: "x"), (), "'kind' is 'x' in all 40 records that have features"),
-        (every(lambda n: "xy"[n == 3]), (), "the class 'y' has a single record"),
-        (every(lambda n: "xy"[n < 2]), ("--group", "family"),
-         "the class 'y' has all of its 2 records in family '0'"),
-        (every(lambda n: "xy"[n % 2], 4), (), "4 different records are too few for 5 folds"),
+        (every(lambda n: "xy"[n == 3]), (),
+         "the class 'y' has 1 record, and a head needs 3 records of each class, so that"),
+        (every(lambda n: "xy"[n < 4]), ("--group", "family"), "the class 'y' has its 4 records in "
+         "'0' and '1' of family, and a head needs 3 values of family of each class"),
+        (TORN, ("--group", "family"), "the class 'y' shares each family with other classes"),
         (every(lambda n: "xy"[n % 2], 8), ("--group", "family"),
          "4 different values of family are too few"),
         ([*XY, ("p3", "x", 1)], (), "labels.csv:42: 'p3' has a label in line 5 already"),

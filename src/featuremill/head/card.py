@@ -54,6 +54,28 @@ class TableUsed(Record):
     group: str | None = None
 
 
+class Calibration(Record):
+    """What makes of the fitted logits those of probabilities: scale · logits + shift.
+
+    It is built into the last layer of head.safetensors.
+    """
+
+    scale: float
+    shift: list[float]
+
+
+class Bin(Record):
+    """Records whose scores for a class are about the same."""
+
+    class_name: str
+    low: float
+    high: float
+    records: int
+    mean_score: float
+    share: float
+    """Of these records that are of the class."""
+
+
 class Source(Record):
     """The file that a head was imported from."""
 
@@ -77,15 +99,29 @@ class Card(JsonFile):
     scores: dict[str, list[float]] = {}  # noqa: RUF012
     """Value, and the bounds of its 95 % interval, of what predicts records whose group it did not
     see."""
+    guesses: dict[str, float] = {}  # noqa: RUF012
+    """Each of these figures for guesses by the classes' frequencies alone."""
+    reliability: list[Bin] = []  # noqa: RUF012
+    """How often a class is right, by its score for records whose group was not seen. Of two
+    classes, the second."""
+    calibration: Calibration | None = None
+    """None: the scores are not calibrated."""
     confusion: list[list[int]] = []  # noqa: RUF012
     """Records of each class (rows) by the class that was predicted (columns)."""
     setting: dict[str, float] = {}  # noqa: RUF012
-    """What an inner fold chose."""
+    """What inner folds chose."""
+    setting_bounds: list[float] = []  # noqa: RUF012
+    """The first and the last setting that could be chosen."""
     labels: TableUsed | None = None
     source: Source | None = None
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] = {}  # noqa: RUF012
+
+    @property
+    def is_guessing(self) -> bool:
+        """Whether its scores may sort records no better than chance does."""
+        return "auc" in self.scores and self.scores["auc"][1] <= self.guesses.get("auc", 0.5)
 
 
 def refuse_other_folder(folder: Path) -> None:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 FOLDS = 5
+TINY = 1e-12
+"""Sums of shares that differ by less are equal."""
+BINS = 10
+"""Of a reliability table."""
 Labels = npt.NDArray[np.int64]
 """The number of each item's class."""
 
 
-def folds_of(groups_N: npt.NDArray[Any], num_folds: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return the fold of each item; groups stay whole, and folds get nearly equally many items."""
+def folds_of(
+    groups_N: npt.NDArray[Any], y_N: Labels, num_folds: int, seed: int
+) -> npt.NDArray[np.int64]:
+    """Return the fold of each item: groups stay whole, and each fold gets about the same share of
+    every class.
+
+    Groups with large shares of a class are placed first, each where it makes the sum of squared
+    shares grow least; among equal folds, in the one with fewest items.
+    """
     _, group_N, sizes = np.unique(groups_N, return_inverse=True, return_counts=True)
+    num_classes = int(y_N.max()) + 1
+    counts_GC = np.zeros((len(sizes), num_classes))
+    np.add.at(counts_GC, (group_N, y_N), 1)
+    shares_GC = counts_GC / np.maximum(1, counts_GC.sum(0))
     order = np.random.default_rng(seed).permutation(len(sizes))
-    order = order[np.argsort(-sizes[order], kind="stable")]
-    fold_of, filled = np.empty(len(sizes), np.int64), np.zeros(num_folds, np.int64)
+    order = order[np.argsort(-np.square(shares_GC[order]).sum(1), kind="stable")]
+    fold_of, filled_F = np.empty(len(sizes), np.int64), np.zeros(num_folds)
+    shares_FC = np.zeros((num_folds, num_classes))
     for group in order:
-        fold_of[group] = filled.argmin()
-        filled[fold_of[group]] += sizes[group]
+        growth_F = shares_FC @ shares_GC[group]
+        least = np.flatnonzero(growth_F <= growth_F.min() + TINY)
+        fold = fold_of[group] = least[filled_F[least].argmin()]
+        filled_F[fold] += sizes[group]
+        shares_FC[fold] += shares_GC[group]
     return fold_of[group_N]
 
 
@@ -57,3 +76,62 @@ def auc(score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_]) -> floa
     return float(
         (rank_N[is_positive_N].sum() - positives * (positives + 1) / 2) / (positives * negatives)
     )
+
+
+def mean_auc(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
+    """Return the mean over classes of the AUC of a class's score; for two classes, the AUC."""
+    # Of two classes the second's score says what the first's does.
+    classes = range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1])
+    return float(np.mean([auc(scores_NC[:, number], y_N == number) for number in classes]))
+
+
+def brier(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
+    """Return the Brier score: half the sum over classes of the squared difference between a score
+    and 1 for the true class, 0 for another; the mean over items."""
+    return float(np.square(scores_NC - np.eye(scores_NC.shape[1])[y_N]).sum(1).mean() / 2)
+
+
+def log_loss(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
+    """Return the mean of -log of the true class's score."""
+    found = scores_NC[np.arange(len(y_N)), y_N]
+    return float(-np.log(np.maximum(found, np.finfo(np.float64).tiny)).mean())
+
+
+def of_guesses(y_N: Labels, num_classes: int) -> dict[str, float]:
+    """Return each figure of guesses that know no feature: the most frequent class for all items,
+    and the classes' frequencies as scores."""
+    rates_C = np.bincount(y_N, minlength=num_classes) / len(y_N)
+    most = float(rates_C.max())
+    return {
+        "accuracy": most,
+        "macro_f1": 2 * most / (1 + most) / num_classes,
+        "auc": 0.5,
+        "brier": float(1 - np.square(rates_C).sum()) / 2,
+    }
+
+
+class Bin(NamedTuple):
+    """Items whose scores for a class are about the same."""
+
+    number: int
+    """Of the class."""
+    low: float
+    high: float
+    items: int
+    mean_score: float
+    share: float
+    """Of these items that are of the class."""
+
+
+def reliability(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> list[Bin]:
+    """Return, for each class, the items in tenths of the score; of two classes, for the second."""
+    found = []
+    for number in range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1]):
+        score_N = scores_NC[:, number]
+        bin_N = np.minimum((score_N * BINS).astype(np.int64), BINS - 1)
+        for place in np.unique(bin_N).tolist():
+            inside = bin_N == place
+            mean, share = score_N[inside].mean(), (y_N[inside] == number).mean()
+            bounds = place / BINS, (place + 1) / BINS
+            found.append(Bin(number, *bounds, int(inside.sum()), float(mean), float(share)))
+    return found

@@ -1,9 +1,9 @@
 """Fitting a head: logistic regression, or the multilayer perceptron of VirNucPro.
 
-Classes count alike, however many items they have. One setting is chosen by a fold inside the
-training side: how strongly the regression is regularised, for how many epochs the perceptron is
-trained. What is found depends on the data, the seed and, in its last digits, on torch and on the
-number of threads.
+Classes count alike in fitting, however many items they have; calibration then brings the scores
+back to how frequent the classes are. One setting is chosen by folds inside the training side: how
+strongly the regression is regularised, for how many epochs the perceptron is trained. What is found
+depends on the data, the seed and, in its last digits, on torch and on the number of threads.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.head.figures import FOLDS, Labels, folds_of, macro_f1
+from featuremill.head import calibration
+from featuremill.head.calibration import Calibration
+from featuremill.head.figures import FOLDS, Labels, folds_of, log_loss
 from featuremill.head.network import (
     ROWS_AT_ONCE,
     Matrix,
     logits,
+    softmax,
     standardisation,
     standardised,
 )
@@ -29,15 +32,21 @@ if TYPE_CHECKING:
 
 Found = dict[str, npt.NDArray[Any]]
 """Tensors of a head, by name."""
-PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the sum of squared weights, beside the mean loss
+PENALTIES = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""Of the sum of squared weights, beside the mean loss."""
 HIDDEN = 512
 DROPOUT = 0.5
 LEARNING_RATE = 1e-3
 BATCH = 256
 MOST_EPOCHS = 40
-PATIENCE = 8
-"""Epochs without a better one after which no later one is tried."""
 log = logging.getLogger("featuremill.head")
+
+
+class Candidate(NamedTuple):
+    """A head that was fitted with one setting."""
+
+    setting: float
+    head: Found
 
 
 class Kind(Protocol):
@@ -47,9 +56,16 @@ class Kind(Protocol):
     def setting(self) -> str:
         """What is chosen."""
 
-    def choose(self, x_NF: Matrix, y_N: Labels, inner_N: Matrix, num_classes: int) -> float:
-        """Return the setting that predicts best, by macro-F1, what is not in `inner_N` from what
-        is."""
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The first and the last setting that are tried."""
+
+    @property
+    def patience(self) -> int:
+        """Settings without a better one after which no later one is tried."""
+
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        """Yield heads that were fitted to all items, setting after setting."""
 
     def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
         """Return a head of `num_classes` that was fitted to all items."""
@@ -58,13 +74,11 @@ class Kind(Protocol):
 class Logistic:
     """Logistic regression on standardised features, by L-BFGS."""
 
-    setting = "penalty"
+    setting, bounds, patience = "penalty", (PENALTIES[0], PENALTIES[-1]), 2
 
-    def choose(self, x_NF: Matrix, y_N: Labels, inner_N: Matrix, num_classes: int) -> float:
-        x, y, rest = x_NF[inner_N], y_N[inner_N], x_NF[~inner_N]
-        found = [logits(self.fit(x, y, penalty, num_classes), rest) for penalty in PENALTIES]
-        figures = [macro_f1(logits_NC.argmax(1), y_N[~inner_N]) for logits_NC in found]
-        return PENALTIES[int(np.argmax(figures))]
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        for penalty in PENALTIES:
+            yield Candidate(penalty, self.fit(x_NF, y_N, penalty, num_classes))
 
     def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
         import torch
@@ -90,38 +104,21 @@ class Logistic:
         return found | {"weight": weight_CF, "bias": bias.detach().numpy()}
 
 
-class Epoch(NamedTuple):
-    """A perceptron after so many passes over what it is trained on."""
-
-    number: int
-    head: Found
-
-
 class Perceptron:
     """Linear to 512, BatchNorm, ReLU, Dropout, Linear to the classes (VirNucPro's
     `MLPClassifier`), on standardised features, by Adam."""
 
-    setting = "epochs"
+    setting, bounds, patience = "epochs", (1, MOST_EPOCHS), 8
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def choose(self, x_NF: Matrix, y_N: Labels, inner_N: Matrix, num_classes: int) -> float:
-        best, best_figure = 1, -1.0
-        for epoch in self._epochs(x_NF[inner_N], y_N[inner_N], num_classes):
-            predicted_N = logits(epoch.head, x_NF[~inner_N]).argmax(1)
-            if (figure := macro_f1(predicted_N, y_N[~inner_N])) > best_figure:
-                best, best_figure = epoch.number, figure
-            if epoch.number in (MOST_EPOCHS, best + PATIENCE):
-                break
-        return best
-
     def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
-        epochs = self._epochs(x_NF, y_N, num_classes)
-        return next(epoch.head for epoch in epochs if epoch.number == setting)
+        epochs = self.candidates(x_NF, y_N, num_classes)
+        return next(epoch.head for epoch in epochs if epoch.setting == setting)
 
-    def _epochs(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Epoch]:
-        """Yield the network after each epoch, without an end: equal arguments, equal networks."""
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        """Yield the network after each epoch: equal arguments, equal networks."""
         import torch
         from torch import nn
 
@@ -140,9 +137,7 @@ class Perceptron:
         balance = 1 / torch.bincount(y, minlength=num_classes).float()
         loss_of = nn.CrossEntropyLoss(weight=balance)
         optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-        number = 0
-        while True:
-            number += 1
+        for number in range(1, MOST_EPOCHS + 1):
             # Of nearly equal sizes: BatchNorm takes no batch of one.
             order = torch.randperm(len(x), generator=generator)
             for batch in order.tensor_split(-(-len(x) // BATCH)):
@@ -154,7 +149,7 @@ class Perceptron:
                 loss.backward()
                 optimizer.step()
             tensors = {key: value.numpy().copy() for key, value in network.state_dict().items()}
-            yield Epoch(number, standard | tensors)
+            yield Candidate(number, standard | tensors)
 
 
 def _singles(standard: Found, x_NF: Matrix) -> Matrix:
@@ -166,27 +161,86 @@ def _singles(standard: Found, x_NF: Matrix) -> Matrix:
     return found
 
 
+class Fitted(NamedTuple):
+    """A head whose scores are calibrated, and what was chosen for it."""
+
+    head: Found
+    setting: float
+    calibration: Calibration
+    """It is built into the head."""
+
+
 def chosen_and_fitted(
     kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
-) -> tuple[float, Found]:
-    """Return the setting that a fold of whole groups chooses, and the head fitted with it."""
-    inner_N = folds_of(groups_N, FOLDS, 1) != 0
-    setting = kind.choose(x_NF, y_N, inner_N, num_classes)
-    return setting, kind.fit(x_NF, y_N, setting, num_classes)
+) -> Fitted:
+    """Return the head fitted with the setting that folds of whole groups choose: that whose
+    calibrated scores have the least log-loss on items whose group was not seen. The calibration is
+    that of the same logits."""
+    folds_N = inner_folds(groups_N, y_N)
+    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in range(FOLDS)]
+    found, losses = [], []
+    for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
+        logits_NC = np.empty((len(y_N), num_classes))
+        for fold, one in enumerate(of_setting):
+            logits_NC[folds_N == fold] = one.logits_NC
+        calibrated = calibration.fitted(logits_NC, y_N)
+        losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))
+        found.append((of_setting[0].setting, calibrated))
+    setting, calibrated = found[int(np.argmin(losses))]
+    head = kind.fit(x_NF, y_N, setting, num_classes)
+    return Fitted(calibrated.built_in(head), setting, calibrated)
+
+
+def inner_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
+    """Return the folds by which a setting is chosen."""
+    return folds_of(groups_N, y_N, FOLDS, 1)
+
+
+def outer_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
+    """Return the folds by which a head is judged."""
+    return folds_of(groups_N, y_N, FOLDS, 0)
+
+
+class Tried(NamedTuple):
+    """What one setting says of items that the fit did not see."""
+
+    setting: float
+    logits_NC: npt.NDArray[np.float64]
+
+
+def _tried(
+    kind: Kind, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
+) -> list[Tried]:
+    """Return what settings say of the items held out, up to the one after which none got better
+    for a while."""
+    tried, losses = list[Tried](), list[float]()
+    x, y, rest, true = (
+        x_NF[~is_held_out_N],
+        y_N[~is_held_out_N],
+        x_NF[is_held_out_N],
+        y_N[is_held_out_N],
+    )
+    for setting, head in kind.candidates(x, y, num_classes):
+        tried.append(Tried(setting, logits(head, rest)))
+        scores_NC = softmax(
+            calibration.fitted(tried[-1].logits_NC, true).logits(tried[-1].logits_NC)
+        )
+        losses.append(log_loss(scores_NC, true))
+        if len(losses) - 1 - int(np.argmin(losses)) >= kind.patience:
+            break
+    return tried
 
 
 def out_of_fold(
     kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64]:
-    """Return the log-odds (N, C) of each item by a head that saw nothing of its group."""
+    """Return the calibrated scores (N, C) of each item by a head that saw nothing of its group."""
     num_classes = int(y_N.max()) + 1
     found = np.empty((len(y_N), num_classes))
-    folds_N = folds_of(groups_N, FOLDS, 0)
+    folds_N = outer_folds(groups_N, y_N)
     for fold in range(FOLDS):
         outside = folds_N != fold
-        setting, head = chosen_and_fitted(
-            kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes
-        )
-        found[~outside] = logits(head, x_NF[~outside])
-        log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, setting)
+        one = chosen_and_fitted(kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes)
+        found[~outside] = softmax(logits(one.head, x_NF[~outside]))
+        log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
     return found

@@ -18,11 +18,21 @@ from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.head import card, figures, labels
 from featuremill.head.features import Joined, Lacking, Matrix, open_run, spread
-from featuremill.head.fitting import Kind, Logistic, Perceptron, chosen_and_fitted, out_of_fold
+from featuremill.head.fitting import (
+    Kind,
+    Logistic,
+    Perceptron,
+    chosen_and_fitted,
+    inner_folds,
+    out_of_fold,
+    outer_folds,
+)
 from featuremill.head.intervals import Estimate, bootstrap
 from featuremill.store.files import replacing_folder, sha256_of
 from featuremill.workload import refuse_without_packages
 
+FEWEST_GROUPS = 3
+"""Of a class: one is judged, one chooses the setting and calibrates, one is learnt from."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -91,12 +101,10 @@ def train(chosen: Chosen) -> card.Card:
         f"{joined.width:,}",
         f"no {chosen.group} is on both sides of a fold" if chosen.group else "folds by record",
     )
-    logits_NC = out_of_fold(kind, examples.x_NF, examples.y_N, examples.groups_N)
-    scores, confusion = judged(logits_NC, examples)
+    scores_NC = out_of_fold(kind, examples.x_NF, examples.y_N, examples.groups_N)
+    scores, confusion = judged(scores_NC, examples)
     num_classes = len(examples.classes)
-    setting, tensors = chosen_and_fitted(
-        kind, examples.x_NF, examples.y_N, examples.groups_N, num_classes
-    )
+    fitted = chosen_and_fitted(kind, examples.x_NF, examples.y_N, examples.groups_N, num_classes)
     counts = {
         "records": len(examples.ids),
         "groups": len(np.unique(examples.groups_N)),
@@ -104,6 +112,8 @@ def train(chosen: Chosen) -> card.Card:
         "unlabelled": joined.num_unwanted,
         "rows_without_label": num_empty,
     }
+    from featuremill.head.page import write_page
+
     with replacing_folder(chosen.output) as folder:
         _write_missing(folder / card.MISSING, missing)
         made = card.Card(
@@ -120,11 +130,27 @@ def train(chosen: Chosen) -> card.Card:
                 )
                 for part in parts
             ],
-            sha256=card.write_tensors(folder / card.TENSORS, tensors),
+            sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
             counts=counts,
             scores={name: [*estimate] for name, estimate in scores.items()},
+            guesses=figures.of_guesses(examples.y_N, num_classes),
+            reliability=[
+                card.Bin(
+                    class_name=examples.classes[one.number],
+                    low=one.low,
+                    high=one.high,
+                    records=one.items,
+                    mean_score=one.mean_score,
+                    share=one.share,
+                )
+                for one in figures.reliability(scores_NC, examples.y_N)
+            ],
+            calibration=card.Calibration(
+                scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
+            ),
             confusion=confusion.tolist(),
-            setting={kind.setting: setting},
+            setting={kind.setting: fitted.setting},
+            setting_bounds=[*kind.bounds],
             labels=card.TableUsed(
                 file=str(chosen.labels),
                 sha256=sha256_of(chosen.labels),
@@ -135,8 +161,6 @@ def train(chosen: Chosen) -> card.Card:
             threads=chosen.threads,
             versions=this_process.versions(),
         )
-        from featuremill.head.page import write_page
-
         write_page(folder / card.PAGE, chosen.output.name, made)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
@@ -194,37 +218,59 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
         groups_of[number].add(name)
     sizes = Counter(examples.y_N.tolist())
     for number, names in groups_of.items():
-        if len(names) == 1:
+        if len(names) < FEWEST_GROUPS:
             name = clipped(examples.classes[number])
-            all_of = records(sizes[number])
+            num_records = records(sizes[number])
             reason = (
-                f"has all of its {all_of} in {group} {clipped(next(iter(names)))!r}"
+                f"has its {num_records} in {listed(repr(clipped(one)) for one in sorted(names))} "
+                f"of {group}"
                 if group
-                else "has a single record"
+                else f"has {num_records}"
             )
+            least = f"{FEWEST_GROUPS} {'values of ' + group if group else 'records'}"
             raise UserError(
-                f"{where}: the class {name!r} {reason}, so nothing is left to learn it from while "
-                "it is judged by that; label more of the class, or leave it out."
+                f"{where}: the class {name!r} {reason}, and a head needs {least} of each class, "
+                "so that there are others to learn from while it is judged and calibrated; label "
+                "more of the class, or leave it out."
             )
     if (num_groups := len(set(examples.groups_N.tolist()))) < figures.FOLDS:
         raise UserError(
-            f"{where}: {num_groups} different {'values of ' + group if group else 'records'} are "
-            f"too few for {figures.FOLDS} folds; label more."
+            f"{where}: {num_groups} different values of {group} are too few for "
+            f"{figures.FOLDS} folds; label more."
+        )
+    for number in _torn_from_its_class(examples):
+        raise UserError(
+            f"{where}: the class {clipped(examples.classes[number])!r} shares each {group} with "
+            "other classes in such a way that a fold would hold all of it; label more of the "
+            "class elsewhere, or leave it out."
         )
 
 
+def _torn_from_its_class(examples: Examples) -> list[int]:
+    """Return the classes of which a fold would hold all that there is to learn from."""
+    y_N, groups_N = examples.y_N, examples.groups_N
+    outer_N = outer_folds(groups_N, y_N)
+    sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
+    found = set[int]()
+    for side in sides:
+        inner_N = inner_folds(groups_N[side], y_N[side])
+        for fold in range(figures.FOLDS):
+            learnt = np.bincount(y_N[side][inner_N != fold], minlength=len(examples.classes))
+            found.update(np.flatnonzero(learnt == 0).tolist())
+    return sorted(found)
+
+
 def judged(
-    logits_NC: npt.NDArray[np.float64], examples: Examples
+    scores_NC: npt.NDArray[np.float64], examples: Examples
 ) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
     """Return the figures of what is predicted, with their intervals, and the confusion table."""
-    predicted_N, y_N = logits_NC.argmax(1), examples.y_N
+    predicted_N, y_N = scores_NC.argmax(1), examples.y_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
         "macro_f1": lambda i: figures.macro_f1(predicted_N[i], y_N[i]),
+        "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i]),
+        "brier": lambda i: figures.brier(scores_NC[i], y_N[i]),
     }
-    if len(examples.classes) == 2:
-        odds_N, is_second_N = logits_NC[:, 1] - logits_NC[:, 0], y_N == 1
-        statistics["auc"] = lambda i: figures.auc(odds_N[i], is_second_N[i])
     scores = {
         name: bootstrap(statistic, examples.groups_N) for name, statistic in statistics.items()
     }
@@ -239,8 +285,15 @@ def _write_missing(path: Path, missing: Sequence[Lacking]) -> None:
 
 
 def _say(made: card.Card, output: Path) -> None:
+    from featuremill.head.page import warning_of
+
     for name, (value, low, high) in made.scores.items():
-        log.info("%s %.3f (95 %% interval %.3f to %.3f)", name, value, low, high)
+        guess = made.guesses[name]
+        log.info(
+            "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)", name, value, low, high, guess
+        )
+    if warning := warning_of(made):
+        log.warning(warning)
     if num_missing := made.counts["missing"]:
         log.warning(
             "%s without features in every run: %s lists them.",
