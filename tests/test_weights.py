@@ -157,6 +157,90 @@ def test_transformers_own_folder(cache, tmp_path):
     assert relative_l2(hidden[: len(expected)], expected) <= 1e-5
 
 
+def test_a_folder_from_hugging_face_is_the_same_weights(cache, tmp_path, tiny, monkeypatch):
+    """With safetensors, a pickle, or in parts, by its path or by its name, as fair-esm's file."""
+    save_fair_esm(tiny, tmp_path / "tiny.pt")
+    expected = weights.convert(str(tmp_path / "tiny.pt"), cache).sha256
+    whole = save_hugging_face(tiny, tmp_path / "whole")
+    state, config = load_file(whole), whole.with_name("config.json").read_text()
+    folders = {name: tmp_path / name for name in ("pickle", "parts", "cached")}
+    snapshot = "hub/models--who--esm_tiny/snapshots/0123abcd"
+    folders["cached"] = tmp_path / snapshot
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(config)
+    torch.save(state, folders["pickle"] / "pytorch_model.bin")
+    save_file(state, folders["cached"] / "model.safetensors")
+    halves = {"1.safetensors": sorted(state)[::2], "2.safetensors": sorted(state)[1::2]}
+    for name, keys in halves.items():
+        save_file({key: state[key] for key in keys}, folders["parts"] / name)
+    index = {"weight_map": {key: name for name, keys in halves.items() for key in keys}}
+    (folders["parts"] / "model.safetensors.index.json").write_text(json.dumps(index))
+    refs = tmp_path / "hub/models--who--esm_tiny/refs"
+    refs.mkdir()
+    (refs / "main").write_text("0123abcd")
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for model in ("whole", "./whole", "whole/", "pickle", "parts", "who/esm_tiny"):
+        weights.refuse_missing(model)
+        assert weights.is_path(model)
+        assert weights.convert(model, cache).sha256 == expected, model
+    assert weights.json_of("./whole") == weights.json_of("whole/") == "weights/whole.json"
+    halves["1.safetensors"].append(halves["2.safetensors"][0])
+    both = {key: state[key] for key in halves["1.safetensors"]}
+    save_file(both, folders["parts"] / "1.safetensors")
+    with pytest.raises(UserError, match=r"parts: .* two of its files have the same tensor"):
+        weights.convert("parts", cache)
+    (folders["parts"] / "1.safetensors").unlink()
+    with pytest.raises(UserError, match=r"it names 1\.safetensors, which is not there"):
+        weights.refuse_missing("parts")
+
+
+def test_a_published_model_may_lie_in_the_cache_of_hugging_face(cache, tmp_path, monkeypatch):
+    """Its name there means what its name here does; a file of fair-esm's goes first."""
+    name = "esm2_t6_8M_UR50D"
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    found = tmp_path / f"models--facebook--{name}"
+    model = fair_esm_bundled()
+    path = save_hugging_face(model, found / "snapshots" / "c0ffee")
+    (found / "refs").mkdir()
+    (found / "refs" / "main").write_text("c0ffee\n")
+    for typed in (name, f"facebook/{name}"):
+        assert not weights.is_path(typed)
+        assert weights.json_of(typed) == f"weights/{name}.json"
+        entry = weights.convert(typed, cache)
+        assert (entry.name, entry.source.kind) == (name, "published")
+        assert entry.source.location == f"facebook/{name}"
+    path.unlink()  # as where only its config was looked at
+    assert sources.locate(name).path == tmp_path / f"torch/checkpoints/{name}.pt"
+    (tmp_path / "facebook" / name).mkdir(parents=True)
+    assert weights.is_path(f"facebook/{name}"), "a folder that is there is meant"
+
+
+@pytest.mark.parametrize(
+    ("model", "workload", "sentence"),
+    [
+        ("facebook/esm2_t6_8M", "esm2", "as the name of a model, write esm2_t6_8M_UR50D."),
+        ("./esm2_t6_8M_UR50D", "esm2", "as the name of a model, write esm2_t6_8M_UR50D."),
+        ("who/what", "esm2", "if it is a name on Hugging Face, type hf download who/what here"),
+        ("who/what", "encoder", "if it is a name on Hugging Face, type hf download who/what here"),
+        ("./what", "esm2", "what: this file does not exist; check the path"),
+        ("what", "encoder", "there is no such file or folder; name the one with the weights."),
+        ("empty", "esm2", "there are no weights in this folder; it needs model.safetensors"),
+    ],
+)
+def test_what_is_nowhere_is_refused_with_what_to_do(
+    model, workload, sentence, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        weights.refuse_missing(model, workload)
+
+
 def test_heads_of_published_shapes_need_no_config(cache, tmp_path):
     model = fair_esm(6, 320, 20)
     path = save_hugging_face(model, tmp_path / "esm")

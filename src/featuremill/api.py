@@ -6,7 +6,6 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +19,9 @@ from featuremill.extract.at_hand import Refuse, values_in_batches
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge import vectors
+from featuremill.store.files import files_below
 from featuremill.workload import Weights, refuse_without_packages, weights
+from featuremill.workload.hugging_face import place_of
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2.options import Pool
 
@@ -162,9 +163,9 @@ def _asked(model: str) -> tuple[object, ...]:
     if not weights.is_path(model):
         return (model,)
     weights.refuse_missing(model)
-    path = Path(model).expanduser().resolve()
-    about = path.stat()
-    return str(path), about.st_ino, about.st_size, about.st_mtime_ns
+    path = place_of(model).resolve()
+    about = [(path / name).stat() for name in (files_below(path) if path.is_dir() else [""])]
+    return str(path), *((one.st_ino, one.st_size, one.st_mtime_ns) for one in about)
 
 
 def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:

@@ -7,7 +7,7 @@
 
 checkpoint plan:
     input:
-        records=mill.config.inputs,
+        records=mill.inputs,
         weights=mill.weights,
         options=mill.option_inputs,  # files and folders that they name
     output:

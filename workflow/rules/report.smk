@@ -17,7 +17,7 @@ figures = [
 rule report:
     input:
         manifest=rules.merge.output.manifest,
-        labels=[mill.config.labels.file] if mill.config.labels.file else [],
+        labels=mill.labels,
     output:
         page=report(
             f"{mill.results}/report.html",

@@ -224,6 +224,10 @@ NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", "The same, as in con
 CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
 SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
 XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
+HF_HUB_CACHE = Variable(
+    "HF_HUB_CACHE", "Where Hugging Face's programs keep models, which `model:` may name."
+)
+HF_HOME = Variable("HF_HOME", "The folder around that one, if `HF_HUB_CACHE` is not set.")
 TRITON_CACHE_DIR = Variable(
     "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
 )
@@ -247,7 +251,8 @@ TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank says
 PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
-    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, TRITON_CACHE_DIR, TRITON_HOME, CC),
+    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME),
+    *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
     *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),
     *(VIRTUAL_ENV, CONDA_PREFIX, PATH),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -17,7 +18,7 @@ from typing import Any, TextIO
 
 from featuremill import workload
 from featuremill.base.errors import UserError
-from featuremill.config import Config, model_of
+from featuremill.config import Config, model_key, model_of
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError, refusing
@@ -29,6 +30,7 @@ from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.results import Results
 from featuremill.workload import mistakes, option_files, recipe, said, weights
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
@@ -373,6 +375,9 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
             hint = _elsewhere(Path(path), config, reach.config_files(workflow))
             with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
                 source.check(Path(path))
+    if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
+        with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
+            weights.refuse_missing(model, config.workload)
     table, column = config.labels.file, config.labels.column
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
@@ -410,7 +415,12 @@ def _with_inside(path: str, place: str) -> list[str]:
     inside: list[str] = []
     with contextlib.suppress(OSError, UserError):  # which `refuse_missing` says
         inside = files_below(Path(place)) if Path(place).is_dir() else []
-    return [path, *(str(Path(path) / name) for name in inside)]
+    return [bare(path), *(str(Path(path) / name) for name in inside)]
+
+
+def bare(path: str) -> str:
+    """Return `path` without "./" before it, of which Snakemake warns."""
+    return re.sub(r"^(\./+)+(?=.)", "", path)
 
 
 def weights_json(config: Config) -> list[str]:
@@ -425,6 +435,5 @@ def checkpoint_files(config: Config, there: Config) -> list[str]:
     model, place = model_of(config) or "", model_of(there) or ""
     if not model or not weights.is_path(model, config.workload):
         return []
-    if model.startswith("~"):  # which Snakemake does not look up
-        model = place = str(Path(model).expanduser())
-    return _with_inside(model, place)
+    at = str(place_of(place))  # without "~", which Snakemake does not look up
+    return _with_inside(model if model != place else at, at)

@@ -73,6 +73,10 @@ class Flow:
         """The validated config."""
         self.there = imported.config_below_prefix(workflow, config)
         """The same with the names of its files as they are found from here."""
+        self.inputs = [before.bare(path) for path in config.inputs]
+        """The files with the records, as Snakemake names them."""
+        self.labels = [before.bare(config.labels.file)] if config.labels.file else []
+        """The table of labels, if there is one."""
         self.results = f"results/{config.run}"
         self.folder = reach.below_prefix(workflow, self.results)
         """Where `results` is."""

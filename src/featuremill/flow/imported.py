@@ -7,12 +7,14 @@ below a prefix, and several runs may lie side by side. Snakemake reads the rules
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from featuremill.config import Config, model_key, model_of
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError
 from featuremill.workload import find_workload, option_files
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.weights import is_path
 
 _runs: dict[str, str | None] = {}
@@ -29,7 +31,8 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
 
     paths = {*option_files.kinds_of(find_workload(config.workload).Options)}
     model = model_of(config)
-    if model and is_path(model, config.workload):
+    is_there = model and place_of(model) != Path(model).expanduser()  # in a cache, by its name
+    if model and is_path(model, config.workload) and not is_there:
         paths |= set(model_key(config)[1:])
     options = {
         key: moved(value) if value and key in paths and value[0] != "~" else value

@@ -69,6 +69,12 @@ def digest_at(path: Path) -> str:
     return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})
 
 
+def bytes_at(path: Path) -> int:
+    """Return the size of the file, or of the folder's files, at `path`."""
+    names = files_below(path) if path.is_dir() else [""]
+    return sum((path / name).stat().st_size for name in names)
+
+
 def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
     """Return one sha256 for files of a folder: that of what `sha256sum` prints in it, sorted."""
     lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(sha256_by_name.items())]

@@ -57,7 +57,7 @@ class Checkpoint(NamedTuple):
     location: str
     """The path or URL that it is known by."""
     path: Path
-    """The file itself; of a published model, where it is or will be downloaded to."""
+    """The file or folder itself; of a published model, where it is or will be downloaded to."""
 
 
 class Converted(NamedTuple):
@@ -77,10 +77,10 @@ class Checkpoints(Protocol):
     """Keys of `metadata` that are whole numbers in that of every model."""
 
     def is_path(self, model: str) -> bool:
-        """Tell whether `model` is the path of a checkpoint and not a name."""
+        """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
 
     def name_of(self, model: str) -> str:
-        """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+        """Return the name under which `weights/<name>.json` stands for `model`; opens no file.
 
         Raises:
             UserError: there is no such model.

@@ -14,6 +14,7 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_of_folder, files_below, sha256_of
 from featuremill.store.weights_file import CheckpointFile, FileOfWeights, WeightsFile
+from featuremill.workload.hugging_face import how_to_get, place_of
 
 PICKLES = (".pkl", ".pickle", ".joblib")
 PICKLE_START = re.compile(rb"\x80[\x02-\x08]")
@@ -22,16 +23,18 @@ PICKLE_START = re.compile(rb"\x80[\x02-\x08]")
 
 def name_of(path: str) -> str:
     """Return the name under which `weights/<name>.json` stands for `path`; looks at no file."""
+    path = str(Path(path))  # the same with "./" before it
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).name).lstrip(".-") or "weights"
     return f"{stem}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
 def refuse_missing(path: str) -> None:
     """Raise UserError where there is neither a file nor a folder with files at `path`."""
-    at, problem = Path(path).expanduser(), ""
+    at, problem, remedy = place_of(path), "", "name the one with the weights"
     try:
         if not at.exists():
             problem = "there is no such file or folder"
+            remedy = how_to_get(path) or remedy
         elif not (at.is_file() or at.is_dir()):
             problem = "this is no regular file"
         elif at.is_dir() and not files_below(at):
@@ -39,7 +42,7 @@ def refuse_missing(path: str) -> None:
     except OSError as error:
         problem = f"{error.filename or at} cannot be read ({error.strerror})"
     if problem:
-        raise UserError(f"{path}: {problem}; name the one with the weights.")
+        raise UserError(f"{path}: {problem}; {remedy}.")
 
 
 def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
@@ -49,7 +52,8 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
         UserError: where it is missing, cannot be read, or has a pickle that nobody reads safely.
     """
     refuse_missing(path)
-    at = Path(path).expanduser().absolute()
+    at = place_of(path).absolute()
+    own_name = at.name if Path(path).expanduser().exists() else Path(path).name
     names = files_below(at) if at.is_dir() else [""]
     files = []
     try:
@@ -73,7 +77,7 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
         sha256 = digest_of_folder({file.path: file.sha256 for file in files})
     told = WeightsFile(
         version=version,
-        name=f"{at.name}-{sha256[:8]}",
+        name=f"{own_name}-{sha256[:8]}",
         path=str(at),
         bytes=size,
         sha256=sha256,

@@ -67,7 +67,7 @@ def is_path(model: str, workload: str = DEFAULT) -> bool:
 
 
 def name_of(model: str, workload: str = DEFAULT) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`; looks at no file.
+    """Return the name under which `weights/<name>.json` stands for `model`; opens no file.
 
     Raises:
         UserError: there is no such model.
@@ -154,7 +154,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     # A published model goes by its name, so that its checkpoint may be deleted once converted.
     key = source.name
     if source.kind != "published":
-        key += f"-{files.sha256_of(source.path)[:16]}"
+        key += f"-{files.digest_at(source.path)[:16]}"
     folder = cache_folder(cache).absolute() / LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
@@ -203,8 +203,8 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
     about_source = CheckpointFile(
         kind=source.kind,
         location=source.location,
-        sha256=files.sha256_of(source.path),
-        bytes=source.path.stat().st_size,
+        sha256=files.digest_at(source.path),
+        bytes=files.bytes_at(source.path),
     )
     return WeightsFile(
         version=VERSION,

@@ -14,6 +14,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
 from featuremill.inputs import sequences
 from featuremill.workload import Record, RecordFailed, networks
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import audited, batch_cost
 from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
@@ -108,8 +109,9 @@ def _opened(folder: Path) -> tuple[Facts, Vocabulary]:
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the records of `inputs`; those that are cut, or have letters that the vocabulary
     lacks, get a note, and those that are too long or too short for the network are refused."""
-    options = _settled(options, Path(options.model).expanduser())
-    _, words = _opened(Path(options.model).expanduser())
+    folder = place_of(options.model)
+    options = _settled(options, folder)
+    _, words = _opened(folder)
     cut = f"longer than {options.max_residues} residues, truncated"
     for record in sequences(inputs, options):
         if record.reason:
@@ -195,7 +197,7 @@ def weights_ahead(options: Options) -> Weights:
     """Return what the folder's config tells of the encoder; nothing is hashed."""
     from featuremill.workload import Weights
 
-    folder = Path(options.model).expanduser()
+    folder = place_of(options.model)
     told = memory.size_told(architectures.facts_of(folder))._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
 

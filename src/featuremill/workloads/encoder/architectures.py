@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
+from featuremill.workload.hugging_face import CONFIG
 from featuremill.workloads.encoder import folder as folders
 
 if TYPE_CHECKING:
@@ -159,7 +160,7 @@ def facts_of(folder: Path) -> Facts:
     model_type = config["model_type"]
     name = "mosaicbert" if model_type == "bert" and MOSAIC_SIGN in config else model_type
     architecture = KNOWN.get(name)
-    path = folder / folders.CONFIG
+    path = folder / CONFIG
     if architecture is None:
         known = ", ".join(KNOWN)
         raise UserError(f"{path}: its model_type is {name!r}, and known ones are {known}.")
@@ -189,7 +190,7 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
             network = facts.architecture.build(facts.config)
     except Exception as error:  # of a config that contradicts itself
         raise UserError(
-            f"{folder / folders.CONFIG}: no {facts.architecture.name} can be made of it "
+            f"{folder / CONFIG}: no {facts.architecture.name} can be made of it "
             f"({one_line(str(error))[:200]}); take the config of the model."
         ) from None
     network.load_state_dict(_fitted(folder, facts, tensors, network), strict=False, assign=True)
@@ -221,7 +222,7 @@ def _fitted(
     told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
     if told:
         raise UserError(
-            f"{folder}: its weights are not those of the {name} that its {folders.CONFIG} tells of "
+            f"{folder}: its weights are not those of the {name} that its {CONFIG} tells of "
             f"({'; '.join(told)}); give a folder in which the two belong together."
         )
     return found

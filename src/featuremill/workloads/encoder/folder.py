@@ -1,26 +1,20 @@
 """Reading an encoder's folder: its config, and the tensors of its checkpoint. Runs nothing of it.
 
-Knows file formats and no architecture.
+Knows no architecture.
 """
 
 from __future__ import annotations
 
-import json
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
+from featuremill.workload.hugging_face import CONFIG, checkpoint_files, json_of
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-CONFIG = "config.json"
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""What Hugging Face calls a checkpoint: one file, or the index of several."""
-INDEX = ".index.json"
 
 
 def config_of(folder: Path) -> dict[str, Any]:
@@ -38,52 +32,6 @@ def config_of(folder: Path) -> dict[str, Any]:
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / CONFIG}: it names no model_type; take the one of the model.")
     return config
-
-
-def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
-    """Return the JSON object in `path`, a file of a folder as Hugging Face has it; `whose` is said
-    where it is missing.
-
-    Raises:
-        UserError: there is none.
-    """
-    try:
-        found = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        raise UserError(
-            f"{path}: there is no such file, and {whose} folder has one; give the folder as "
-            "Hugging Face has it."
-        ) from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: it cannot be read ({one_line(str(error))}).") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: this is no JSON object; download it again.")
-    return found
-
-
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the files that hold the checkpoint in `folder`: safetensors, else pickles.
-
-    Raises:
-        UserError: there is none, or its index names what is not there.
-    """
-    for name in (*SAFETENSORS, *PICKLES):
-        path = folder / name
-        if not path.is_file():
-            continue
-        if not name.endswith(INDEX):
-            return [path]
-        parts = json_of(path).get("weight_map")
-        if not isinstance(parts, dict) or not parts:
-            raise UserError(f"{path}: it maps no weights to files; download it again.")
-        files = [folder / Path(str(part)).name for part in sorted(set(map(str, parts.values())))]
-        if missing := [file.name for file in files if not file.is_file()]:
-            raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
-        return files
-    raise UserError(
-        f"{folder}: there are no weights in this folder; it needs {SAFETENSORS[0]}, "
-        f"{PICKLES[0]}, or one of their indexes with its parts."
-    )
 
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:

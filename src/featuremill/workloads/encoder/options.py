@@ -26,8 +26,9 @@ class Options(ResidueOptions, SequenceOptions):
     model: OptionWeights
     """The folder of the encoder as Hugging Face has it: `config.json`, the weights
     (`model.safetensors`, or `pytorch_model.bin`, one or in parts) and the vocabulary
-    (`tokenizer.json`, `vocab.txt` or `spiece.model`). Code in it is never run, and what is in it
-    besides counts for its digest alone."""
+    (`tokenizer.json`, `vocab.txt` or `spiece.model`). A name on Hugging Face, such as
+    `Rostlab/prot_bert`, is its folder in the cache of `hf download`. Code in it is never run, and
+    what is in it besides counts for its digest alone."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
     """One vector a record, made by `mean` (over the sequence's own tokens), `mean_all` (over the
     special ones as well), `cls` (the vector of the special token at the beginning), several of

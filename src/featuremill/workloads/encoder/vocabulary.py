@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill.base.errors import UserError
-from featuremill.workloads.encoder import folder as folders
+from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.encoder import spiece
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -153,14 +153,14 @@ def _read(folder: Path) -> _Found:
     ids = {token: id for id, token in reversed(list(enumerate(tokens)))}
     added, settings = folder / "added_tokens.json", folder / "tokenizer_config.json"
     if added.is_file():
-        ids |= {token: int(id) for token, id in folders.json_of(added).items()}
-    told = folders.json_of(settings) if settings.is_file() else {}
+        ids |= {token: int(id) for token, id in json_of(added).items()}
+    told = json_of(settings) if settings.is_file() else {}
     return _Found(ids, has_end=told.get("eos_token", "") is not None)
 
 
 def _read_fast(path: Path) -> _Found:
     """Return what a tokenizer.json says; the library that it is for may not be installed here."""
-    told = folders.json_of(path)
+    told = json_of(path)
     try:
         words = told["model"]["vocab"]
         if isinstance(words, list):  # of a Unigram: each with its score, in the order of ids

@@ -21,10 +21,11 @@ class Options(ResidueOptions, TableOptions):
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"
-    """The network: `mill_t6_8M` (small, comes with featuremill), one of Meta's `esm2_t6_8M_UR50D`,
-    `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`, `esm2_t36_3B_UR50D`,
-    `esm2_t48_15B_UR50D` (downloaded once), or the path of a checkpoint of this architecture: the
-    `.pt` of fair-esm, or a `.safetensors` or `pytorch_model.bin` of fair-esm or Hugging Face."""
+    """The network: `mill_t6_8M` (comes with featuremill for trials; it is not an ESM-2), one of
+    Meta's `esm2_t6_8M_UR50D`, `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`,
+    `esm2_t36_3B_UR50D`, `esm2_t48_15B_UR50D` (downloaded once; with `facebook/` before it, the
+    same), or the path of weights of this architecture: the `.pt` of fair-esm, a `.safetensors` or
+    `pytorch_model.bin`, or the folder of a model from Hugging Face."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
     """One vector a protein, made by `mean` (over its residues, without BOS and EOS), `bos` (the
     vector of the BOS token), both, or `none` (only together with `per_residue`)."""

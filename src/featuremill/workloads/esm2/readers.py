@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from featuremill.base.errors import UserError
+from featuremill.workload.hugging_face import checkpoint_files
 
 FACTS = {
     "encoder_layers": "num_layers",
@@ -41,21 +42,34 @@ class Opened(NamedTuple):
 
 def open_checkpoint(path: Path) -> Opened:
     """Return what `path` holds, memory-mapped where its format allows that."""
-    opened = _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
+    opened = _folder(path) if path.is_dir() else _file(path)
     if not opened.tensors or not all(
         isinstance(key, str) and isinstance(tensor, Tensor)
         for key, tensor in opened.tensors.items()
     ):
         raise refusal(path, "it holds no dictionary of tensors")
-    facts = _config_beside(path) | opened.facts
+    facts = _config_of(path if path.is_dir() else path.parent) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
+
+
+def _folder(path: Path) -> Opened:
+    """Return what the files of a checkpoint in a folder from Hugging Face hold together."""
+    parts = [_file(file) for file in checkpoint_files(path)]
+    tensors = {key: tensor for part in parts for key, tensor in part.tensors.items()}
+    if len(tensors) < sum(len(part.tensors) for part in parts):
+        raise refusal(path, "two of its files have the same tensor")
+    return parts[0]._replace(tensors=tensors)
+
+
+def _file(path: Path) -> Opened:
+    return _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
 
 
 def refusal(path: Path, reason: str) -> UserError:
     """Return the error that says why `path` cannot be used."""
     return UserError(
         f"{path}: this is not a usable ESM-2 checkpoint: {reason}; "
-        "give the .pt of fair-esm, or a .safetensors or pytorch_model.bin of an EsmModel."
+        "give the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel."
     )
 
 
@@ -85,9 +99,9 @@ def _pickle(path: Path) -> Opened:
     return Opened(tensors if isinstance(tensors, dict) else {}, facts, "args" in raw)
 
 
-def _config_beside(path: Path) -> dict[str, Any]:
-    """Return Hugging Face's config.json that stands beside the weights; nothing without one."""
-    config = path.parent / "config.json"
+def _config_of(folder: Path) -> dict[str, Any]:
+    """Return Hugging Face's config.json in the folder of the weights; nothing without one."""
+    config = folder / "config.json"
     if not config.is_file():
         return {}
     try:

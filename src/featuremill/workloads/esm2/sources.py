@@ -1,4 +1,7 @@
-"""Where a model's checkpoint comes from: the package, Meta's server, or a path. No torch here."""
+"""Where a model's checkpoint comes from: the package, a path, Hugging Face's cache, Meta's server.
+
+No torch here.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
+from featuremill.workload.hugging_face import cached, checkpoint_files, how_to_get, place_of
 from featuremill.workloads.esm2.options import Options
 
 _log = logging.getLogger("featuremill.weights")
@@ -24,6 +28,8 @@ NUMBERS = ("num_layers", "embed_dim")
 BUNDLED = Path(__file__).parent / "bundled"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
 """Where fair-esm's own `esm.pretrained` looks."""
+OWNER = "facebook/"
+"""Of the published models on Hugging Face."""
 
 
 class Published(NamedTuple):
@@ -57,26 +63,35 @@ def bundled_names() -> list[str]:
     return sorted(path.stem for path in BUNDLED.glob("*.safetensors"))
 
 
+def _known(model: str) -> str:
+    """Return the known model that `model` names, as such or as Hugging Face does; "" for none."""
+    name = model.removeprefix(OWNER)
+    if name != model:
+        return name if name in PUBLISHED and not Path(model).exists() else ""
+    return model if model in PUBLISHED or model in bundled_names() else ""
+
+
 def is_path(model: str) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not a name."""
-    return "/" in model or model.endswith(SUFFIXES)
+    """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
+    return not _known(model)
 
 
 def name_of(model: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`; looks at no file."""
-    if is_path(model):
+    """Return the name under which `weights/<name>.json` stands for `model`; opens no file."""
+    if known := _known(model):
+        return known
+    if "/" in model or model.endswith(SUFFIXES) or Path(model).expanduser().exists():
         path = Path(model)
         stem = path.parent.name if path.stem in GENERIC_STEMS and path.parent.name else path.stem
+        stem = path.name if path.suffix not in SUFFIXES else stem
         return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
     names = [*bundled_names(), *PUBLISHED]
-    if model not in names:
-        near = _nearest(model, names)
-        hint = f"did you mean {near!r}? There" if near else "there"
-        raise UserError(
-            f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
-            "the path of a checkpoint."
-        )
-    return model
+    near = _nearest(model, names)
+    hint = f"did you mean {near!r}? There" if near else "there"
+    raise UserError(
+        f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
+        "the path of a checkpoint, or of a folder from Hugging Face."
+    )
 
 
 def _nearest(model: str, names: Sequence[str]) -> str:
@@ -91,17 +106,23 @@ def _nearest(model: str, names: Sequence[str]) -> str:
 
 def refuse_missing(model: str) -> None:
     """Raise UserError where `model` is the path of a checkpoint that is not there."""
-    path = Path(model).expanduser()
-    if not is_path(model) or path.is_file():
+    if _known(model):
         return
-    try:
-        check(path)
-    except UserError as error:
-        if path.name not in PUBLISHED:
-            raise
-        raise UserError(
-            f"{model}: there is no such file; as the name of a model, write {path.name}."
-        ) from error
+    path = place_of(model)
+    if path.is_dir():
+        checkpoint_files(path)
+    elif not path.is_file():
+        _refuse_missing(model, path)
+
+
+def _refuse_missing(model: str, path: Path) -> None:
+    is_meant = model.startswith(f"{OWNER}esm2")
+    near = _nearest(path.name, list(PUBLISHED)) if is_meant else ""
+    if name := path.name if path.name in PUBLISHED else near:
+        raise UserError(f"{model}: there is no such file; as the name of a model, write {name}.")
+    if remedy := how_to_get(model):
+        raise UserError(f"{model}: there is no such file or folder; {remedy}.")
+    check(path)
 
 
 def locate(model: str) -> Checkpoint:
@@ -109,17 +130,28 @@ def locate(model: str) -> Checkpoint:
     name = name_of(model)
     if is_path(model):
         refuse_missing(model)
-        path = Path(model).expanduser()
+        path = place_of(model)
         return Checkpoint("local", name, str(path.resolve()), path)
     if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
         return Checkpoint("bundled", name, f"featuremill/{path.name}", path)
-    return Checkpoint("published", name, URL.format(name=name), _hub_folder() / f"{name}.pt")
+    path = _hub_folder() / f"{name}.pt"
+    if not path.is_file() and (folder := _cached(name)):
+        return Checkpoint("published", name, f"{OWNER}{name}", folder)
+    return Checkpoint("published", name, URL.format(name=name), path)
+
+
+def _cached(name: str) -> Path | None:
+    """Return the folder of a published model in Hugging Face's cache, where it has the weights."""
+    folder = cached(f"{OWNER}{name}")
+    with contextlib.suppress(UserError):
+        return folder if folder and checkpoint_files(folder) else None
+    return None
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
     """Write the weights of `source` to `path`; fetch it first where it is to be."""
-    if source.kind == "published" and not source.path.is_file():
+    if source.kind == "published" and not source.path.exists():
         download(source)
     refuse_without_packages(Options)
     from featuremill.workloads.esm2 import checkpoint
@@ -160,7 +192,8 @@ def download(source: Checkpoint) -> None:
         raise UserError(
             f"{source.location}: cannot be downloaded here ({reason}); fetch it on another "
             f"machine and set options: model: /path/{source.path.name}, or put it into "
-            f"{source.path.parent}."
+            f"{source.path.parent}, or set options: model: to the folder that hf download "
+            f"{OWNER}{source.name} makes there."
         ) from None
 
 

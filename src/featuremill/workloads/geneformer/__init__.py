@@ -16,6 +16,7 @@ import pyarrow as pa
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.workload import Record, networks
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import batch_cost
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, weights_mb
@@ -123,7 +124,7 @@ def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the cells of `inputs` (.h5ad), each once or once a block of perturbations."""
-    _, found = _opened(options, Path(options.model).expanduser())
+    _, found = _opened(options, place_of(options.model))
     for path in inputs:
         yield from cells.records(path, options, found)
 

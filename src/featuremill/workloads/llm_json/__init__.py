@@ -22,7 +22,7 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.reasons import Kind
 from featuremill.inputs import rows
 from featuremill.workload import Record, RecordFailed, networks
-from featuremill.workloads.encoder.folder import json_of
+from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.llm_json import prompts, replies
 from featuremill.workloads.llm_json.options import Options
 

@@ -1,0 +1,109 @@
+"""What `model:` may name besides a known model: a path, or a name on Hugging Face.
+
+A name is looked up in the cache in which Hugging Face's own programs keep what they downloaded;
+nothing is downloaded here. Knows how a folder of a model is laid out, and no architecture.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from featuremill.base import environment
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+
+CONFIG = "config.json"
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""What Hugging Face calls a checkpoint: one file, or the index of several."""
+INDEX = ".index.json"
+NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+"""A name on Hugging Face: its owner's, and its own."""
+FILES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
+"""Suffixes of files with weights: what has one is no name."""
+
+
+def is_name(model: str) -> bool:
+    """Tell whether `model` has the form of a name on Hugging Face; a path may have it, too."""
+    return NAME.fullmatch(model) is not None and not model.endswith(FILES)
+
+
+def cached(name: str) -> Path | None:
+    """Return the folder of the model `name` in Hugging Face's cache; None where it is not there."""
+    home = environment.HF_HOME.text() or Path(
+        environment.XDG_CACHE_HOME.text() or Path.home() / ".cache", "huggingface"
+    )
+    hub = Path(environment.HF_HUB_CACHE.text() or Path(home, "hub")).expanduser()
+    model = hub / f"models--{name.replace('/', '--')}"
+    try:
+        folder = model / "snapshots" / (model / "refs" / "main").read_text("utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return folder if (folder / CONFIG).is_file() else None
+
+
+def place_of(model: str) -> Path:
+    """Return where `model` is: the path, or the cached folder of the name that it is."""
+    path = Path(model).expanduser()
+    found = cached(model) if is_name(model) and not path.exists() else None
+    return found or path
+
+
+def how_to_get(model: str) -> str:
+    """Return what to do where `model` has the form of a name and is nowhere here; else ""."""
+    if not is_name(model):
+        return ""
+    name = model.rpartition("/")[2]
+    return (
+        f"if it is a name on Hugging Face, type hf download {model} here, or on a machine with a "
+        f"network: hf download {model} --local-dir {name}, and set model: to that folder"
+    )
+
+
+def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
+    """Return the JSON object in `path`, a file of a folder as Hugging Face has it; `whose` is said
+    where it is missing.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: there is no such file, and {whose} folder has one; give the folder as "
+            "Hugging Face has it."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: it cannot be read ({one_line(str(error))}).") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: this is no JSON object; download it again.")
+    return found
+
+
+def checkpoint_files(folder: Path) -> list[Path]:
+    """Return the files that hold the checkpoint in `folder`: safetensors, else pickles.
+
+    Raises:
+        UserError: there is none, or its index names what is not there.
+    """
+    for name in (*SAFETENSORS, *PICKLES):
+        path = folder / name
+        if not path.is_file():
+            continue
+        if not name.endswith(INDEX):
+            return [path]
+        parts = json_of(path).get("weight_map")
+        if not isinstance(parts, dict) or not parts:
+            raise UserError(f"{path}: it maps no weights to files; download it again.")
+        files = [folder / Path(str(part)).name for part in sorted(set(map(str, parts.values())))]
+        if missing := [file.name for file in files if not file.is_file()]:
+            raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
+        return files
+    raise UserError(
+        f"{folder}: there are no weights in this folder; it needs {SAFETENSORS[0]}, "
+        f"{PICKLES[0]}, or one of their indexes with its parts."
+    )
