@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -13,7 +14,7 @@ import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
 from conftest import PLUGINS
 
-from featuremill import SNAKEFILE, config
+from featuremill import config
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.workload import find_workload
@@ -55,11 +56,6 @@ def test_names_the_command_that_computes_it_here(
     write("Snakefile", "# somebody else's\n")
     main(["init", "a.fa", "--output", "my run.yaml"])
     assert capsys.readouterr().err.endswith("next: featuremill run 'my run.yaml'\n")
-    Path("Snakefile").unlink()
-    Path("Snakefile").symlink_to(SNAKEFILE)
-    main(["init", "a.fa", "--output", "my.yaml"])
-    said = capsys.readouterr().err
-    assert said.endswith("next: snakemake --cores all --configfile my.yaml\n")
 
 
 def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
@@ -94,7 +90,39 @@ def test_warns_of_nucleotides(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", write("genes.fna", f">g1\n{GENE}\n>g2\n{GENE}A\n>p\n{UBIQUITIN}\n")]) == 0
     said = capsys.readouterr().err
     assert "3 nucleotide records" in said
-    assert "warning: these look like nucleotides, not proteins; translate them first" in said
+    assert "warning: these look like nucleotides, not proteins, and a run refuses them" in said
+    translate = "featuremill translate genes.fna --by orfs --output translated"
+    made = "translated/proteins.faa.gz"
+    assert f"; translate them first: {translate}, and then featuremill init {made}." in said
+    assert main(translate.split()[1:]) == 0 and Path(made).exists()
+
+
+def test_takes_an_esm2_that_is_on_this_machine(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is none, it says that the bundled network is none."""
+    for name, place in (("TORCH_HOME", "torch"), ("HF_HOME", "hf"), ("FEATUREMILL_CACHE", "cache")):
+        monkeypatch.setenv(name, place)
+    caution = f"mill_t6_8M is a demonstration model, not ESM-2. For science: model: {ESM2[3]}"
+    main(["init", write("a.fa", GOOD)])
+    assert f"warning: {caution}\n" in capsys.readouterr().err
+    assert f"  # {caution}\n  model: mill_t6_8M\n" in Path("a.yaml").read_text()
+    about = {"version": 1, "name": "m", "path": "m", "bytes": 1, "sha256": "m", "metadata": {}}
+    Path("m").write_text("1")
+    places = {
+        ESM2[5]: f"torch/hub/checkpoints/{ESM2[5]}.pt",
+        ESM2[1]: f"weights/{ESM2[1]}.json",
+        ESM2[3]: f"cache/esm2-1/{ESM2[3]}.safetensors",
+    }
+    for model, place in places.items():
+        Path(place).parent.mkdir(parents=True, exist_ok=True)
+        Path(place).write_text(json.dumps(about))
+        main(["init", "a.fa", "--force"])
+        assert f"\n  model: {model}\n" in Path("a.yaml").read_text()
+        said = capsys.readouterr().err
+        assert f"{model} is on this machine" in said and "demonstration" not in said
+    main(["init", "a.fa", "--force", "--model", "mill_t6_8M"])
+    assert "\n  model: mill_t6_8M\n" in Path("a.yaml").read_text()
 
 
 def test_names_with_spaces_and_letters_of_all_kinds(capsys: pytest.CaptureFixture[str]) -> None:

@@ -332,6 +332,21 @@ def test_an_input_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):
     assert make_plan(tmp_path / "run", fasta)["counts"]["input"] == 301
 
 
+def test_nucleotides_are_refused_where_proteins_are_meant(tmp_path, monkeypatch, caplog):
+    """Where most records look so, before anything is written; a user may know better."""
+    genes = [(f"g{n}", "ATGGCCCTGTGGATGCGCCTCCTGCCCCTGCTGG" + "ACGT" * n) for n in range(3)]
+    fasta = write_fasta(tmp_path / "in.fa", [*genes, *random_proteins(2)])
+    with pytest.raises(UserError, match=r"in\.fa: most of the records look like nucleotides.*orfs"):
+        make_plan(tmp_path / "run", fasta)
+    assert not (tmp_path / "run" / "plan.json").exists()
+    monkeypatch.setenv("FEATUREMILL_AS_PROTEINS", "1")
+    assert make_plan(tmp_path / "run", fasta)["counts"]["planned"] == 5
+    assert "most of the records look like nucleotides" in caplog.text
+    monkeypatch.delenv("FEATUREMILL_AS_PROTEINS")
+    write_fasta(fasta, [*genes, *random_proteins(3)])
+    assert make_plan(tmp_path / "run", fasta)["counts"]["planned"] == 6, "half is not most"
+
+
 def test_an_input_without_a_good_record_is_an_error(tmp_path):
     fasta = write_fasta(tmp_path / "in.fa", [("a", ""), ("b", "M*K")])
     with pytest.raises(UserError, match="all 2 records were refused"):

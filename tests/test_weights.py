@@ -199,7 +199,7 @@ def test_a_folder_from_hugging_face_is_the_same_weights(cache, tmp_path, tiny, m
 def test_a_published_model_may_lie_in_the_cache_of_hugging_face(cache, tmp_path, monkeypatch):
     """Its name there means what its name here does; a file of fair-esm's goes first."""
     name = "esm2_t6_8M_UR50D"
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "torch"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     found = tmp_path / f"models--facebook--{name}"
@@ -214,7 +214,7 @@ def test_a_published_model_may_lie_in_the_cache_of_hugging_face(cache, tmp_path,
         assert (entry.name, entry.source.kind) == (name, "published")
         assert entry.source.location == f"facebook/{name}"
     path.unlink()  # as where only its config was looked at
-    assert sources.locate(name).path == tmp_path / f"torch/checkpoints/{name}.pt"
+    assert sources.locate(name).path == tmp_path / f"torch/hub/checkpoints/{name}.pt"
     (tmp_path / "facebook" / name).mkdir(parents=True)
     assert weights.is_path(f"facebook/{name}"), "a folder that is there is meant"
 

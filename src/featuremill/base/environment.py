@@ -174,6 +174,10 @@ WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
     "Only warn where the disk has too little room.",
 )
+AS_PROTEINS = Setting(
+    *("AS_PROTEINS", YES_OR_NO, False),
+    "Only warn where most records look like nucleotides and proteins are meant.",
+)
 DIE_WITH_PARENT = Setting(
     *("DIE_WITH_PARENT", TEXT, ""),
     "The Snakemake whose job this is (`name_of_process`): the job ends when that one dies.",
@@ -210,7 +214,7 @@ TYPED = Setting(
 )
 SETTINGS: tuple[Setting[Any], ...] = (
     *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
-    *(STALL_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM),
+    *(STALL_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
     *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, PACKAGE, SLURM_JOBS, TYPED),
 )
 """All of ours."""
@@ -228,6 +232,7 @@ HF_HUB_CACHE = Variable(
     "HF_HUB_CACHE", "Where Hugging Face's programs keep models, which `model:` may name."
 )
 HF_HOME = Variable("HF_HOME", "The folder around that one, if `HF_HUB_CACHE` is not set.")
+TORCH_HOME = Variable("TORCH_HOME", "Where torch keeps checkpoints that were downloaded.")
 TRITON_CACHE_DIR = Variable(
     "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
 )
@@ -251,7 +256,7 @@ TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank says
 PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
-    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME),
+    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME, TORCH_HOME),
     *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
     *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),

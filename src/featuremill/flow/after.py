@@ -19,8 +19,9 @@ from featuremill.flow.before import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line
-from featuremill.store.delivery import Accounts
+from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.results import Results
+from featuremill.workload import weights
 
 MADE_LAST = ("manifest.json", "report.html")
 WIDTH = 100
@@ -42,6 +43,7 @@ def closing_words(results: str) -> str:
     return (
         f"\n{_have_features(delivery.counts)}:\n{written}\n"
         f"{_without_features(results, delivery.counts)}"
+        f"{_caution(delivery)}"
         f"Look at them:  {_command('python')} {load}"
         + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
@@ -60,6 +62,15 @@ def _without_features(results: str, counts: Accounts) -> str:
     if repeated := counts.duplicate:
         said += f"{counted(repeated, 'duplicate')}: the same id and sequence as a record before\n"
     return said
+
+
+def _caution(delivery: Delivery) -> str:
+    """Return a line, amber on a terminal, on what should be known of the model, if anything."""
+    settings = delivery.settings
+    text = plain(weights.caution_of(settings.workload, settings.options))
+    if not text:
+        return ""
+    return f"\x1b[33m{text}\x1b[0m\n" if sys.stdout.isatty() else f"{text}\n"
 
 
 def _command(name: str) -> str:

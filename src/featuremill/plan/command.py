@@ -20,6 +20,7 @@ from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Config, from_json, model_of, read
 from featuremill.lease.devices import Device, cpu, cuda_devices
+from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.manifest import write_manifest
@@ -173,6 +174,8 @@ def _planned(
     scratch.mkdir()
     spooled, inputs = _read(scratch, config, workload, options, processes)
     tally, repeats = spooled.tally, spooled.repeats
+    if tally.is_nucleotides:
+        nucleotides.refuse(config.inputs, log)
     names = [entry.shard for entry in last.shards] if last else []
     old = spool_old_shards(folder, names, scratch / "old")
     cutter = Cutter(folder, spooled.folders, tally.records, old, processes)

@@ -21,6 +21,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.plan.command import RESERVED, planning_device
+from featuremill.plan.nucleotides import how_to_translate
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.store.formats import Kind, format_of, kind_of
@@ -39,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", type=Path, help="config to write; default: named like the input"
     )
-    parser.add_argument("--model", help="network to use; default: the small one that is built in")
+    parser.add_argument(
+        "--model", help="network to use; default: one that is on this machine, else the bundled one"
+    )
     parser.add_argument(
         "--workload",
         default=config.Config.model_fields["workload"].default,
@@ -71,6 +74,9 @@ def run(arguments: argparse.Namespace) -> None:
         "workload": arguments.workload,
         "options": {key: value for key in SET if (value := getattr(arguments, key))},
     }
+    if not arguments.model and (here := weights.suggested(arguments.workload)):
+        log.info("%s is on this machine, so the config names it; --model names another", here)
+        settings["options"]["model"] = here
     unfilled = _unfilled(arguments.workload, settings["options"])
     # Before the long part, as it may be wrong.
     checked = config.validate(settings, str(output), has_options=not unfilled)
@@ -82,6 +88,8 @@ def run(arguments: argparse.Namespace) -> None:
     with _placed(output), files.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
+    if caution := weights.caution_of(checked.workload, checked.options):
+        log.warning("%s", caution)
     log.info("wrote %s; %s: %s", output, todo, command_line.first(output))
 
 
@@ -106,8 +114,11 @@ def _look(checked: config.Config) -> Survey:
         log.info("%s", line)
     if not found.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
-    if found.is_nucleotides:
-        log.warning("these look like nucleotides, not proteins; translate them first.")
+    if found.tally.is_nucleotides:
+        advice = how_to_translate(checked.inputs)
+        log.warning(
+            "these look like nucleotides, not proteins, and a run refuses them; %s.", advice
+        )
     return found
 
 
@@ -203,6 +214,8 @@ def _options(
     active = {*given, config.model_key(checked)[-1]} if has_model else {*given}
     for name, field in model.model_fields.items():
         yield from _comment(field.description, "  ")
+        if has_model and name == config.model_key(checked)[-1]:
+            yield from _comment(weights.caution_of(checked.workload, checked.options), "  ")
         if name in unfilled:
             kind = kind_of_value(schema["properties"][name], schema.get("$defs", {}))
             yield from [*_comment(f"Required: {kind}.", "  "), f"  {name}:"]

@@ -22,6 +22,7 @@ import pyarrow as pa
 import xxhash
 
 from featuremill.base.reasons import head_of
+from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Record, find_workload
 from featuremill.workload.mistakes import costs_of
 
@@ -100,6 +101,11 @@ class Tally:
     def refused(self) -> int:
         """The number of records that were refused."""
         return self.refusals.total()
+
+    @property
+    def is_nucleotides(self) -> bool:
+        """Whether most of the good records look like nucleotides where proteins are meant."""
+        return 2 * self.notes[NUCLEOTIDES] > self.records - self.refused
 
     def count(self, chunk: Chunk) -> None:
         """Count in the records of a chunk."""

@@ -22,7 +22,6 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import head_of
 from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
-from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.plan.reading import with_progress
 from featuremill.plan.repeats import conflict, same_hash
 from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of
@@ -55,10 +54,6 @@ class Survey:
                 self.longest = length, id
 
     @property
-    def is_nucleotides(self) -> bool:
-        return 2 * self.tally.notes[NUCLEOTIDES] > self.lengths.total()
-
-    @property
     def median(self) -> int:
         """The (lower) median length of the good records."""
         before = 0
@@ -78,7 +73,9 @@ class Survey:
             yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
         yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
         unit, tally = said(workload, "LENGTH_UNIT"), self.tally
-        kind = "nucleotide " if self.is_nucleotides else "protein " if unit == "residues" else ""
+        kind = (
+            "nucleotide " if self.tally.is_nucleotides else "protein " if unit == "residues" else ""
+        )
         records = counted(tally.records, f"{kind}record")
         yield f"{records}, {counted(tally.total_length, unit.removesuffix('s'))}"
         if self.lengths:

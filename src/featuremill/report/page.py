@@ -26,7 +26,7 @@ from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
-from featuremill.workload.weights import cache_folder, model_told
+from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
@@ -72,7 +72,7 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         title=_title(facts),
         lead=_lead(facts),
         tiles=_tiles(facts),
-        warnings=[text[0].upper() + text[1:] for text in delivery.warnings],
+        warnings=[text[0].upper() + text[1:] for text in _warnings(delivery)],
         figures=figures,
         delivery=delivery,
         settings=_flat(delivery.settings.as_json()),
@@ -148,6 +148,13 @@ def _vega() -> str:
                 temporary.write_text(vl_convert.javascript_bundle(VEGA_NAMES, schema), "utf-8")
         return kept.read_text("utf-8")
     return str(vl_convert.javascript_bundle(VEGA_NAMES, schema))
+
+
+def _warnings(delivery: Delivery) -> list[str]:
+    """Return what should be known before the values are used."""
+    settings = delivery.settings
+    caution = caution_of(settings.workload, settings.options)
+    return [*filter(None, [caution]), *delivery.warnings]
 
 
 def _title(facts: Facts) -> str:

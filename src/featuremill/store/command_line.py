@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill import SNAKEFILE
 from featuremill.base.environment import TYPED
 from featuremill.store import run_lock
 
@@ -52,10 +51,7 @@ def this() -> str:
 
 def first(config: Path) -> str:
     """Return what computes the run of `config` from here, where nothing was typed yet."""
-    name = shlex.quote(str(config))
-    if Path("Snakefile").resolve() == Path(SNAKEFILE).resolve():
-        return f"snakemake --cores all --configfile {name}"
-    return f"featuremill run {name}"
+    return f"featuremill run {shlex.quote(str(config))}"
 
 
 def again(run_folder: Path, forced: Sequence[str] = ()) -> str:

@@ -26,6 +26,7 @@ from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
 from featuremill.lease.devices import Device as Device
 from featuremill.store.formats import Kind as Kind
 from featuremill.workload import mistakes
+from featuremill.workload.offers import Cautions as Cautions
 from featuremill.workload.offers import Checkpoint as Checkpoint
 from featuremill.workload.offers import Checkpoints as Checkpoints
 from featuremill.workload.offers import Converted as Converted

@@ -75,6 +75,8 @@ class Checkpoints(Protocol):
 
     NUMBERS: Sequence[str]
     """Keys of `metadata` that are whole numbers in that of every model."""
+    SUGGESTED: Sequence[str]
+    """Models for a new config where their weights are on this machine, the first choice first."""
 
     def is_path(self, model: str) -> bool:
         """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
@@ -124,6 +126,15 @@ class TellsMemory(Protocol):
         `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
         a batch may cost.
         """
+
+
+@runtime_checkable
+class Cautions(Protocol):
+    """What people should know of some models before they use the values."""
+
+    def caution(self, options: Any) -> str:
+        """Return it in a sentence or two on one line; "" where there is nothing to say. `options`
+        may be resolved ones or not."""
 
 
 @runtime_checkable

@@ -12,8 +12,9 @@ import contextlib
 import logging
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,6 +26,7 @@ from featuremill.store.plan import Settings
 from featuremill.store.weights_file import CheckpointFile, WeightsFile
 from featuremill.workload import (
     DEFAULT,
+    Cautions,
     Checkpoint,
     Checkpoints,
     HasCheckpoints,
@@ -93,6 +95,31 @@ def model_told(settings: Settings) -> str:
         return workload.weights(workload.Options.model_validate(settings.options)) or ""
     except (UserError, ValidationError):
         return ""
+
+
+def caution_of(workload: str, options: Mapping[str, Any]) -> str:
+    """Return what people should know of the model before they use the values; "" for nothing."""
+    try:
+        found = find_workload(workload)
+        settled = found.Options.model_validate(options)
+    except (UserError, ValidationError):
+        return ""
+    return found.caution(settled) if isinstance(found, Cautions) else ""
+
+
+def suggested(workload: str) -> str:
+    """Return the first of the models that a workload suggests whose weights are on this machine;
+    "" where none is."""
+    checkpoints = _checkpoints(workload)
+    if checkpoints is None:
+        return ""
+    for model in checkpoints.SUGGESTED:
+        named = WeightsFile.find(Path(json_of(model, workload)))
+        converted = cache_folder() / LAYOUT / f"{model}.safetensors"
+        places = (converted, checkpoints.locate(model).path)
+        if (named and named.is_there) or any(path.exists() for path in places):
+            return model
+    return ""
 
 
 def command_for(model: str, workload: str, output: str) -> str:

@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     sample = draw(mistakes.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
-    if sample.survey.is_nucleotides:
+    if sample.survey.tally.is_nucleotides:
         log.warning("these look like nucleotides, not proteins; translate them first.")
     network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refused here, rather than when the others are computed

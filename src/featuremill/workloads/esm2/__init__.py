@@ -38,6 +38,7 @@ __all__ = [
     "Options",
     "audited",
     "batch_cost",
+    "caution",
     "collect",
     "cost",
     "load",
@@ -106,6 +107,16 @@ def cost(payload: bytes, options: Options) -> int:
 def weights(options: Options) -> str:
     """Return the model."""
     return options.model
+
+
+def caution(options: Options) -> str:
+    """Return what a network that is no ESM-2 is for."""
+    if options.model not in CHECKPOINTS.bundled_names():
+        return ""
+    return (
+        f"{options.model} is a demonstration model, not ESM-2. For science: model: "
+        f"{CHECKPOINTS.SUGGESTED[0]}"
+    )
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:

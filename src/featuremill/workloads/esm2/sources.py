@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
@@ -52,6 +53,11 @@ PUBLISHED = {
     "esm2_t36_3B_UR50D": Published(36, 2560, 40, "float16", 5.7),
     "esm2_t48_15B_UR50D": Published(48, 5120, 40, "float16", 30.3),
 }
+SUGGESTED = (
+    *("esm2_t33_650M_UR50D", "esm2_t30_150M_UR50D", "esm2_t12_35M_UR50D", "esm2_t6_8M_UR50D"),
+    *("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
+)
+"""The usual one first, then what any machine computes."""
 PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
@@ -170,10 +176,10 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
 def _hub_folder() -> Path:
     """Return the folder in which fair-esm, through torch.hub, keeps what it has downloaded."""
-    refuse_without_packages(Options)
-    import torch
-
-    return Path(torch.hub.get_dir()) / "checkpoints"
+    cache = environment.XDG_CACHE_HOME.text() or Path.home() / ".cache"
+    return Path(
+        environment.TORCH_HOME.text() or Path(cache, "torch"), "hub/checkpoints"
+    ).expanduser()
 
 
 def download(source: Checkpoint) -> None:

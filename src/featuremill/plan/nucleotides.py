@@ -1,0 +1,37 @@
+"""Nucleotides where proteins are meant: what is said of them, and what to type instead."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from featuremill.base.environment import AS_PROTEINS
+from featuremill.base.errors import UserError
+from featuremill.translate.folder import PROTEINS
+
+FOLDER = "translated"
+
+
+def refuse(paths: Sequence[str], log: logging.Logger) -> None:
+    """Refuse inputs that look like nucleotides, or only warn where the user says what they are.
+
+    Raises:
+        UserError: unless the user set `FEATUREMILL_AS_PROTEINS=1`.
+    """
+    problem = "most of the records look like nucleotides, not proteins"
+    if AS_PROTEINS.value():
+        log.warning("%s; going on, as %s=1 says", problem, AS_PROTEINS)
+        return
+    raise UserError(
+        f"{', '.join(paths[:3])}: {problem}; {how_to_translate(paths)}; {AS_PROTEINS}=1 takes them "
+        "for proteins all the same."
+    )
+
+
+def how_to_translate(paths: Sequence[str]) -> str:
+    """Return what to type instead."""
+    words = shlex.join(["featuremill", "translate", *paths, "--by", "orfs", "--output", FOLDER])
+    made = Path(FOLDER, PROTEINS)
+    return f"translate them first: {words}, and then featuremill init {made}"
