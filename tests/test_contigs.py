@@ -71,6 +71,7 @@ def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
     found = line.verdicts()
     assert set(found) == {*contigs(16), *others}
     assert found["c98"]["status"] == "without" and found["c98"]["verdict"] == "-"
+    assert {id for id, row in found.items() if row["seen_in_training"] == "yes"} == {*contigs(16)}
     right = sum(found[id]["verdict"] == CLASSES[int(id[1:]) % 2] for id in contigs(16))
     assert right >= 14
     counted = {id: int(row["fragments"]) for id, row in found.items()}

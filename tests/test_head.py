@@ -29,7 +29,16 @@ from torch import nn
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import UserError
-from featuremill.head import calibration, card, features, figures, fitting, intervals, page
+from featuremill.head import (
+    calibration,
+    card,
+    features,
+    figures,
+    fitting,
+    held_out,
+    intervals,
+    page,
+)
 from featuremill.head import network as network_of
 from featuremill.head.features import Joined, RunFeatures
 from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
@@ -146,7 +155,10 @@ def forward(tensors, x):
 
 
 @pytest.mark.parametrize("kind", ["logistic", "mlp"])
-def test_predictions_are_the_forward_pass_in_float64(runs, labels, tmp_path, kind):
+def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_record(
+    runs, labels, tmp_path, kind
+):
+    labels.write_text("\n".join(labels.read_text().splitlines()[:101]) + "\n")
     words = [runs[0], *COLUMN, "--labels", labels, "--column", "kind", "--group", "family"]
     head("train", *words, "--kind", kind, "--output", tmp_path / "h")
     outputs = [tmp_path / "p.tsv", tmp_path / "p.parquet"]
@@ -154,18 +166,27 @@ def test_predictions_are_the_forward_pass_in_float64(runs, labels, tmp_path, kin
         head("predict", tmp_path / "h", runs[0], "--output", output)
     ids, vectors = featuremill.load_matrix(runs[0], "composition")
     scores = forward(load_file(tmp_path / "h" / "head.safetensors"), vectors)
+    told = pd.read_parquet(tmp_path / "h" / "held_out.parquet")
+    assert told["id"].tolist() == ids[:100] == [f"p{n}" for n in range(100)]
+    assert told["label"].tolist() == ["xy"[n % 2] for n in range(100)]
+    own = scores[:100].copy()
+    scores[:100] = told[["score_x", "score_y"]]
+    assert np.abs(own - scores[:100]).max() > 0.01
     for found in (pd.read_csv(outputs[0], sep="\t"), pd.read_parquet(outputs[1])):
         assert found["id"].tolist() == ids
         np.testing.assert_allclose(found[["score_x", "score_y"]], scores, atol=1e-6, rtol=0)
         assert found["class"].tolist() == ["xy"[number] for number in scores.argmax(1)]
+        assert found["seen_in_training"].tolist() == ["yes"] * 100 + ["no"] * 20
     about = card_of(tmp_path / "h")
     assert about["features"][0]["recipe"] == Results(runs[0]).find_plan().recipe
     assert about["scores"].keys() == {"accuracy", "macro_f1", "auc", "brier"}
     assert about["guesses"] == {"accuracy": 0.5, "macro_f1": 1 / 3, "auc": 0.5, "brier": 0.25}
-    assert about["counts"]["groups"] == 30  # families
+    assert about["counts"]["groups"] == 25  # families
     value, low, high = about["scores"]["auc"]
     assert 0.5 < low < value < high <= 1
-    assert sum(map(sum, about["confusion"])) == about["counts"]["records"] == 120
+    assert sum(map(sum, about["confusion"])) == about["counts"]["records"] == 100
+    right = (told["label"] == np.array(["x", "y"])[scores[:100].argmax(1)]).mean()
+    assert np.isclose(about["scores"]["accuracy"][0], right)
     # Trained once more, over the first: the same bytes.
     before = {path.name: path.read_bytes() for path in (tmp_path / "h").iterdir()}
     head("train", *words, "--kind", kind, "--output", tmp_path / "h")
@@ -518,6 +539,7 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
 
 
 def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
+    labels.write_text("\n".join(labels.read_text().splitlines()[:41]) + "\n")
     columns = [*COLUMN, "--feature", "hydropathy"]
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     head("train", runs[0], runs[0], *columns, *words)
@@ -526,7 +548,23 @@ def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
     x = np.hstack([featuremill.load_matrix(runs[0], name)[1] for name in columns[1::2]])
     scores = forward(load_file(tmp_path / "h" / "head.safetensors"), x)
     found = pd.read_parquet(tmp_path / "p.parquet")
-    np.testing.assert_allclose(found[["score_x", "score_y"]], scores, atol=1e-6, rtol=0)
+    np.testing.assert_allclose(found[["score_x", "score_y"]][40:], scores[40:], atol=1e-6, rtol=0)
+
+
+def test_a_head_knows_records_by_their_sequence_and_not_by_their_id():
+    """Contigs of every assembly have the same ids."""
+    told = held_out.HeldOut(
+        ["a", "b"], ["1", "2"], ["x", "y"], ["a", "b"], np.array([[0.9, 0.1], [0.2, 0.8]])
+    )
+    pairs = {"a": "7", "c": "2", "d": "9"}  # another a, and b under another name
+    run = SimpleNamespace(recipe="r", digests=lambda: pairs.items())
+    own = np.full((3, 2), 0.5)
+    seen = held_out.Seen(told, run)
+    scores, is_seen = seen.held_out([*pairs], own)
+    assert (is_seen, seen.num_seen) == (["no", "yes", "no"], 1)
+    assert scores.tolist() == [[0.5, 0.5], [0.2, 0.8], [0.5, 0.5]]
+    for unknown in (held_out.Seen(None, run), held_out.Seen(told, SimpleNamespace(recipe=None))):
+        assert unknown.held_out(["a"], own[:1])[1] == ["unknown"]
 
 
 # ---- what is fitted, and how it is judged ----

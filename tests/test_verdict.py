@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from programs import Desk
 
 from featuremill.base.errors import UserError
+from featuremill.head import card, held_out
 from featuremill.translate.command import translate
 from featuremill.verdict import predictions as predictions_module
+from featuremill.verdict.trained_on import trained_on
 from featuremill.verdict.write import write
 
 CLASSES = ("others", "virus")
@@ -134,6 +136,65 @@ def test_where_two_classes_score_the_same_the_last_or_the_named_one_has_it(trans
         tmp_path / "verdicts.tsv",
     )
     assert verdicts(tmp_path / "verdicts.tsv")["c4"]["verdict"] == "others"
+
+
+def write_head(folder, labels):
+    """Write a head that was trained on these fragments (id: label), and held out says `others`."""
+    folder.mkdir()
+    ids, names = list(labels), list(labels.values())
+    scores = np.tile([0.75, 0.25], (len(ids), 1))
+    told = held_out.HeldOut(ids, [str(n) for n in range(len(ids))], names, names, scores)
+    tensors = {"weight": np.zeros((2, 3)), "bias": np.zeros(2)}
+    card.Card(
+        kind="logistic",
+        classes=[*CLASSES],
+        features=[card.Part(width=3)],
+        sha256=card.write_tensors(folder / card.TENSORS, tensors),
+        held_out_sha256=held_out.write(folder / card.HELD_OUT, told, CLASSES),
+        scores={"accuracy": [0.5, 0.4, 0.6], "auc": [0.55, 0.45, 0.65]},
+        guesses={"accuracy": 0.5, "auc": 0.5},
+    ).write(folder / card.CARD)
+    return folder
+
+
+def test_what_the_head_was_trained_on_is_marked_and_said(translated, tmp_path, monkeypatch):
+    """c2 and c3 were seen in training; c4 has a label of the same id, but of another sample."""
+    by_contig = {f["id"]: f["contig"] for f in fragments(translated)}
+    kinds = {"c2": "virus", "c3": "others", "c4": "virus"}
+    labels = {id: kinds[contig] for id, contig in by_contig.items() if contig in kinds}
+    path = predict(tmp_path / "scores.tsv", dict.fromkeys(by_contig, 0.25))
+    write(translated, path, tmp_path / "my.tsv")
+    assert {row["seen_in_training"] for row in verdicts(tmp_path / "my.tsv").values()} == {
+        "unknown", "no"  # of contigs without a fragment
+    }  # fmt: skip
+    assert "It is not known which records" in (tmp_path / "my.html").read_text()
+    head, *lines = path.read_text().splitlines()
+    first = {contig: id for id, contig in reversed(by_contig.items())}  # one of its fragments
+    was_seen = {first["c2"], first["c3"]}
+    seen = ["yes" if line.split("\t")[0] in was_seen else "no" for line in lines]
+    monkeypatch.setattr(predictions_module, "BLOCK_ROWS", 2)
+    marked = [f"{line}\t{is_seen}" for line, is_seen in zip(lines, seen, strict=True)]
+    path.write_text("\n".join([f"{head}\tseen_in_training", *marked]) + "\n")
+    trained = write_head(tmp_path / "head", labels)
+    write(translated, path, tmp_path / "my.tsv", head=trained)
+    table = verdicts(tmp_path / "my.tsv")
+    told = {contig for contig, row in table.items() if row["seen_in_training"] == "yes"}
+    assert told == {"c2", "c3"} and table["c4"]["seen_in_training"] == "no"
+    text = (tmp_path / "my.html").read_text()
+    for sentence in (
+        "The head was trained on 2 of these 7 contigs.",
+        "Of the labelled ones, 50.0%",
+        "No better than guessing: ",
+        "are not calibrated",
+        "0.450–0.650",
+        "1 of 2 labelled contigs have the verdict that is their label",
+        "the highest of many is high by chance alone",
+    ):
+        assert sentence in text
+    shown = json.loads(text.partition('id="contig-rows">')[2].partition("</script>")[0])
+    assert shown["rows"] == [list(row.values()) for row in table.values()]
+    with pytest.raises(UserError, match="name the head that predicted"):
+        trained_on(translated, trained, 3)
 
 
 def _edited(edit):

@@ -66,6 +66,7 @@ rule head_train:
         tensors="heads/{head}/head.safetensors",
         page="heads/{head}/head.html",
         missing="heads/{head}/missing.tsv",
+        held_out="heads/{head}/held_out.parquet",
     log:
         "logs/heads/{head}.log",
     wildcard_constraints:

@@ -16,7 +16,8 @@ from featuremill.store.plan import Settings
 from featuremill.workload import WorkloadOptions, refuse_without_packages
 
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
-FILES = (CARD, TENSORS, PAGE, MISSING)
+HELD_OUT = "held_out.parquet"
+FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
 
 
 class Needs(WorkloadOptions):
@@ -95,6 +96,8 @@ class Card(JsonFile):
     """In the order in which they stand side by side."""
     sha256: str
     """Of head.safetensors."""
+    held_out_sha256: str | None = None
+    """Of held_out.parquet, where there is one."""
     counts: dict[str, int] = {}  # noqa: RUF012  (pydantic copies defaults)
     scores: dict[str, list[float]] = {}  # noqa: RUF012
     """Value, and the bounds of its 95 % interval, of what predicts records whose group it did not

@@ -59,6 +59,9 @@ class Features(Protocol):
     def take(self, rows: Rows) -> Matrix:
         """Return the vectors (rows, width) that stand in `rows`."""
 
+    def digests(self) -> Iterator[tuple[str, str]]:
+        """Yield the id and the payload's sha256 of all records; nothing where nobody knows it."""
+
     def failures(self) -> dict[str, str]:
         """Return why records have no vector, by id."""
 
@@ -98,6 +101,11 @@ class RunFeatures:
 
     def take(self, rows: Rows) -> Matrix:
         return self._searched.vectors.take(rows)
+
+    def digests(self) -> Iterator[tuple[str, str]]:
+        for group in self._searched.table.groups:
+            table = group.read(["id", "sha256"])
+            yield from zip(table["id"].to_pylist(), table["sha256"].to_pylist(), strict=True)
 
     def failures(self) -> dict[str, str]:
         path = self._searched.place.root / "failed.tsv"

@@ -88,7 +88,7 @@ def warning_of(card: Card) -> str:
         _, low, high = card.scores["auc"]
         return (
             f"No better than guessing: the 95 % interval of the AUC, {low:.3f}–{high:.3f}, holds "
-            "0.5. Predictions of this head are not to be used."
+            "0.5. Do not use its predictions."
         )
     if card.scores["accuracy"][1] <= (guess := card.guesses["accuracy"]):
         most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
@@ -245,4 +245,4 @@ def confusion_figure(
             chart += base.mark_text(style=style).encode(text=alt.Text("records:Q", format=","))
     chart = chart.properties(width=side * len(names), height=side * len(names))
     told = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
-    return Figure("confusion", "What it takes for what", sentence, (Panel("confusion", "", told),))
+    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", told),))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
-from featuremill.head import card, network
+from featuremill.head import card, held_out, network
 from featuremill.head.features import Features, Joined, Lacking, open_run, spread
 from featuremill.head.virnucpro import FileFeatures, open_files
 from featuremill.store.files import replacing
@@ -48,7 +48,8 @@ def predict(
     takes_any_recipe: bool = False,
 ) -> Counts:
     """Write the predictions of the head in `folder` for `runs` to `output`, and beside it the
-    records that have none.
+    records that have none. Records that the head was trained on get the scores of heads that did
+    not see their group.
 
     Raises:
         UserError: when the head, the features or the output are not fit for it.
@@ -61,6 +62,7 @@ def predict(
     if not takes_any_recipe:
         _refuse_other_recipes(parts, head, folder)
     joined = Joined(parts)
+    seen = held_out.Seen(held_out.read(folder, head), parts[0])
     num_predicted = num_missing = 0
     with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
         with (
@@ -76,7 +78,8 @@ def predict(
                 table.writerow([one_line(text) for text in lacking])
 
             for ids, vectors in joined.blocks(tell):
-                write(ids, network.softmax(network.logits(tensors, vectors)))
+                scores_NC = network.softmax(network.logits(tensors, vectors))
+                write(ids, *seen.held_out(ids, scores_NC))
                 num_predicted += len(ids)
             for lacking in chain(joined.not_in_first(), joined.failed()):
                 tell(lacking)
@@ -86,6 +89,15 @@ def predict(
                 "takes; see that these are runs of the same records, with the same ids."
             )
     log.info("%s: %s", output, records(num_predicted))
+    if seen.num_seen:
+        log.warning(
+            "%s was trained on %s of these: their scores are held out, each by a head that did not "
+            "see the record's group (%s: %s).",
+            folder,
+            records(seen.num_seen),
+            held_out.COLUMN,
+            held_out.YES,
+        )
     if num_missing:
         log.warning(
             "%s no prediction: %s lists them, with the reasons.",
@@ -172,8 +184,8 @@ def _flat(settings: Settings) -> dict[str, Any]:
     return {**told.pop("options", {}), **told}
 
 
-Write = Callable[[Sequence[str], npt.NDArray[np.float64]], None]
-"""Appends rows to a table: ids, and scores (N, C)."""
+Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]
+"""Appends rows to a table: ids, scores (N, C), and whether the head was trained on the record."""
 
 
 def _columns(head: card.Card) -> list[str]:
@@ -184,12 +196,15 @@ def _columns(head: card.Card) -> list[str]:
 def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["id", "class", *_columns(head)])
+        table.writerow(["id", "class", *_columns(head), held_out.COLUMN])
 
-        def write(ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
+        def write(
+            ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
+        ) -> None:
             names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
-            for id, name, scores in zip(ids, names, scores_NC.tolist(), strict=True):
-                table.writerow([one_line(id), name, *(f"{score:.9g}" for score in scores)])
+            for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
+                texts = [f"{score:.9g}" for score in scores]
+                table.writerow([one_line(id), name, *texts, is_seen])
 
         yield write
 
@@ -202,12 +217,20 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
     told = {"head_sha256": head.sha256, "features": [part.as_json() for part in head.features]}
     columns = {"id": pa.string(), "class": pa.string()}
     columns |= dict.fromkeys(_columns(head), pa.float64())
+    columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(told, sort_keys=True)})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
-        def write(ids: Sequence[str], scores_NC: npt.NDArray[np.float64]) -> None:
+        def write(
+            ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
+        ) -> None:
             names = [head.classes[number] for number in scores_NC.argmax(1)]
-            arrays = [pa.array(ids), pa.array(names), *map(pa.array, scores_NC.T.copy())]
+            arrays = [
+                pa.array(ids),
+                pa.array(names),
+                *map(pa.array, scores_NC.T.copy()),
+                pa.array(seen),
+            ]
             file.write_table(pa.table(arrays, schema=schema))
 
         yield write

@@ -16,8 +16,8 @@ from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed, records
-from featuremill.head import card, figures, labels
-from featuremill.head.features import Joined, Lacking, Matrix, open_run, spread
+from featuremill.head import card, figures, held_out, labels
+from featuremill.head.features import Features, Joined, Lacking, Matrix, open_run, spread
 from featuremill.head.fitting import (
     Kind,
     Logistic,
@@ -131,6 +131,11 @@ def train(chosen: Chosen) -> card.Card:
                 for part in parts
             ],
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
+            held_out_sha256=held_out.write(
+                folder / card.HELD_OUT,
+                _held_out(examples, scores_NC, parts[0]),
+                examples.classes,
+            ),
             counts=counts,
             scores={name: [*estimate] for name, estimate in scores.items()},
             guesses=figures.of_guesses(examples.y_N, num_classes),
@@ -187,6 +192,20 @@ def _examples(
     classes, y_N = np.unique(names, return_inverse=True)
     groups_N = np.array([found[id].group for id in ids])
     return Examples(ids, np.concatenate(lots), y_N, groups_N, classes.tolist())
+
+
+def _held_out(
+    examples: Examples, scores_NC: npt.NDArray[np.float64], features: Features
+) -> held_out.HeldOut:
+    wanted = set(examples.ids)
+    sha256_of_id = {id: sha256 for id, sha256 in features.digests() if id in wanted}
+    return held_out.HeldOut(
+        examples.ids,
+        [sha256_of_id[id] for id in examples.ids],
+        [examples.classes[number] for number in examples.y_N],
+        examples.groups_N.tolist(),
+        scores_NC,
+    )
 
 
 def _without_record(

@@ -138,6 +138,9 @@ class FileFeatures:
     def take(self, rows: Rows) -> Matrix:
         return self._vectors[rows]
 
+    def digests(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
     def failures(self) -> dict[str, str]:
         return {}
 

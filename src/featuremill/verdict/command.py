@@ -47,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the class that a contig is of where two score the same (default: the last one)",
     )
     add(
+        "--head",
+        type=Path,
+        metavar="HEAD",
+        help="the head that predicted, so that the page tells how good it is",
+    )
+    add(
         "--runs",
         nargs="+",
         type=Path,
@@ -61,4 +67,12 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.verdict.write import write
 
     given = arguments
-    write(given.translated, given.predictions, given.output, given.by, given.prefer, given.runs)
+    write(
+        given.translated,
+        given.predictions,
+        given.output,
+        given.by,
+        given.prefer,
+        given.runs,
+        given.head,
+    )

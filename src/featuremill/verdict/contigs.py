@@ -34,6 +34,10 @@ class Counts(NamedTuple):
     """Contigs by class."""
     without: Counter[str]
     """Contigs that have no verdict, by status."""
+    seen: int
+    """Contigs that the head was trained on."""
+    unknown: int
+    """Contigs of which nobody knows whether it was."""
 
 
 class Contig(NamedTuple):
@@ -46,6 +50,8 @@ class Contig(NamedTuple):
     fragments: int
     failed: int
     """Fragments that have no prediction."""
+    seen: int
+    """The place among `SEEN` of whether the head was trained on one of its fragments."""
 
     @property
     def status(self) -> str:
@@ -68,6 +74,7 @@ class Contig(NamedTuple):
             self.sum_C + more.sum_C,
             self.fragments + more.fragments,
             self.failed + more.failed,
+            max(self.seen, more.seen),
         )
 
 
@@ -94,9 +101,10 @@ def _of_block(block: Scored) -> Iterator[Contig]:
     highest = np.fmax.reduceat(block.scores_NC, starts)
     sums = np.add.reduceat(np.nan_to_num(block.scores_NC), starts)
     failed = np.add.reduceat(np.isnan(block.scores_NC[:, 0]), starts, dtype=np.int64)
+    seen = np.maximum.reduceat(block.seen_N, starts)
     sizes = np.diff([*starts, len(names)])
     for name, *told in zip(
-        names[starts], highest, sums, sizes.tolist(), failed.tolist(), strict=True
+        names[starts], highest, sums, sizes.tolist(), failed.tolist(), seen.tolist(), strict=True
     ):
         yield Contig(name, *told)
 

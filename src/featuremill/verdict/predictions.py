@@ -15,10 +15,13 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
+from featuremill.head.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.translate.folder import FRAGMENTS
 
 SCORE = "score_"
 BLOCK_ROWS = 50_000
+SEEN = (NO, UNKNOWN, YES)
+"""A contig has the last of its fragments'."""
 
 
 class Predictions(NamedTuple):
@@ -27,14 +30,17 @@ class Predictions(NamedTuple):
     path: Path
     classes: tuple[str, ...]
     """In the order of the columns."""
+    tells_seen: bool
+    """Whether it says which records the head was trained on."""
 
     @property
     def columns(self) -> list[str]:
         """Return the columns that are read."""
-        return ["id", *(f"{SCORE}{name}" for name in self.classes)]
+        seen = [COLUMN] if self.tells_seen else []
+        return ["id", *(f"{SCORE}{name}" for name in self.classes), *seen]
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the rows, in order: id, then a score a class.
+        """Yield the rows, in order: id, a score a class, and whether the head was trained on it.
 
         Raises:
             UserError: when a row is not what it should be.
@@ -74,11 +80,11 @@ def open_predictions(path: Path) -> Predictions:
             f"{path}: predictions have a column id and one `{SCORE}…` a class, at least two, and "
             f"these are {listed(names[:8])}; give what featuremill head predict wrote."
         )
-    return Predictions(path, classes)
+    return Predictions(path, classes, COLUMN in names)
 
 
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
-    types = {name: pa.float64() for name in columns[1:]} | {"id": pa.string()}
+    types = {name: pa.float64() for name in columns} | {"id": pa.string(), COLUMN: pa.string()}
     convert = pc_csv.ConvertOptions(
         column_types=types, include_columns=columns, strings_can_be_null=False
     )
@@ -94,6 +100,8 @@ class Scored(NamedTuple):
     """As fragments.parquet has them."""
     scores_NC: npt.NDArray[np.float64]
     """A row a fragment, in the order of the classes; NaN where it has no prediction."""
+    seen_N: npt.NDArray[np.int64]
+    """The place among `SEEN` of whether the head was trained on a fragment."""
 
 
 def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
@@ -116,6 +124,7 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
                     break
                 waiting = pa.concat_tables([waiting, more])
             found = np.full((len(fragments), len(predictions.classes)), np.nan)
+            seen_N = np.zeros(len(fragments), np.int64)
             if waiting is not None and waiting.num_rows:
                 ahead = waiting.slice(0, len(fragments))
                 at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
@@ -126,8 +135,10 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
                 if (places < 0).any() or (np.diff(places) <= 0).any():
                     wrong = int(np.argmax((places < 0) | (np.diff(places, prepend=-1) <= 0)))
                     raise _misplaced(predictions, folder, ahead["id"][wrong].as_py())
-                columns = [ahead[name].slice(0, num).to_numpy() for name in predictions.columns[1:]]
+                names = predictions.columns[1 : len(predictions.classes) + 1]
+                columns = [ahead[name].slice(0, num).to_numpy() for name in names]
                 found[places] = np.stack(columns, axis=1)
+                seen_N[places] = _seen(predictions, ahead.slice(0, num))
                 if not np.isfinite(found[places]).all():
                     wrong = int(np.argmin(np.isfinite(found[places]).all(1)))
                     raise UserError(
@@ -135,10 +146,17 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
                         "numbers; predict again."
                     )
                 waiting = waiting.slice(num)
-            yield Scored(fragments, found)
+            yield Scored(fragments, found, seen_N)
     left = next((block for block in (waiting, *blocks) if block is not None and len(block)), None)
     if left is not None:
         raise _misplaced(predictions, folder, left["id"][0].as_py())
+
+
+def _seen(predictions: Predictions, ahead: pa.Table) -> npt.NDArray[np.int64] | int:
+    if not predictions.tells_seen:
+        return SEEN.index(UNKNOWN)
+    found = pc.index_in(ahead[COLUMN], pa.array(SEEN)).fill_null(SEEN.index(UNKNOWN))
+    return np.asarray(found.to_numpy(), np.int64)
 
 
 def _misplaced(predictions: Predictions, folder: Path, id: str) -> UserError:

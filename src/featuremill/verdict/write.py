@@ -13,13 +13,16 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed
+from featuremill.head.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.store.files import replacing
 from featuremill.translate.folder import SUMMARY, UNTRANSLATED, whole
 from featuremill.verdict import page
 from featuremill.verdict.contigs import Counts, class_of, contigs
-from featuremill.verdict.predictions import Predictions, open_predictions, scored
+from featuremill.verdict.predictions import SEEN, Predictions, open_predictions, scored
+from featuremill.verdict.trained_on import Label, judged, trained_on
 
 MOST_DRAWN = 24
+COUNTED = ("fragments", "failed", "status", COLUMN)
 NONE = "-"
 """The verdict on a contig that has no score."""
 log = logging.getLogger("featuremill.verdict")
@@ -32,9 +35,10 @@ def write(
     by: str = "max",
     prefer: str | None = None,
     runs: Sequence[Path] = (),
+    head: Path | None = None,
 ) -> Counts:
     """Write the verdicts on the contigs of the translation in `folder` to `output`, and a page
-    beside it that tells of the `runs`, too.
+    beside it that tells of the `runs` and of the `head`, too.
 
     Raises:
         UserError: when the translation or the predictions are not whole, or not of each other.
@@ -44,9 +48,13 @@ def write(
     translation = whole(folder)
     predictions = open_predictions(predicted)
     preferred = _preferred(predictions, prefer)
+    trained = trained_on(folder, head, len(predictions.classes)) if head else None
+    shown = page.Shown()
     verdicts: Counter[str] = Counter()
     without: Counter[str] = Counter()
+    seen_by: Counter[str] = Counter()
     largest: list[tuple[int, int, str]] = []
+    pairs: list[tuple[Label, int]] = []
     num_fragments = num_failed = 0
     progress = Progress(log, "judging", "contigs")
     with replacing(output) as temporary:
@@ -54,14 +62,22 @@ def write(
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
             names = [one_line(name) for name in predictions.classes]
             scores = [f"score_{name}" for name in names]
-            table.writerow(["contig", "verdict", *scores, "fragments", "failed", "status"])
+            table.writerow(["contig", "verdict", *scores, *COUNTED])
             for number, contig in enumerate(contigs(scored(folder, predictions))):
                 found = contig.scores_C(by)
                 is_scored = contig.failed < contig.fragments
-                verdict = names[class_of(found, preferred)] if is_scored else NONE
+                place = class_of(found, preferred) if is_scored else None
+                verdict = NONE if place is None else names[place]
+                seen = SEEN[contig.seen]
+                seen_by[seen] += 1
                 texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
-                row = (contig.id, verdict, *texts, contig.fragments, contig.failed, contig.status)
-                table.writerow([one_line(str(cell)) for cell in row])
+                told = (contig.fragments, contig.failed, contig.status, seen)
+                row = [one_line(str(cell)) for cell in (contig.id, verdict, *texts, *told)]
+                table.writerow(row)
+                shown.add(row, float(found[preferred]) if is_scored else -1.0)
+                label = trained.labels.get(contig.id) if trained and seen == YES else None
+                if label and place is not None:
+                    pairs.append((label, place))
                 if is_scored:
                     verdicts[verdict] += 1
                 else:
@@ -74,7 +90,9 @@ def write(
             with (folder / UNTRANSLATED).open(encoding="utf-8", newline="") as listed_file:
                 for line in csv.DictReader(listed_file, delimiter="\t"):
                     empty = [""] * len(scores)
-                    table.writerow([line["contig"], NONE, *empty, 0, 0, line["status"]])
+                    row = [line["contig"], NONE, *empty, "0", "0", line["status"], NO]
+                    table.writerow(row)
+                    shown.add(row, -1.0)
                     without[line["status"]] += 1
         num_rows = verdicts.total() + without.total()
         if num_rows != translation.contigs.read or num_fragments != translation.fragments:
@@ -83,10 +101,13 @@ def write(
                 f"{translation.fragments:,} fragments, and its tables hold {num_rows:,} and "
                 f"{num_fragments:,}; translate again."
             )
-    counts = Counts(num_rows, num_fragments, num_failed, verdicts, without)
+    counts = Counts(
+        num_rows, num_fragments, num_failed, verdicts, without, seen_by[YES], seen_by[UNKNOWN]
+    )
     drawn = [id for _, _, id in sorted(largest, reverse=True)]
     tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)
-    page.write_page(output, names[preferred], counts, tracks, by, runs)
+    about = page.About(trained, judged(pairs, len(names)), shown)
+    page.write_page(output, names, preferred, counts, tracks, by, runs, about)
     _say(output, counts)
     return counts
 
