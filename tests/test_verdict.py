@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from browser import CHROMIUM, browser
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from programs import Desk
@@ -267,3 +268,26 @@ def test_the_verb_writes_the_table_and_a_page_that_draws_it(translated, tmp_path
     assert "my.csv: verdicts are a .tsv" in said.err
     asked = ("featuremill", "verdict", translated, path, "--output", "my.tsv", "--prefer", "plants")
     assert "has others and virus; name one" in desk.type(*asked, status=2).err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not on PATH")
+def test_the_table_of_contigs_sorts_and_filters(translated, tmp_path):
+    some = {f["id"]: n / 100 for n, f in enumerate(fragments(translated)) if f["contig"] != "c2"}
+    write(translated, predict(tmp_path / "scores.tsv", some), tmp_path / "my.tsv")
+    column = """Array.from(document.querySelectorAll("#contig-table tbody tr"))
+        .map(row => row.cells[{}].textContent)"""
+    with browser(tmp_path / "profile") as tab:
+        assert tab.open_drawn(tmp_path / "my.html", width=390) == 2
+        assert tab.value(column.format(0)) == [*verdicts(tmp_path / "my.tsv")]
+        for is_falling in (True, False):
+            tab.value("document.querySelectorAll('#contig-table th button')[3].click()")
+            found = tab.value(column.format(3))
+            numbers = [float(text) for text in found if text]
+            assert numbers == sorted(numbers, reverse=is_falling) and len(numbers) == 3
+            assert found[len(numbers) :] == [""] * 4  # what has no score is last
+        tab.value("""(() => { const field = document.getElementById("contig-filter");
+            field.value = "STOP"; field.dispatchEvent(new Event("input")); })()""")
+        assert tab.value(column.format(0)) == ["stops"]
+        assert not tab.console and not tab.requests
+        assert tab.value("document.documentElement.scrollWidth") <= 390
