@@ -52,8 +52,8 @@ MOST_TEXT = 30
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
 """The least and the most side of a cell of the confusion matrix."""
-MATRIX_PIXELS = 300
-WITH_COUNTS = 40
+MATRIX_PIXELS = 400
+WITH_COUNTS = 32
 """Pixels of a cell that has room for its count."""
 
 
@@ -184,7 +184,7 @@ def _reliability(card: Card) -> Figure:
     x = alt.X("score:Q", title="mean score", scale=scale)
     y = alt.Y("share:Q", title="share that is of the class", scale=scale)
     names = [*dict.fromkeys(clipped(one.class_name, MOST_TEXT) for one in card.reliability)]
-    legend = None if len(names) == 1 else alt.Legend(title=None)
+    legend = None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=2)
     ends = values([{"score": end, "share": end} for end in (0, 1)])
     chart = (
         alt.Chart(ends).mark_line(style="guide").encode(x=x, y=y)
