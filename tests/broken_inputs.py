@@ -298,7 +298,12 @@ BROKEN: list[Case] = [
     ),
     # Records that are taken, with a word about it.
     Case(
-        "nucleotides", _file(f">gene1\n{GENE}\n>gene2\n{GENE.lower()[:60]}\n"), "note", "looks like"
+        "nucleotides",
+        _file(f">gene1\n{GENE}\n>gene2\n{GENE.lower()[:60]}\n"),
+        "note",
+        "looks like",
+        "error",
+        "most of the records look like nucleotides",
     ),
     Case("RNA", _with_good(f">rna\n{GENE.replace('T', 'U')}\n"), "note", "looks like nucleotides"),
     Case("J", _with_good(f">P1\nMKVJ{INSULIN_A}j\n"), "note", "J read as X"),

@@ -3,6 +3,7 @@
 NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPUs a pretend one.
 """
 
+import argparse
 import json
 import os
 import re
@@ -18,13 +19,15 @@ import jsonschema
 import pytest
 import torch
 from conftest import ROOT
+from encoder_models import write
 from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
-from featuremill.doctor import checks, compiling, host
+from featuremill.base.errors import UserError
+from featuremill.doctor import checks, compiling, findings, host
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
@@ -107,6 +110,7 @@ SCHEMA = thing(
             ),
         ]
     },
+    workload=TEXT,
     ways=several(
         thing(
             device=TEXT,
@@ -193,6 +197,34 @@ def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
     assert codes(answer) == set()
     page = doctor(system=NO_LIBRARY)()
     assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", page)
+
+
+def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path, monkeypatch):
+    """By a folder, or by the config of a run, whose batches count then."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "bert", "protbert")
+    (tmp_path / "in.fa").write_text(">p\nMKV\n")
+    options = {"model": "bert", "alphabet": "proteins", "batch_tokens": 50_000}
+    config = {"inputs": "in.fa", "workload": "encoder", "options": options}
+    (tmp_path / "my.yaml").write_text(json.dumps(config))
+    gpu = Device("cuda", "GPU-0", "a GPU", has_bf16=True, memory_mb=80_000, num_multiprocessors=132)
+
+    def need(**given):
+        asked = {"config": None, "model": None, "workload": "esm2"} | given
+        wanted = findings.wanted(argparse.Namespace(**asked))
+        return wanted.need(wanted.weights(), gpu)
+
+    usual = need(model="./bert", workload="encoder")
+    assert (usual.dtype, usual.batch_tokens) == ("bf16", 16_896)
+    large = need(config=Path("my.yaml"))
+    assert large.batch_tokens == 50_000 and large.memory_mb > usual.memory_mb
+    for given, sentence in (
+        ({"model": "bert", "workload": "geneformer"}, "needs more than a model; .* --config"),
+        ({"model": "bert", "workload": "pac"}, "workload pac takes no model"),
+        ({"model": "nowhere", "workload": "encoder"}, "there is no such file or folder"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            need(**given)
 
 
 MIXED = (

@@ -86,14 +86,14 @@ def test_says_what_is_odd(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 refused: stop codon (*) inside the sequence (first: odd.fa:7)" in said
 
 
-def test_warns_of_nucleotides(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init", write("genes.fna", f">g1\n{GENE}\n>g2\n{GENE}A\n>p\n{UBIQUITIN}\n")]) == 0
+def test_refuses_nucleotides_with_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", write("genes.fna", f">g1\n{GENE}\n>g2\n{GENE}A\n>p\n{UBIQUITIN}\n")]) == 2
     said = capsys.readouterr().err
     assert "3 nucleotide records" in said
-    assert "warning: these look like nucleotides, not proteins, and a run refuses them" in said
+    assert "error: genes.fna: most of the records look like nucleotides, not proteins" in said
     translate = "featuremill translate genes.fna --by orfs --output translated"
     made = "translated/proteins.faa.gz"
-    assert f"; translate them first: {translate}, and then featuremill init {made}." in said
+    assert f"; translate them first: {translate}, and then featuremill init {made}; " in said
     assert main(translate.split()[1:]) == 0 and Path(made).exists()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from featuremill.base.environment import LEASE_FOLDER, Variable
-from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity, gigabytes
+from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.doctor.host import is_within
 from featuremill.doctor.trial import Trial
@@ -295,7 +295,7 @@ def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str]:
         what = f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: {error}."
         return "no-memory", what
     if trial.is_of_workload:
-        what = f"torch works on it, and {WORKLOAD} would not be computed: {error}."
+        what = f"torch works on it, and {findings.workload} would not be computed: {error}."
         return "fails-check", what
     if trial.is_silent:
         return "no-answer", f"a small product on it came to nothing: {trial.error}."

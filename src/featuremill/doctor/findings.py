@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+from pydantic import ValidationError
+
+from featuremill import config as configs
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
-from featuremill.config import Config
 from featuremill.doctor import compiling, host
 from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
@@ -18,15 +20,20 @@ from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import devices, folder
 from featuremill.lease.condition import Condition, Failures, used_by_display, used_by_others
 from featuremill.lease.slots import Holder, holders
-from featuremill.workload import Device, HasPrecisions, TellsMemory, Weights, find_workload
+from featuremill.workload import (
+    DEFAULT,
+    Device,
+    HasPrecisions,
+    TellsMemory,
+    Weights,
+    find_workload,
+)
+from featuremill.workload import weights as weights_verb
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
 MAX_NAMED = 3
 """Processes that are named before it says: and so many more."""
-
-WORKLOAD = str(Config.model_fields["workload"].default)
-"""For which a machine is looked at: what a config computes that names none."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -65,6 +72,8 @@ class Findings:
     """None where a run would take a GPU."""
     host: Host
     compiling: Compiling
+    workload: str = DEFAULT
+    """For which the machine is looked at."""
     model: str = ""
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
@@ -180,11 +189,12 @@ def gigabytes(memory_mb: float) -> str:
 
 def examine(arguments: argparse.Namespace) -> Findings:
     """Look at the machine; raise UserError for what cannot be asked."""
-    weights = _weights(arguments.model) if arguments.model else None
-    asked = Asked(WORKLOAD, weights, arguments.timeout)
+    asked_for = wanted(arguments)
+    weights = asked_for.weights()
+    asked = Asked(asked_for.workload, weights, arguments.timeout)
     node = read_node(arguments.timeout)
-    wanted = arguments.devices or DEVICES.value()
-    gpus = choose(node, wanted) if wanted else node.gpus
+    chosen = arguments.devices or DEVICES.value()
+    gpus = choose(node, chosen) if chosen else node.gpus
     trials = try_gpus(gpus, asked)
     cpu, cpu_trial = devices.cpu(), None
     candidates = {gpu.uuid: _device(gpu, trials.get(gpu.uuid)) for gpu in gpus if gpu.uuid}
@@ -194,36 +204,82 @@ def examine(arguments: argparse.Namespace) -> Findings:
     return Findings(
         node=node,
         gpus=gpus,
-        is_chosen=bool(wanted),
+        is_chosen=bool(chosen),
         trials=trials,
         cpu=cpu,
         cpu_trial=cpu_trial,
         host=host.look(arguments.results),
         compiling=compiling.look(),
         model=weights.name if weights else "",
-        needs={k: _need(weights, device) for k, device in candidates.items()} if weights else {},
+        workload=asked_for.workload,
+        needs={k: asked_for.need(weights, device) for k, device in candidates.items()}
+        if weights
+        else {},
         leases=leases,
         cooling=cooling,
     )
 
 
-def _weights(model: str) -> Weights:
-    """Return what is known of the weights of a model, a name or a path."""
-    workload = find_workload(WORKLOAD)
-    assert isinstance(workload, TellsMemory)
-    # The doctor's --model is the option of that name, as ESM-2 has it.
-    return workload.weights_ahead(workload.Options.model_validate({"model": model}))
+class Wanted(NamedTuple):
+    """What is to be computed."""
+
+    workload: str
+    options: Any = None
+    """Of the workload; None where no model is named."""
+
+    def weights(self) -> Weights | None:
+        """Return what is known of the model before its weights are here.
+
+        Raises:
+            UserError: nothing is, or the workload does not say what memory a model takes.
+        """
+        if self.options is None:
+            return None
+        workload = find_workload(self.workload)
+        if not isinstance(workload, TellsMemory):
+            raise UserError(
+                f"workload {self.workload} does not say what memory its models take; leave --model "
+                "or --config out to look at the machine alone."
+            )
+        return workload.weights_ahead(self.options)
+
+    def need(self, weights: Weights, device: Device) -> Need:
+        """Return what the model takes on `device` in batches of its options."""
+        workload = find_workload(self.workload)
+        assert isinstance(workload, TellsMemory)
+        options = workload.resolve(self.options, device, weights)
+        batch_cost = workload.batch_cost(options, device)
+        memory_mb = workload.memory_mb(options, device, weights, batch_cost)
+        assert isinstance(workload, HasPrecisions)
+        return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
 
 
-def _need(weights: Weights, device: Device) -> Need:
-    """Return what the model takes on `device` with `dtype: auto` and its usual batches."""
-    workload = find_workload(WORKLOAD)
-    assert isinstance(workload, TellsMemory)
-    options = workload.resolve(workload.Options(), device, weights)
-    batch_cost = workload.batch_cost(options, device)
-    memory_mb = workload.memory_mb(options, device, weights, batch_cost)
-    assert isinstance(workload, HasPrecisions)
-    return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
+def wanted(arguments: argparse.Namespace) -> Wanted:
+    """Return what the doctor was asked about."""
+    if arguments.config:
+        config = configs.read(arguments.config)
+        options = find_workload(config.workload).Options.model_validate(config.options)
+        return Wanted(config.workload, options)
+    name: str = arguments.workload
+    if not arguments.model:
+        return Wanted(name)
+    given = {"model": arguments.model}
+    keys = find_workload(name).Options
+    if "model" not in keys.model_fields:
+        raise UserError(f"--model {arguments.model}: workload {name} takes no model.")
+    for key, field_of in keys.model_fields.items():  # any of the choices: they take the same memory
+        choices = get_args(field_of.annotation)
+        if field_of.is_required() and get_origin(field_of.annotation) is Literal:
+            given[key] = choices[0]
+    try:
+        options = keys.model_validate(given)
+    except ValidationError:
+        raise UserError(
+            f"--model {arguments.model}: workload {name} needs more than a model; name the config "
+            "of a run with --config."
+        ) from None
+    weights_verb.refuse_missing(arguments.model, name)
+    return Wanted(name, options)
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from featuremill.base import text
 from featuremill.doctor.advice import Advice
-from featuremill.doctor.findings import WORKLOAD, Findings, Issue, Severity
+from featuremill.doctor.findings import Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
 from featuremill.workload import TellsWays, find_workload
 
@@ -43,6 +43,7 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
             ],
         },
         "memory": _memory(findings, advice) if findings.needs else None,
+        "workload": findings.workload,
         "ways": _ways(findings),
         "driver": {"version": findings.node.driver, "cuda": findings.node.cuda},
         "torch": {
@@ -65,7 +66,7 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
 def _ways(findings: Findings) -> list[Report]:
     """Return by what each device that was tried would compute."""
     trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
-    workload = find_workload(WORKLOAD)
+    workload = find_workload(findings.workload)
     nothing = dict.fromkeys(workload.WAYS) if isinstance(workload, TellsWays) else {}
     return [
         {"device": device, **nothing, **trial.ways, "why": trial.why, "error": trial.error or None}
@@ -181,11 +182,15 @@ def _state(gpu: Report) -> str:
     return "in use" if gpu["busy_by"] else "free"
 
 
+BESIDES = ("device", "why", "error")
+"""What is said of a device where the workload does not say by what it would compute."""
+
+
 def _ways_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
     """Yield a line a device: by what it would compute."""
-    known = [ways for ways in report["ways"] if not ways["error"]]
+    known = [ways for ways in report["ways"] if not ways["error"] and len(ways) > len(BESIDES)]
     if known:
-        yield f"{WORKLOAD} would be computed so"
+        yield f"{report['workload']} would be computed so"
     for ways in known:
         operations = {key: way for key, way in ways.items() if isinstance(way, str)}
         device, dtype = operations.pop("device"), operations.pop("dtype", "")

@@ -56,7 +56,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         UserError: there are no Slurm commands here, or the question is about this machine.
     """
-    for name in ("model", "devices"):
+    for name in ("model", "config", "devices"):
         if getattr(arguments, name):
             raise UserError(f"--slurm looks at the cluster, so it takes no --{name}; ask twice.")
     missing = [command for command in NEEDED if not shutil.which(command)]

@@ -20,8 +20,8 @@ from featuremill import config, inputs
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
+from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED, planning_device
-from featuremill.plan.nucleotides import how_to_translate
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.store.formats import Kind, format_of, kind_of
@@ -115,10 +115,7 @@ def _look(checked: config.Config) -> Survey:
     if not found.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
     if found.tally.is_nucleotides:
-        advice = how_to_translate(checked.inputs)
-        log.warning(
-            "these look like nucleotides, not proteins, and a run refuses them; %s.", advice
-        )
+        nucleotides.refuse(checked.inputs, log)
     return found
 
 

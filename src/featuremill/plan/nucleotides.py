@@ -24,14 +24,8 @@ def refuse(paths: Sequence[str], log: logging.Logger) -> None:
     if AS_PROTEINS.value():
         log.warning("%s; going on, as %s=1 says", problem, AS_PROTEINS)
         return
-    raise UserError(
-        f"{', '.join(paths[:3])}: {problem}; {how_to_translate(paths)}; {AS_PROTEINS}=1 takes them "
-        "for proteins all the same."
-    )
-
-
-def how_to_translate(paths: Sequence[str]) -> str:
-    """Return what to type instead."""
     words = shlex.join(["featuremill", "translate", *paths, "--by", "orfs", "--output", FOLDER])
-    made = Path(FOLDER, PROTEINS)
-    return f"translate them first: {words}, and then featuremill init {made}"
+    raise UserError(
+        f"{', '.join(paths[:3])}: {problem}; translate them first: {words}, and then featuremill "
+        f"init {Path(FOLDER, PROTEINS)}; {AS_PROTEINS}=1 takes them for proteins all the same."
+    )

@@ -25,8 +25,16 @@ from featuremill.plan.estimate.work import look
 from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import Device, TellsMemory, Weights, Workload, find_workload
+from featuremill.workload import (
+    Device,
+    HasCheckpoints,
+    TellsMemory,
+    Weights,
+    Workload,
+    find_workload,
+)
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of
 
 RESULTS = Path("results")
@@ -107,13 +115,15 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
     path = Path(weights_verb.json_of(asked, name))
     if entry := WeightsFile.find(path):
         return weights_verb.weights_of(entry)
-    if not isinstance(workload, TellsMemory):
+    if isinstance(workload, TellsMemory):
+        return workload.weights_ahead(options)
+    if isinstance(workload, HasCheckpoints):
         command = weights_verb.command_for(asked, name, str(path))
         raise UserError(
             f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
             f"`{command}`, then again."
         )
-    return workload.weights_ahead(options)
+    return Weights(Path(asked).name, place_of(asked), "", {})  # taken as they are, and not hashed
 
 
 def device_called(name: str | None, *, is_gpu: bool) -> Device:
