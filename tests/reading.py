@@ -18,6 +18,8 @@ from test_house import files
 
 LINES_OF_MY_FA = 190
 """Of the demo: whole records, as README's `head` has them."""
+LINES_WITH_VIRUSES = (207, 286)
+"""More of them, as a head needs three organisms of each class."""
 FOLD = """\
 #!/bin/sh
 echo "$CUDA_VISIBLE_DEVICES" > "$2"
@@ -111,7 +113,8 @@ class House:
     def make_results_demo(self, folder):
         """The demo's run of a few of its proteins, which stand in place of all of them."""
         checkout = self.checkout(self.folder / "demo")
-        (checkout / "config" / "demo.fasta").write_text(demo(0, LINES_OF_MY_FA))
+        text = demo(0, LINES_OF_MY_FA) + demo(*LINES_WITH_VIRUSES)
+        (checkout / "config" / "demo.fasta").write_text(text)
         self.run(checkout, "snakemake", "--cores", "all")
         for name in ("config", "results", "weights", "logs", ".snakemake"):
             (checkout / name).rename(folder / name)
