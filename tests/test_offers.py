@@ -139,7 +139,7 @@ def test_a_workload_says_how_large_shards_are_while_nothing_is_known(
     settings = Settings(workload="numbered", version="1", options={}, weights_sha256=None)
     sizing = Sizing("auto", tmp_path, settings, None, pa.schema({}), "records", cpu(), 1)
     cut = sizing.cut(1000, 1000, 1000)
-    assert cut.cost == 77 and "as workload numbered says" in cut.why
+    assert cut.shards(1000) == 13 and "about 77 each" in cut.why
 
 
 def test_versions_of_other_packages_are_told():

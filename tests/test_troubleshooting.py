@@ -325,25 +325,20 @@ def test_too_few_shards_for_the_gpus(see, verbs):
     words = ("plan", verbs.run_folder.root, "--config", "my.yaml")
 
     def plan(cost):
-        config = {"inputs": "in.fa", "workload": "poison", "shards": {"cost": cost}}
+        config = {"inputs": "in.fa", "workload": "poison", "device": "cuda"}
+        config["shards"] = {"cost": cost}
         (verbs.folder / "my.yaml").write_text(yaml.safe_dump(config))
         (verbs.folder / "in.fa").write_text(fasta(random_records(48)))
         return verbs(*words)
 
     said = plan(16)
-    see(said)
-    (cost,) = re.findall(r"shards\.cost to ([\d_]+)", said)
-    for name in re.findall(r"delete (\S+) and (\S+) to", said)[0]:
-        (verbs.folder / name).unlink()
-    assert "shards for 4 GPUs" not in plan(int(cost))
-    shards = json.loads((verbs.folder / verbs.run_folder.plan).read_text())["shards"]
-    assert len(shards) == 16, "four a GPU"
-    assert "5 shards for 4 GPUs: some will idle while others finish" in plan_anew(verbs, plan, 10)
-
-
-def plan_anew(verbs, plan, cost):
-    (verbs.folder / verbs.run_folder.store / "plan.json").unlink()
-    return plan(cost)
+    assert "3 shards for 4 GPU slots: 1 of them gets no work. Set `shards: {cost: auto}` in" in said
+    found = verbs.type("featuremill", "status", verbs.run_folder.root, status=1).text
+    assert "3 shards for 4 GPU slots: 1 of them gets no work." in found
+    assert "GPU slots" not in plan("auto"), "what it advises, and the same command again"
+    assert len(verbs.run_folder.read_plan().shards) == 8, "two a slot"
+    shutil.rmtree(verbs.run_folder.root)
+    see(said + plan(10))
 
 
 @shows("Failed records")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from conftest import NOT_IMPORTED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_json, read_sealed, write_sealed
@@ -92,6 +93,28 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     workflow.modifier.is_main_snakefile = lambda: True
     before.forget_plan_of_other_versions(workflow, run, "results/my")
     assert not plan.exists() and "it is planned and computed anew" in said[1]
+
+
+def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch):
+    """As one is that was planned on a login node; not once its shards are begun."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(before.reach, "executes", lambda workflow: True)
+    run = validate({"inputs": "in.fa", "workload": "composition", "run": "my"})
+    folder, workflow = Results(Path("results/my")), SimpleNamespace(modifier=NOT_IMPORTED)
+    monkeypatch.setattr(before.reach, "is_main", lambda workflow: True)
+
+    def is_forgotten(slots, shard):
+        monkeypatch.setenv("FEATUREMILL_GPUS", str(slots))
+        write_sealed(folder.plan, plan_json([shard], slots=2))
+        before.forget_plan_of_fewer_slots(workflow, run, "results/my")
+        return not folder.plan.exists()
+
+    many = {"shard": "a", "records": 9, "wanted": 9}
+    assert [is_forgotten(slots, many) for slots in (0, 1, 2, 3)] == [False, False, False, True]
+    assert not is_forgotten(4, {"shard": "a"}), "one record is one shard"
+    folder.journal("r", "a").parent.mkdir(parents=True)
+    folder.journal("r", "a").touch()
+    assert not is_forgotten(4, many)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import workload
+from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.config import Config, model_key, model_of
 from featuremill.config.yaml_lines import Places
@@ -28,6 +29,7 @@ from featuremill.report import labels
 from featuremill.status import state
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
+from featuremill.store.plan import SHARDS_A_SLOT
 from featuremill.store.results import Results
 from featuremill.workload import mistakes, option_files, recipe, said, weights
 from featuremill.workload.hugging_face import place_of
@@ -119,6 +121,28 @@ def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -
     elif others:
         log.warning(f"{results}: here is {others}: it is planned and computed anew.")
         Results(Path(results)).plan.unlink()
+
+
+def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> None:
+    """Have Snakemake plan again where more jobs can run side by side than the plan was made for,
+    and too few shards are left for them: plan cuts those anew of which nothing is computed.
+
+    Not where another workflow imports this one, whose target may need no plan.
+    """
+    if not (reach.is_main(workflow) and reach.executes(workflow)) or reach.is_imported(workflow):
+        return
+    folder = Results(Path(results))
+    slots = environment.GPUS.value() // config.gpus
+    plan = folder.find_plan() if slots > 1 else None
+    if plan is None or slots <= plan.slots:
+        return
+    begun = folder.begun_shards()
+    waiting = [shard for shard in plan.shards if shard.shard not in begun]
+    if len(waiting) < min(SHARDS_A_SLOT * slots, sum(shard.wanted for shard in waiting)):
+        log.warning(
+            f"{results}: it was planned for {plan.slots:,} of {slots:,} slots; planning anew."
+        )
+        folder.plan.unlink()
 
 
 def others_planned_for(config: Config, results: str) -> str:

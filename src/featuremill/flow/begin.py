@@ -56,6 +56,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     slurm.prepare(workflow)
     screen.tell_totals(workflow, flow.folder)
     flow.num_slots = jobs.cap_gpus(workflow, checked.device, checked.gpus)
+    before.forget_plan_of_fewer_slots(workflow, checked, flow.folder)
     return flow
 
 

@@ -12,18 +12,15 @@ import pyarrow as pa
 from featuremill.base.words import counted, human_bytes, in_units
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
-from featuremill.plan.sizing import Sizing, slots_told
+from featuremill.plan.sizing import Sizing
 from featuremill.store import disk_space
 from featuremill.store.disk_space import Need
 from featuremill.store.formats import format_of, kind_of
-from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
-LEAST_SHARDS_A_JOB = 2
-"""With fewer, some devices have nothing to do for a good part of the run."""
-GOOD_SHARDS_A_JOB = 4
 log = logging.getLogger("featuremill.plan")
 
 
@@ -101,33 +98,26 @@ def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]
     lines = [f"{counted(count, 'record')}: {note}" for note, count in plan.notes.items()]
     for reason, count in plan.refusals.items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
+    return [*lines, *_too_few(folder, plan, sizing), *large_outputs(plan.counts.planned, outputs)]
+
+
+def _too_few(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
+    """Return a sentence where fewer shards are left than give every slot work to the end, with the
+    reason or with what helps."""
     shards = [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
-    return [*lines, *_uneven(folder, shards, sizing), *large_outputs(plan.counts.planned, outputs)]
-
-
-def _uneven(folder: Results, shards: Sequence[PlannedShard], sizing: Sizing) -> list[str]:
-    """Return a sentence when there are too few `shards` to compute for all GPUs to be at work to
-    the end, and more of them would be worth it."""
-    num_gpus = slots_told()
-    num_jobs = num_gpus // sizing.gpus
-    if not 1 < len(shards) < LEAST_SHARDS_A_JOB * num_jobs:
+    sentence = plan.too_few(len(shards))
+    if not sentence:
         return []
-    idle = num_gpus - len(shards) * sizing.gpus
-    what = f"{idle} will idle" if idle > 0 else "some will idle while others finish"
-    left = sum(shard.cost for shard in shards)
-    records, payload_bytes = sum(s.wanted for s in shards), sum(s.bytes for s in shards)
-    cost = max(1, left // (GOOD_SHARDS_A_JOB * num_jobs))
-    if known := sizing.choice(
-        left, records, payload_bytes
-    ):  # what `auto` would not do is no advice
-        if known[0].num_shards <= len(shards):
-            return []
-        cost = known[0].cost
-    is_auto = known and sizing.asked == "auto"
-    other = "" if is_auto else f"set shards.cost to {cost:_} or so, and "
+    work = sum(s.cost for s in shards), sum(s.wanted for s in shards), sum(s.bytes for s in shards)
+    by_itself = sizing._replace(asked="auto")
+    best = by_itself.cut(*work).shards(work[0])
+    if best <= len(shards):
+        return [f"{sentence} {by_itself.why_no_more(*work)}"]
+    if sizing.asked == "auto":
+        return [f"{sentence} Shards that are begun stay as they are."]
     return [
-        f"{len(shards)} shards for {num_gpus} GPUs: {what}; {other}"
-        f"delete {folder.plan} and {folder.store / 'plan.json'} to have everything cut anew."
+        f"{sentence} Set `shards: {{cost: auto}}` in the config and run the same command again: "
+        f"what is not begun becomes {best:,} shards."
     ]
 
 

@@ -27,7 +27,7 @@ from featuremill.plan.manifest import write_manifest
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.shards import Cutter
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
@@ -179,10 +179,23 @@ def _planned(
     names = [entry.shard for entry in last.shards] if last else []
     old = spool_old_shards(folder, names, scratch / "old")
     cutter = Cutter(folder, spooled.folders, tally.records, old, processes)
-    homeless = cutter.place()
     mean_bytes = tally.total_bytes / (tally.records - tally.refused)
-    cut = sizing.cut(*homeless, round(homeless.records * mean_bytes))
+
+    def cut_of(cost: int, records: int) -> Cut:
+        return sizing.cut(cost, records, round(records * mean_bytes))
+
+    homeless = cutter.place()
+    not_begun = set(names) - folder.begun_shards()
+    held = cutter.used_of(not_begun)
+    if held.shards:
+        now = held.shards + cut_of(*homeless).shards(homeless.cost)
+        cost = homeless.cost + held.cost
+        anew = cut_of(cost, homeless.records + held.records).shards(cost)
+        if is_better(anew, now):
+            homeless = cutter.release(not_begun)
+    cut = cut_of(*homeless)
     cutter.cut(cut.cost)
+    is_any_new = homeless.cost > 0 or held.shards > 0
     write_manifest(
         folder.manifest, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
     )
@@ -197,6 +210,7 @@ def _planned(
         execution=options.model_dump(mode="json", include=execution_of(type(options))),
         device=config.device,
         gpus=config.gpus,
+        slots=sizing.slots if is_any_new or last is None else last.slots,
         weights=str(sizing.weights) if sizing.weights else None,
         inputs=inputs,
         counts=spooled.counts(cutter.unique),

@@ -17,14 +17,13 @@ from featuremill.base.words import counted, human_bytes
 from featuremill.plan.needs import COUNTING_RESIDUES
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes
+from featuremill.store.plan import SHARDS_A_SLOT
 
 USUAL_SECONDS = 300.0
 """Of computing a shard: start-up is a few per cent of it, and people see their run move."""
 LEAST_SECONDS = 30.0
 MOST_STARTUP = 0.1
 """Share of a job's time."""
-SHARDS_A_SLOT = 2
-"""At least, so that what one of them takes longer than another is less of the whole."""
 MOST_SHARDS = 2_000
 """Snakemake looks at every job that is ready whenever one ends (docs/how-far.md)."""
 MOST_RECORDS = 1_000_000
@@ -82,35 +81,69 @@ def choose(work: Work, speed: Speed, slots: int) -> Choice:
     rate, startup = speed.cost_per_second.middle, speed.startup_seconds.middle
     seconds = work.cost / rate
     least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
-    usual = math.ceil(seconds / USUAL_SECONDS)
-    wanted = _rounds_up(max(usual, SHARDS_A_SLOT * slots), slots)
-    worth = max(1, int(seconds / least_seconds))
-    most = _rounds_down(min(worth, MOST_SHARDS, work.records), slots)
-    number = min(wanted, most)
+    number, why = _number(
+        work,
+        slots,
+        usual=math.ceil(seconds / USUAL_SECONDS),
+        fewest=SHARDS_A_SLOT * slots,
+        most=max(1, int(seconds / least_seconds)),
+        why_usual=f"some {USUAL_SECONDS / 60:.0f} minutes each",
+        why_most=f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s",
+    )
+    cost = max(1, -(-work.cost // number))
+    return Choice(cost, number, seconds / number, startup, why)
+
+
+def choose_without_speed(work: Work, usual_cost: int, slots: int) -> tuple[int, int, str]:
+    """Return the cost of a shard, how many there are and why, where no speed is known.
+
+    Shards of about `usual_cost`; where several jobs run side by side, smaller ones for each slot to
+    get `SHARDS_A_SLOT`. The time that a shard takes is unknown, so none is too small: a slot that
+    starts up once more loses seconds, and a slot without a shard loses the whole run.
+    """
+    number, why = _number(
+        work,
+        slots,
+        usual=math.ceil(work.cost / usual_cost),
+        fewest=SHARDS_A_SLOT * slots if slots > 1 else 1,
+        most=MOST_SHARDS,
+        why_usual=f"about {usual_cost:,} each",
+        why_most="",
+    )
+    return max(1, -(-work.cost // number)), number, why
+
+
+def _number(
+    work: Work, slots: int, *, usual: int, fewest: int, most: int, why_usual: str, why_most: str
+) -> tuple[int, str]:
+    """Return how many shards there are and why: the `usual` number, not fewer than `fewest`, in
+    whole rounds of all slots; not more than `most` (which has its reason), than records, and than
+    Snakemake takes; and as many as files may hold."""
+    wanted = _rounds_up(max(usual, fewest), slots)
+    number = min(wanted, _rounds_down(min(most, MOST_SHARDS, work.records), slots))
     if number == wanted:
-        why = f"{SHARDS_A_SLOT} a slot, with {counted(slots, 'slot')}"
-        if usual > SHARDS_A_SLOT * slots:
-            why = f"some {USUAL_SECONDS / 60:.0f} minutes each"
-    elif work.records < min(worth, MOST_SHARDS):
+        why = why_usual
+        if usual <= fewest and slots * SHARDS_A_SLOT == fewest:
+            why = f"{SHARDS_A_SLOT} a slot, with {counted(slots, 'slot')}"
+    elif work.records < min(most, MOST_SHARDS):
         why = "a shard has a record at least"
-    elif worth > MOST_SHARDS:
+    elif most >= MOST_SHARDS:
         why = f"Snakemake slows down with more than {MOST_SHARDS:,}"
     else:
-        why = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
+        why = why_most
     few = why
     for size, largest, what in (
         (work.records, MOST_RECORDS, f"{MOST_RECORDS:,} records"),
         (work.payload_bytes, MOST_PAYLOAD_BYTES, f"{human_bytes(MOST_PAYLOAD_BYTES)} of records"),
         (work.part_bytes, MOST_PART_BYTES, f"{human_bytes(MOST_PART_BYTES)} of values"),
     ):
-        if (fewest := math.ceil(size / largest)) > number:
-            number = fewest if fewest < slots else _rounds_up(fewest, slots)
+        if (needed := math.ceil(size / largest)) > number:
+            number = needed if needed < slots else _rounds_up(needed, slots)
             limit = f"a file holds {what} at most"
             why = f"{few}, but {limit}" if number < slots else limit
     if number < slots:
         why += f", so {slots - number:,} of {slots:,} slots get none"
-    cost = max(1, -(-work.cost // number))
-    return Choice(cost, number, seconds / number, startup, why)
+    return number, why
 
 
 def _rounds_up(number: int, slots: int) -> int:
@@ -129,14 +162,15 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
     each = " each" if choice.num_shards > 1 else ""
     said = (
         f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
-        f"{unit}, {_duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
+        f"{unit}, {duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
         f"for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
         f"time; {speed.device}: {speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return so many seconds in words, in a unit that suits them."""
     if seconds < 1:
         return "less than a second"
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

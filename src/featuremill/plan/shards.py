@@ -1,11 +1,12 @@
 """Second pass of planning: sort the spooled records, keep old shards, cut new ones.
 
 A shard is an immutable Arrow file of (sha256, payload), sorted by sha256 and named by the digest of
-its sha256 column. A shard of the last plan is kept while at least half of its payload bytes are
-still wanted, whether or not other shards hold the same records. Of those that are kept, the last
-one that holds a record is asked for it, and one that is asked for nothing is dropped; the other
-rows of a kept shard are just never asked for. Records that no kept shard holds are cut, in hash
-order, into new shards of nearly equal cost.
+its sha256 column. Shards of the last plan of which nothing is computed may be cut anew
+(`Cutter.release`). Any other is kept while at least half of its payload bytes are still wanted,
+whether or not other shards hold the same records. Of those that are kept, the last one that holds a
+record is asked for it, and one that is asked for nothing is dropped; the other rows of a kept shard
+are just never asked for. Records that no kept shard holds are cut, in hash order, into new shards
+of nearly equal cost.
 
 Buckets are worked on side by side, and so are groups of new shards.
 """
@@ -13,7 +14,7 @@ Buckets are worked on side by side, and so are groups of new shards.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -76,6 +77,15 @@ class Homeless(NamedTuple):
     records: int
 
 
+class Used(NamedTuple):
+    """What some old shards are asked for."""
+
+    cost: int
+    records: int
+    shards: int
+    """That are asked for anything."""
+
+
 class Cutter:
     """Assigns every spooled record to a shard; `locations[ordinal]` says where it went."""
 
@@ -93,7 +103,6 @@ class Cutter:
         self.unique = 0
         scratch = spools[0].parent
         self.locations = _file_backed(scratch / "locations.bin", num_records)
-        self.locations["shard"] = NOWHERE
         self._work = Work(
             folder,
             spools,
@@ -104,7 +113,8 @@ class Cutter:
         )
         self._old = old
         self._processes = processes
-        self._used, self._used_cost = np.zeros((2, len(old)), np.int64)
+        self._used: Integers
+        self._used_cost: Integers
         self._homeless_cost = 0
 
     def place(self) -> Homeless:
@@ -114,21 +124,50 @@ class Cutter:
             wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(self._old), np.int64))
             size = np.array([shard.payload_bytes for shard in self._old])
             work.kept[:] = (2 * wanted >= size) & (wanted > 0)
-        used, used_cost = self._used, self._used_cost
+        return self._place_in_kept()
+
+    def used_of(self, names: Collection[str]) -> Used:
+        """Return what old shards of these `names` are asked for, and how many of them are asked."""
+        is_one = np.array([shard.name in names for shard in self._old], bool) & (self._used > 0)
+        return Used(
+            int(self._used_cost[is_one].sum()), int(self._used[is_one].sum()), int(is_one.sum())
+        )
+
+    def release(self, names: Collection[str]) -> Homeless:
+        """Let go of the old shards of these `names`, and place all records again; return what has
+        to be cut.
+
+        Where another old shard holds some of their records, they stay: failed records that are to
+        be computed again stand in a shard of their own, and the one in which they failed has them
+        as well.
+        """
+        before, held = self._work.kept.copy(), self.used_of(names)
+        was_homeless = self.unique - int(self._used.sum())
+        self._work.kept[:] &= [shard.name not in names for shard in self._old]
+        homeless = self._place_in_kept()
+        if homeless.records == was_homeless + held.records:
+            return homeless
+        self._work.kept[:] = before
+        return self._place_in_kept()
+
+    def _place_in_kept(self) -> Homeless:
+        self.unique = self._homeless_cost = 0
+        self.locations["shard"] = NOWHERE
+        self._used, self._used_cost = np.zeros((2, len(self._old)), np.int64)
         for placed in self._for_each_bucket(_place):
             self.unique += placed.unique
-            used += placed.used
-            used_cost += placed.used_cost
+            self._used += placed.used
+            self._used_cost += placed.used_cost
             self._homeless_cost += placed.homeless_cost
-        return Homeless(self._homeless_cost, self.unique - int(used.sum()))
+        return Homeless(self._homeless_cost, self.unique - int(self._used.sum()))
 
-    def cuts(self, shard_cost: int) -> Iterator[list[Piece]]:
+    def cuts(self, shard_cost: float) -> Iterator[list[Piece]]:
         """Yield the pieces of each shard that what has no home is cut into; writes nothing."""
         work = self._work
         costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
         return cuts(costs, self._homeless_cost, shard_cost)
 
-    def cut(self, shard_cost: int) -> None:
+    def cut(self, shard_cost: float) -> None:
         """Cut what has no home into new shards."""
         work, used, used_cost = self._work, self._used, self._used_cost
         new = list(self.cuts(shard_cost))
@@ -198,7 +237,7 @@ def _costs_path(work: Work, number: int) -> Path:
 
 
 def cuts(
-    costs_of_buckets: Iterable[tuple[int, Integers]], cost: int, shard_cost: int
+    costs_of_buckets: Iterable[tuple[int, Integers]], cost: int, shard_cost: float
 ) -> Iterator[list[Piece]]:
     """Yield the pieces of each new shard: the records, in hash order, at nearly equal cost.
 

@@ -11,12 +11,20 @@ import pyarrow as pa
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted
 from featuremill.lease import Request, count_slots
 from featuremill.lease.devices import Device
 from featuremill.plan import speeds
-from featuremill.plan.shard_cost import Choice, choose, words, work_of
+from featuremill.plan.shard_cost import (
+    Choice,
+    choose,
+    choose_without_speed,
+    duration,
+    words,
+    work_of,
+)
 from featuremill.plan.speeds import Asked, Speed
-from featuremill.store.plan import Settings
+from featuremill.store.plan import SHARDS_A_SLOT, Settings
 from featuremill.workload import find_workload, said
 
 UNKNOWN_COST = 2_000_000
@@ -27,12 +35,26 @@ USUAL_CARD = "NVIDIA A100-SXM4-80GB"
 would start up for most of its time."""
 
 
+def is_better(number: int, than: int) -> bool:
+    """Tell whether shards of which nothing is computed should be cut into another `number`.
+
+    Only where that saves time, so that a small edit, or a plan on another machine, leaves them as
+    they are: more shards feed idle slots, and far fewer save start-ups.
+    """
+    return number > 1.25 * than or 4 * number <= than
+
+
 class Cut(NamedTuple):
     """How large new shards are."""
 
-    cost: int
+    cost: float
+    """Of a shard, on average."""
     why: str
     """A sentence; empty where the config says how large."""
+
+    def shards(self, cost: int) -> int:
+        """Return how many shards so much work makes."""
+        return max(1, round(cost / self.cost)) if cost else 0
 
 
 class Sizing(NamedTuple):
@@ -59,21 +81,34 @@ class Sizing(NamedTuple):
             return Cut(self.asked, "")
         found = self.choice(cost, records, payload_bytes)
         if found:
-            return Cut(found[0].cost, words(*found, self.unit))
+            return Cut(cost / found[0].num_shards, words(*found, self.unit))
         name = self.settings.workload
-        if usual := said(find_workload(name), "SHARD_COST"):
-            return Cut(
-                usual,
-                f"shards.cost: auto takes {usual:,} {self.unit} a shard, as workload {name} says; "
-                "shards that it has computed here tell the next plan",
-            )
+        usual = said(find_workload(name), "SHARD_COST") or UNKNOWN_COST
+        work = work_of(cost, records, payload_bytes, self.values, self.unit)
+        each, number, why = choose_without_speed(work, usual, self.slots)
         where = self.device.name if self.device.uuid else "a GPU"
         return Cut(
-            UNKNOWN_COST,
-            f"shards.cost: auto takes {UNKNOWN_COST:,} {self.unit} a shard, as nothing is known "
-            f"yet of the speed of workload {self.settings.workload} on {where}; shards that "
-            "it has computed there tell the next plan",
+            cost / number,
+            f"shards.cost: auto makes {counted(number, 'new shard')} of {each:,} {self.unit} "
+            f"({why}); the speed of workload {name} on {where} is not known yet, and the first "
+            "finished shard measures it",
         )
+
+    def why_no_more(self, cost: int, records: int, payload_bytes: int) -> str:
+        """Return why so much work makes no more shards."""
+        found = self.choice(cost, records, payload_bytes)
+        if found is None or records < SHARDS_A_SLOT * self.slots:
+            return f"{counted(records, 'distinct record')} left: a shard has one at least."
+        seconds, startup = cost / found[1].cost_per_second.middle, found[0].startup_seconds
+        return (
+            f"All of it is about {duration(seconds)} of computing, and each job takes "
+            f"{startup:.0f} s to start."
+        )
+
+    @property
+    def slots(self) -> int:
+        """How many jobs run side by side."""
+        return num_jobs(self.device, self.gpus)
 
     def choice(self, cost: int, records: int, payload_bytes: int) -> tuple[Choice, Speed] | None:
         """Return what is best for so much work, and by which speed; None where none is known."""
@@ -81,7 +116,7 @@ class Sizing(NamedTuple):
         if speed is None:
             return None
         work = work_of(cost, records, payload_bytes, self.values, self.unit)
-        return choose(work, speed, num_jobs(self.device, self.gpus)), speed
+        return choose(work, speed, self.slots), speed
 
     def _speed(self, mean_cost: float) -> Speed | None:
         if self.device.kind == "cpu":

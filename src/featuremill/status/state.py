@@ -298,6 +298,9 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
             verifies=verifies,
         )
     ]
+    if pending and (too_few := plan.too_few(len(shards))):
+        advice = Mend(by_hand=f"logs/{root.name}/plan.log says why, and what helps.")
+        state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)
     for problem in delivered.problems:  # while there is work, older results are in order

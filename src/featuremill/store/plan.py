@@ -7,7 +7,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from featuremill.base.words import counted
 from featuremill.store.json_file import JsonFile, Record
+
+SHARDS_A_SLOT = 2
+"""At least, so that what one of them takes longer than another is less of the whole."""
 
 
 class Settings(Record):
@@ -95,6 +99,8 @@ class Plan(JsonFile):
     """As the config has it."""
     gpus: int = 1
     """Devices that hold one model together."""
+    slots: int = 1
+    """Jobs side by side for which the shards that are not begun were cut."""
     weights: str | None
     """The weights' JSON file, as the config's folder has it."""
     inputs: list[Input]
@@ -105,3 +111,19 @@ class Plan(JsonFile):
     lengths: Lengths
     manifest_sha256: str
     shards: list[PlannedShard]
+
+    def too_few(self, num_left: int) -> str:
+        """Return a sentence where so many shards, which are left to compute, do not give every slot
+        work to the end; "" where they do."""
+        if self.slots == 1 or not 0 < num_left < SHARDS_A_SLOT * self.slots:
+            return ""
+        slots = (
+            f"{self.slots:,} slots of {self.gpus} GPUs"
+            if self.gpus > 1
+            else f"{self.slots:,} GPU slots"
+        )
+        idle = self.slots - num_left
+        effect = "some wait while others finish"
+        if idle > 0:
+            effect = f"{idle:,} of them {'gets' if idle == 1 else 'get'} no work"
+        return f"{counted(num_left, 'shard')} for {slots}: {effect}."

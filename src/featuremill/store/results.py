@@ -82,6 +82,14 @@ class Results(NamedTuple):
     def receipt(self, recipe: str, shard: str) -> Path:
         return self.root / "receipts" / recipe / f"{shard}.json"
 
+    def begun_shards(self) -> set[str]:
+        """Return the shards of which anything was ever computed, under whatever recipe: by their
+        journals, parts and receipts, and by those that the results have taken over."""
+        patterns = ("store/journals/*/*.arrows", "store/parts/*/*.arrows", "receipts/*/*.json")
+        begun = {path.stem for pattern in patterns for path in self.root.glob(pattern)}
+        delivery = self.find_delivery()
+        return begun.union(receipt.shard for receipt in delivery.receipts) if delivery else begun
+
     def placed(self, path: str) -> Path:
         """Return where `path` of a plan lies: it is as seen from the folder that holds results/."""
         beside = self.root.absolute().parent.parent / path
