@@ -111,7 +111,10 @@ ALLOCATIONS = {
 }
 
 
-@pytest.mark.parametrize("allocation", ALLOCATIONS)
+@pytest.mark.parametrize(
+    "allocation",
+    ["workstation", pytest.param("one sbatch of four GPUs", marks=pytest.mark.slow)],
+)
 def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, hold, allocation):
     node = gpu_node(4)
     node.environment |= ALLOCATIONS[allocation]
@@ -289,28 +292,34 @@ def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environme
     assert most_of_all(found) == 3
 
 
-SHARD_SECONDS = 120
+SECONDS_A_GPU = 120
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("cost", [10, "auto"])
 @pytest.mark.parametrize(("num_gpus", "at_least"), [(2, 1.9), (4, 3.8), (8, 7.5)])
-def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus, at_least):
-    """One shard a device of fixed time, from the first job's start to the last receipt.
+def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus, at_least, cost):
+    """Work of fixed time, from the first job's start to the last receipt: a shard a device, or as
+    a first run cuts it of any workload whose speed is not known, two a device.
 
     The start of each job (Python, imports, lease) counts; Snakemake's own start, plan, merge and
-    report do not. One device is taken to need exactly the shards' fixed time, without any start.
+    report do not. One device is taken to need exactly the fixed time, without any start.
     """
     node = gpu_node(num_gpus)
-    workflow = GpuWorkflow(tmp_path, environment, node, num_gpus, batch_seconds=SHARD_SECONDS)
+    shards_a_gpu = 1 if cost == 10 else 2
+    options = {"batch_seconds": SECONDS_A_GPU / shards_a_gpu}
+    workflow = GpuWorkflow(tmp_path, environment, node, shards_a_gpu * num_gpus, **options)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "shards": {"cost": cost}}))
     workflow("--cores", "32", "--resources", f"gpu={num_gpus}")
     logs = sorted(tmp_path.glob("logs/test/extract/*/*.log"))
-    assert len(logs) == num_gpus
+    assert len(logs) == shards_a_gpu * num_gpus
     receipts = workflow.receipts()
     clock = [receipt[key] for receipt in receipts for key in ("started", "finished")]
     times = sorted(map(_seconds, clock))
     took = times[-1] - times[0]
-    speed_up = num_gpus * SHARD_SECONDS / took
+    speed_up = num_gpus * SECONDS_A_GPU / took
     print(f"{num_gpus} devices: {took:.1f} s, {speed_up:.2f} times the speed of one")
     assert speed_up >= at_least
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import pyarrow as pa
 import pytest
 import yaml
 from hypothesis import given
@@ -19,11 +20,12 @@ from featuremill.plan import speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Work, choose, choose_without_speed
 from featuremill.plan.shards import write_new
-from featuremill.plan.sizing import num_jobs
+from featuremill.plan.sizing import Sizing, num_jobs
 from featuremill.plan.speeds.assumed import Range
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
+from featuremill.workload import BUILT_IN, find_workload
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -305,6 +307,20 @@ def test_without_a_speed_each_slot_gets_two_where_there_are_records(slots, recor
     assert number >= min(2 * slots, records // slots * slots or records)
     assert number % slots == 0 or number < slots
     assert ("slots get none" in why) == (number < slots) and cost == -(-7 * records // number)
+
+
+@pytest.mark.parametrize("workload", sorted({*BUILT_IN} - {"esm2"}))
+def test_a_first_run_of_any_workload_feeds_every_slot(workload, tmp_path, monkeypatch):
+    """4,096 short segments, 1,000 patients or cells: less than a shard of the usual cost."""
+    unit = find_workload(workload).COST_UNIT
+    settings = Settings(workload=workload, version="1", options={}, weights_sha256=None)
+    device = devices.Device("cuda", "", "a GPU that this machine does not have", True)
+    sizing = Sizing("auto", tmp_path, settings, None, pa.schema({}), unit, device, 1)
+    for slots in (2, 4, 8):
+        monkeypatch.setenv("FEATUREMILL_GPUS", str(slots))
+        for records in (1000, 4096):
+            found = sizing.cut(300 * records, records, 100 * records)
+            assert found.shards(300 * records) >= 2 * slots, found.why
 
 
 @pytest.mark.parametrize(

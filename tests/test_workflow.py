@@ -334,7 +334,7 @@ def test_inputs_beside_a_config_that_was_named_from_elsewhere(tmp_path, environm
     (folder / "in.fa").write_text(">p1\nMKVLAAGIVGL\n")
     (folder / "my.yaml").write_text("inputs: in.fa\nworkload: composition\ndevice: cpu\nrun: my\n")
     words = ("featuremill", "run", "other place/my.yaml", "-c", "1")
-    said = Desk(tmp_path, environment).type(*words, status=1).text
+    said = Desk(tmp_path, environment).type(*words, status=2).text
     again = "cd 'other place' && featuremill run my.yaml"
     assert said.splitlines()[-1] == (
         "other place/my.yaml:1: inputs: in.fa: this file does not exist; check the path (seen from "
