@@ -349,10 +349,10 @@ BROKEN: list[Case] = [
     Case("same id, same sequence", _file(GOOD + GOOD), "ok"),
     Case(
         "same id, other sequence",
-        _with_good(f">sp|P0CG48|UBC_HUMAN\n{INSULIN_A}\n"),
+        _with_good(f">sp|P0CG48|UBC_HUMAN\n{INSULIN_A}\n>P9\n{INSULIN_A}\n"),
         "ok",
-        plan="error",
-        plan_fragment="sp|P0CG48|UBC_HUMAN",
+        plan="refused",
+        plan_fragment="the id stands for two different sequences: the other one is at ",
     ),
     Case(
         "every record refused",

@@ -278,14 +278,31 @@ def test_the_same_id_and_sequence_is_one_row(tmp_path):
     assert status == ["planned", "planned", "duplicate", "duplicate"]
 
 
-def test_one_id_with_two_sequences_names_both_lines_and_keeps_the_last_plan(tmp_path):
-    fasta = write_fasta(tmp_path / "in.fa", [("a", "MKV"), ("b", "MKL")])
-    make_plan(tmp_path, fasta)
-    before = (tmp_path / "plan.json").read_bytes()
-    write_fasta(fasta, [("a", "MKV"), ("b", "MKL"), ("a", "MKT")])
-    with pytest.raises(UserError, match=r"in\.fa:1 and .*in\.fa:5: the id 'a'"):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeypatch, threads):
+    """Each with the other's place; of a sequence that others have as well, those stay."""
+    monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 3)
+    records = [
+        *(("a", "MKV"), ("b", "MKL"), ("c", "MKJ"), ("a", "MKTTT"), ("a", "MKV")),
+        *(("d", "MKV"), ("b", "MKL"), ("c", "MKLLLLL"), ("e", "MK")),
+    ]
+    fasta = write_fasta(tmp_path / "in.fa", records)
+    result = make_plan(tmp_path, fasta, threads=threads)
+    counts = {"input": 9, "refused": 5, "duplicate": 1, "planned": 3, "unique": 3}
+    assert result["counts"] == counts
+    head = "the id stands for two different sequences"
+    assert result["refusals"] == {head: 5} and result["notes"] == {}
+    assert result["lengths"] == {"total": 8 + 3, "longest": 3}
+    rows = pq.read_table(tmp_path / "manifest.parquet").to_pylist()
+    places = {row["ordinal"]: row["reason"].rpartition(":")[2] for row in rows if row["reason"]}
+    assert places == {0: "7", 2: "15", 3: "1", 4: "7", 7: "5"}
+    assert all(row["reason"].startswith(f"{head}: the other") for row in rows if row["reason"])
+    write_fasta(fasta, [(id, sequence) for id, sequence in records if id not in "ac"])
+    alone = make_plan(tmp_path / "alone", fasta)
+    assert shard_names(result) == shard_names(alone)
+    write_fasta(fasta, [("a", "MKV"), ("a", "MKT")])
+    with pytest.raises(UserError, match="all 2 records were refused, 2 because: the id stands"):
         make_plan(tmp_path, fasta)
-    assert (tmp_path / "plan.json").read_bytes() == before
     assert not (tmp_path / "store" / "spool").exists()
 
 
@@ -309,7 +326,8 @@ def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     with pa.ipc.new_stream(str(rows_path(tmp_path)), ROWS) as writer:
         writer.write_table(table)
     rows = Rows([tmp_path])
-    assert repeats_module.repeated_rows(rows, [tmp_path / "ids.bin"]).tolist() == [2]
+    found = repeats_module.find(rows, [tmp_path / "ids.bin"])
+    assert (found.repeats.tolist(), found.conflicts) == ([2], {})
 
 
 def test_an_input_that_changes_meanwhile_is_refused(tmp_path, monkeypatch):

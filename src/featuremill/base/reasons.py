@@ -114,13 +114,18 @@ CELLS = Kind(
     "Mend the named cell in the table, or leave it empty where no value is known.",
 )
 ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in the input.")
+CONFLICT = Kind(
+    "conflict",
+    ("the id stands for two different sequences",),
+    "Give one of them another id in the input, or remove one; the reason names the other's place.",
+)
 OTHER = Kind(
     "other",
     (),
     "Look at the record in its source; mend or remove it, then run the same command.",
 )
 """Of every reason whose head no other kind has."""
-OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG)
+OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
 """What only the core finds out."""
 OF_RECORDS = (
     NOT_FINITE,

@@ -12,8 +12,9 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.config import Config
+from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
-from featuremill.plan.repeats import Ordinals, repeated_rows
+from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
@@ -37,14 +38,19 @@ class Spooled:
 
     @cached_property
     def repeats(self) -> Ordinals:
-        """The ordinals of rows that repeat an earlier row's id and payload, ascending.
+        """The ordinals of rows that repeat an earlier row's id and payload, ascending; records
+        whose id stands for two payloads are refused with it.
 
         Raises:
-            UserError: when no record is left to compute, or an id stands for two payloads.
+            UserError: when no record is left to compute.
         """
+        found = repeats.find(self.rows, [ids_path(folder) for folder in self.folders])
+        if found.conflicts:
+            conflicts.refuse(self.folders, self.rows, found.conflicts, self.tally)
+            self.rows = Rows(self.folders)
         if self.tally.records == self.tally.refused:
             raise UserError(self._nothing_left())
-        return repeated_rows(self.rows, [ids_path(folder) for folder in self.folders])
+        return found.repeats
 
     def counts(self, unique: int) -> Counts:
         """Return what a plan says of the records, of which so many payloads are to be computed."""

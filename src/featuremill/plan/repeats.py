@@ -1,17 +1,17 @@
-"""Find repeated ids: the same id with the same payload is one row, with another it is an error."""
+"""Find repeated ids: one row where the payload is the same, and refused where payloads differ."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.errors import UserError
+from featuremill.base.reasons import CONFLICT
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ID_KEY
 
@@ -23,18 +23,28 @@ KEYS_A_BLOCK = 1_000_000
 Ordinals = npt.NDArray[np.int64]
 
 
-def repeated_rows(rows: Rows, ids_paths: Sequence[Path]) -> Ordinals:
-    """Return the ordinals of rows that repeat an earlier row's id and payload, ascending.
+class Found(NamedTuple):
+    """What ids that are there several times come to."""
 
-    Raises:
-        UserError: when an id stands for two different payloads; names both places.
-    """
-    found = [_repeats(rows, *block) for block in same_hash(ids_paths)]
-    return np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+    repeats: Ordinals
+    """Rows that repeat an earlier row's id and payload, ascending."""
+    conflicts: dict[int, str]
+    """Rows whose id stands for different payloads, each with the reason to refuse it."""
 
 
-def _repeats(rows: Rows, ordinals: Ordinals, groups: Ordinals) -> Ordinals:
-    """Return which of `ordinals` repeat another; those of a group have ids of the same hash."""
+def find(rows: Rows, ids_paths: Sequence[Path]) -> Found:
+    """Return what becomes of rows whose id is there several times."""
+    conflicts: dict[int, str] = {}
+    found = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
+    repeats = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+    return Found(repeats, conflicts)
+
+
+def _repeats(
+    rows: Rows, ordinals: Ordinals, groups: Ordinals, conflicts: dict[int, str]
+) -> Ordinals:
+    """Return which of `ordinals` repeat another, and add `conflicts`; those of a group have ids of
+    the same hash."""
     order = np.argsort(ordinals)
     few = rows.take(ordinals[order], ["id", "sha256"]).combine_chunks()
     few = few.take(pa.array(np.argsort(order)))
@@ -48,24 +58,32 @@ def _repeats(rows: Rows, ordinals: Ordinals, groups: Ordinals) -> Ordinals:
         same &= pc.equal(column, column.take(pa.array(firsts))).to_numpy(zero_copy_only=False)
     is_plain = np.logical_and.reduceat(same, starts)[group]
     is_repeat = is_plain & (firsts != np.arange(len(ordinals)))
-    others = _compared(rows, ordinals[~is_plain], few.filter(pa.array(~is_plain)))
+    others = _compared(rows, ordinals[~is_plain], few.filter(pa.array(~is_plain)), conflicts)
     return np.concatenate([ordinals[is_repeat], others])
 
 
-def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table) -> Ordinals:
+def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int, str]) -> Ordinals:
     """Return which of `ordinals` repeat another, one by one: ids of the same hash may differ."""
     order = np.argsort(ordinals)
     columns = few.take(pa.array(order)).to_pydict().values()
-    repeats = []
-    seen: dict[str, tuple[int, bytes]] = {}
+    of_id: dict[str, list[tuple[int, bytes]]] = {}
     for ordinal, id, sha256 in zip(ordinals[order].tolist(), *columns, strict=True):
-        first, first_sha256 = seen.setdefault(id, (ordinal, sha256))
-        if first == ordinal:
+        of_id.setdefault(id, []).append((ordinal, sha256))
+    repeats = []
+    for (first, first_sha256), *others in of_id.values():
+        another = next((ordinal for ordinal, sha256 in others if sha256 != first_sha256), None)
+        if another is None:
+            repeats += [ordinal for ordinal, _ in others]
             continue
-        if first_sha256 != sha256:
-            places = rows.take(np.array([first, ordinal]), ["id", "source", "line"])
-            raise UserError(conflict(*places.to_pylist()))
-        repeats.append(ordinal)
+        places = rows.take(np.array([first, another]), ["source", "line"]).to_pylist()
+        to_first, to_another = (
+            CONFLICT.reason(f"the other one is at {place['source']}:{place['line']}")
+            for place in places
+        )
+        conflicts |= {
+            ordinal: to_another if sha256 == first_sha256 else to_first
+            for ordinal, sha256 in [(first, first_sha256), *others]
+        }
     return np.array(repeats, np.int64)
 
 
@@ -74,7 +92,7 @@ def conflict(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     places = f"{first['source']}:{first['line']} and {second['source']}:{second['line']}"
     return (
         f"{places}: the id {first['id'][:100]!r} stands for two different sequences; "
-        "rename or remove one of them."
+        "a run refuses both; rename or remove one of them."
     )
 
 

@@ -63,6 +63,11 @@ class Rows:
         ]
         return pa.Table.from_batches(pieces, schema)
 
+    def numbered(self) -> list[tuple[int, pa.RecordBatch]]:
+        """Return all batches in input order, memory-mapped, each with the ordinal of its start."""
+        batches, starts = self._mapped
+        return list(zip(starts.tolist(), batches, strict=True))
+
     @cached_property
     def _mapped(self) -> tuple[list[pa.RecordBatch], npt.NDArray[np.int64]]:
         """All batches in input order, memory-mapped, and the ordinal at which each one starts."""

@@ -18,7 +18,6 @@ import xxhash
 from pydantic import BaseModel
 
 from featuremill import inputs
-from featuremill.base.errors import UserError
 from featuremill.base.reasons import head_of
 from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
@@ -40,6 +39,8 @@ class Survey:
         """Length and id of the longest good record."""
         self.first_refused: dict[str, str] = {}
         """Where the first record stands that was refused for each reason."""
+        self.conflict = ""
+        """A sentence on the first id that stands for two different payloads, if any does."""
 
     def count(self, chunk: Chunk) -> None:
         """Count in the records of a chunk."""
@@ -85,20 +86,18 @@ class Survey:
             yield f"{count:,} of them: {note}"
         for reason, count in tally.refusals.most_common():
             yield f"{count:,} refused: {reason} (first: {self.first_refused[reason]})"
+        if self.conflict:
+            yield self.conflict
 
 
 def surveyed(paths: Sequence[Path], name: str, workload: Workload, options: BaseModel) -> Survey:
-    """Read all records of `paths` and count what there is.
-
-    Raises:
-        UserError: when an id stands for two different payloads, as plan would.
-    """
+    """Read all records of `paths` and count what there is."""
     found = Survey()
     with _Ids() as ids:
         for chunk in with_progress(chunks_of(records_of(name, workload, paths, options))):
             found.count(chunk)
             ids.add(chunk)
-        ids.refuse_conflict(records_of(name, workload, paths, options))
+        found.conflict = ids.first_conflict(records_of(name, workload, paths, options))
     return found
 
 
@@ -137,18 +136,16 @@ class _Ids(ExitStack):
             file.flush()
         self._num_written += len(good)
 
-    def refuse_conflict(self, records: Iterable[Record]) -> None:
-        """Refuse an id with two payloads; `records` are the same ones anew, read only then.
-
-        Raises:
-            UserError: names the places of the first two.
-        """
+    def first_conflict(self, records: Iterable[Record]) -> str:
+        """Return a sentence that names the places of the first two records with one id and two
+        payloads, or ""; `records` are the same ones anew, read only then."""
         if found := self._first_conflict():
             good = (record for record in records if not record.reason)
             first = next(islice(good, found[0], None))
             second = next(islice(good, found[1] - found[0] - 1, None))
             if first.id == second.id:  # else only their hashes are equal, which plan looks into
-                raise UserError(conflict(first._asdict(), second._asdict()))
+                return conflict(first._asdict(), second._asdict())
+        return ""
 
     def _first_conflict(self) -> tuple[int, int] | None:
         """Return the numbers, among the good records, of the two whose second one comes first."""
