@@ -447,6 +447,24 @@ def test_only_failures_make_empty_results(verbs):
     assert len(featuremill.load(verbs.run_folder.root)) == 0
 
 
+def test_records_that_were_cleaned_are_listed_with_what_was_done(verbs):
+    records = [("a\tb", "MKV"), ("stop", "MKV*"), ("odd", "MKJ"), ("both", "MKJL*")]
+    verbs.extract(verbs.plan(records, "composition"))
+    merge(verbs.run_folder, ["parquet"], 2)
+    head, *rows = (verbs.run_folder.root / "notes.tsv").read_text().splitlines()
+    assert head == "id\tsource\tline\tnote"
+    told = {row.split("\t")[0]: row.split("\t")[2:] for row in rows}
+    dropped, read = "* at the end dropped", "J read as X"
+    assert told == {
+        "stop": ["3", dropped],
+        "odd": ["5", read],
+        "both": ["7", f"{dropped}; {read}"],
+    }
+    verbs.extract(verbs.plan([("good", "MKV")], "composition"))
+    merge(verbs.run_folder, ["parquet"], 2)
+    assert (verbs.run_folder.root / "notes.tsv").read_text() == f"{head}\n"
+
+
 def test_failed_records_that_are_no_sequences_leave_the_fasta_empty(verbs, monkeypatch, caplog):
     plan = verbs.plan([("bad", "RAISEA"), ("worse", "RAISEC")], "poison")
     verbs.extract(plan)

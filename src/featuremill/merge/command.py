@@ -28,7 +28,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import from_json
-from featuremill.merge import delivery
+from featuremill.merge import delivery, notes
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
@@ -36,7 +36,7 @@ from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
-from featuremill.store.formats import FAILED, files, format_of, names
+from featuremill.store.formats import FAILED, NOTES, files, format_of, names
 from featuremill.store.parts import Part, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
@@ -140,6 +140,7 @@ def merge(
         result = _write(folder, plan, gatherer, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
+    notes.write(folder.manifest, folder.root / NOTES, has_any=bool(plan.notes))
     result.write(folder.delivery)
     _say(folder, result)
     return result

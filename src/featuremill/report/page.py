@@ -202,6 +202,8 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         else f"All {words.records(counts.input)} are accounted for"
     )
     notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
+    if notes and not facts.delivery.partial:
+        notes.append(f"{formats.NOTES}, beside this page, lists these records.")
     if not counts.ok:
         notes.insert(0, "None of them has features.")
     return {

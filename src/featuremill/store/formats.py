@@ -170,13 +170,15 @@ def files() -> dict[str, str]:
 
 FAILED = ("failed.tsv", "failed.fa")
 """What every merge writes beside its outputs: records without values, and how to try them again."""
+NOTES = "notes.tsv"
+"""What a whole merge writes besides: records that were cut or cleaned, and how."""
 EXPORTS = "exports.json"
 """What `featuremill export` wrote beside the results; a merge removes it with the files."""
 PARTIAL = "partial"
 """The folder in `results/<run>/` with what was computed when someone asked: the same files."""
 OF_THE_RUN = (
     *("plan.json", "manifest.parquet", "manifest.json", "receipts", "store"),
-    *(*FAILED, EXPORTS, PARTIAL, "report.html", "figures"),
+    *(*FAILED, NOTES, EXPORTS, PARTIAL, "report.html", "figures"),
 )
 """What else stands in `results/<run>/`, so that no output may be called like it."""
 ABOUT = ("id", "accession", "description", "length", "sha256")

@@ -1,0 +1,25 @@
+"""List the records that were cut or cleaned before they were computed: notes.tsv."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pyarrow.compute as pc
+
+from featuremill.base.text import one_line
+from featuremill.store import ledger
+from featuremill.store.files import replacing
+
+COLUMNS = ("id", "source", "line", "note")
+
+
+def write(manifest: Path, path: Path, *, has_any: bool) -> None:
+    """Write a row a record with a note, in input order; the ledger is read where it `has_any`."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(COLUMNS)
+        for batch in ledger.batches(manifest, COLUMNS) if has_any else ():
+            noted = batch.filter(pc.is_valid(batch.column("note")))
+            for id, source, line, note in zip(*noted.to_pydict().values(), strict=True):
+                table.writerow([one_line(id), one_line(source), line, one_line(note)])
