@@ -10,9 +10,12 @@ import re
 import sys
 from pathlib import Path
 
-import torch
-from Bio.Data.CodonTable import standard_dna_table
-from transformers import BertConfig, BertModel
+try:
+    import torch
+    from Bio.Data.CodonTable import standard_dna_table
+    from transformers import BertConfig, BertModel
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed; pip install 'featuremill[encoder]' brings it.")
 
 DEMO = Path(__file__).parents[1] / "demo.fasta"
 MOST_CONTIGS = 80

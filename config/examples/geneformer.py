@@ -13,8 +13,12 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import torch
-from transformers import BertConfig, BertForMaskedLM
+
+try:
+    import torch
+    from transformers import BertConfig, BertForMaskedLM
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed; pip install 'featuremill[geneformer]' brings it.")
 
 NUM_CELLS, NUM_GENES = 40, 90
 SPECIAL = ["<pad>", "<mask>", "<cls>", "<eos>"]

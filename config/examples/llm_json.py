@@ -10,9 +10,12 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+try:
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed; pip install 'featuremill[llm-json]' brings it.")
 
 COMPLAINTS = ("headache", "cough", "back pain", "fever", "a rash", "dizziness")
 PROMPT = """\

@@ -7,8 +7,11 @@ Run as `python config/examples/random_encoder.py random_encoder`, which makes th
 import sys
 from pathlib import Path
 
-import torch
-from transformers import BertConfig, BertModel
+try:
+    import torch
+    from transformers import BertConfig, BertModel
+except ImportError as error:
+    sys.exit(f"{error.name} is not installed; pip install 'featuremill[encoder]' brings it.")
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"LAGVESIKRDTPNQFYMHCWXUBZO"]
 
