@@ -58,6 +58,6 @@ def need(columns: list[str], output: str, what: str) -> list[str]:
     """Return `columns`, or refuse an output that would be empty."""
     if not columns:
         raise UserError(
-            f"outputs: {output} needs {what}; change the workload's options, or drop it."
+            f"outputs: {output} needs {what}, which these results do not have; drop it."
         )
     return columns
