@@ -292,12 +292,13 @@ def test_the_rule_of_the_docs_leases_gpus_for_a_foreign_tool(tmp_path, environme
     assert most_of_all(found) == 3
 
 
-SHARD_SECONDS = 120
+SECONDS_OF_SHARDS = {10: 120, "auto": 105}
+"""By `shards.cost`; two of the latter end before a program in tests is given up."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cost", [10, "auto"])
+@pytest.mark.parametrize("cost", SECONDS_OF_SHARDS)
 @pytest.mark.parametrize(("num_gpus", "at_least"), [(2, 1.9), (4, 3.8), (8, 7.5)])
 def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus, at_least, cost):
     """Work of fixed time, from the first job's start to the last receipt: a shard a device, or as
@@ -309,7 +310,7 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     node = gpu_node(num_gpus)
     shards_a_gpu = 1 if cost == 10 else 2
     num_shards = shards_a_gpu * num_gpus
-    options = {"batch_seconds": SHARD_SECONDS}
+    options = {"batch_seconds": SECONDS_OF_SHARDS[cost]}
     workflow = GpuWorkflow(tmp_path, environment, node, num_shards, **options)
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "shards": {"cost": cost}}))
@@ -320,7 +321,7 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     clock = [receipt[key] for receipt in receipts for key in ("started", "finished")]
     times = sorted(map(_seconds, clock))
     took = times[-1] - times[0]
-    speed_up = num_shards * SHARD_SECONDS / took
+    speed_up = num_shards * SECONDS_OF_SHARDS[cost] / took
     print(f"{num_gpus} devices: {took:.1f} s, {speed_up:.2f} times the speed of one")
     assert speed_up >= at_least
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import lzma
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -95,6 +96,30 @@ def chunks_by_hand(id, sequence, window):
                 yield (named, *place, protein, "".join(codons))
 
 
+def virnucpro_by_hand(id, sequence, window):
+    """Yield the same as VirNucPro's program does, but for fragments without a residue."""
+    length = len(sequence)
+    number = -(-length // window)
+    surplus = number * window - length
+    small = int(surplus / number)
+    left = surplus - small * (number - 1)
+    overlaps = [small + 1] * left + [small] * (number - 1 - left) + [0]
+    for k in range(number):
+        start = k * window - sum(overlaps[:k])
+        chunk = sequence[start : start + window]
+        other = "".join({"A": "T", "C": "G", "G": "C", "T": "A"}.get(c, c) for c in chunk[::-1])
+        for strand, name, letters in (("+", "F", chunk), ("-", "R", other)):
+            for frame in range(3):
+                codons = [letters[i : i + 3] for i in range(frame, len(letters) - 2, 3)]
+                residues = [residue_of(c, 1) for c in codons if set(c) <= set("ACGT")]
+                if not residues or "*" in residues:
+                    continue
+                coding = letters[frame : frame + 3 * len(residues) + 1]
+                low = frame if strand == "+" else len(chunk) - frame - len(coding)
+                place = (start + low, start + low + len(coding), strand, frame + 1)
+                yield (f"{id}_chunk_{k + 1}{name}{frame + 1}", *place, "".join(residues), coding)
+
+
 def orfs_by_hand(id, sequence, code, min_residues, from_start):
     """Yield the open reading frames, codon by codon."""
     starts = unambiguous_dna_by_id[code].start_codons
@@ -124,6 +149,8 @@ def orfs_by_hand(id, sequence, code, min_residues, from_start):
 def by_hand(id, sequence, by, options):
     if by == "chunks":
         return list(chunks_by_hand(id, sequence, options["window"]))
+    if by == "virnucpro":
+        return list(virnucpro_by_hand(id, sequence, options["window"]))
     told = {"code": 1, "min_residues": 30, "orf": "from-start", **options}
     is_from_start = told["orf"] == "from-start"
     return list(orfs_by_hand(id, sequence, told["code"], told["min_residues"], is_from_start))
@@ -195,7 +222,10 @@ dna = st.one_of(
         st.sampled_from(["ATG", "GCC", "TTG", "TAA", "TTA", "CAT", "A"]), min_size=9, max_size=40
     ).map("".join),
 )
-CHUNKS = st.integers(3, 40).map(lambda window: ("chunks", {"window": window}))
+CHUNKS = st.tuples(
+    st.sampled_from(["chunks", "virnucpro"]),
+    st.builds(lambda window: {"window": window}, st.integers(3, 40)),
+)
 ORFS = st.builds(
     lambda code, least, orf: ("orfs", {"code": code, "min_residues": least, "orf": orf}),
     st.sampled_from(sorted(unambiguous_dna_by_id)),
@@ -232,16 +262,47 @@ def test_fragments_are_those_made_by_hand(sequences, way, batch, block, tmp_path
     for _, contig, start, end, strand, _, protein, coding in written(tmp_path / "out"):
         letters = Seq(given_contigs[contig][start:end])
         letters = letters if strand == "+" else letters.reverse_complement()
-        assert coding == str(letters)
-        if set(coding) <= set("ACGT"):
+        assert coding == str(letters) or (by == "virnucpro" and not set(coding) <= set("ACGT"))
+        if set(coding) <= set("ACGT") and by != "virnucpro":
             code = unambiguous_dna_by_id[options.get("code", 1)]
             plain = (coding[at : at + 3] for at in range(0, len(coding), 3))
             assert protein == "".join(code.forward_table[codon] for codon in plain)
 
 
+@pytest.mark.parametrize("window", [300, 500])
+def test_virnucpros_windows_are_its_own_at_every_length(window):
+    """As its program has them: published results join the same ids with the same features."""
+    for length in range(1, 20_001):
+        number = -(-length // window)
+        surplus = number * window - length
+        small = surplus // number
+        overlaps = [small + 1] * (surplus - small * (number - 1)) + [small] * number
+        start, expected = 0, []
+        for k, overlap in zip(range(1, number + 1), overlaps, strict=False):
+            expected.append((k, start, min(start + window, length)))
+            start += window - overlap
+        assert list(chunks.virnucpro_windows(length, window)) == expected, length
+    last_of_501 = list(chunks.virnucpro_windows(501, 500))[-1]
+    assert last_of_501 == (2, 250, 501), "shorter than the window"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [300, 500])
+def test_virnucpros_fragments_are_its_own_at_every_length(window, tmp_path):
+    rng = random.Random(window)
+    letters = "".join(rng.choices("ACGT", k=20_000))
+    letters = letters[:9_000] + "N" + letters[9_001:12_000] + "RYK" + letters[12_003:]
+    for first in range(1, 20_001, 500):
+        given_contigs = {f"c{n}": letters[-n:] for n in range(max(3, first), first + 500)}
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
+        path = write(tmp_path / "in.fna", given_contigs.items())
+        translate([path], tmp_path / "out", "virnucpro", window=window)
+        check(given_contigs, tmp_path / "out", "virnucpro", {"window": window})
+
+
 @pytest.mark.parametrize("length", range(1, 41))
 def test_windows_are_whole_and_their_overlaps_are_shared_out(length):
-    found = list(chunks.windows(length, 7))
+    found = list(chunks.even_windows(length, 7))
     assert [number for number, _, _ in found] == list(range(1, max(1, -(-length // 7)) + 1))
     assert found[0][1] == 0 and found[-1][2] == length
     assert {end - start for _, start, end in found} == {min(7, length)}
@@ -365,7 +426,9 @@ def test_every_format_gives_the_same_fragments(suffix, tmp_path):
     translate([path], tmp_path / "out", "chunks", window=50)
     check(given_contigs, tmp_path / "out", "chunks", {"window": 50})
     (none,) = listed(tmp_path / "out")
-    assert none["file"] == str(path) and none["reason"].startswith("a stop codon in each frame")
+    assert none["file"] == str(path) and none["reason"].startswith(
+        "a stop codon, or no codon of A, C, G and T"
+    )
 
 
 def test_contigs_without_fragments_are_listed_with_file_line_and_reason(tmp_path):
@@ -471,7 +534,7 @@ def test_the_first_repeat_among_thousands_is_named(tmp_path):
         (
             "orfs",
             {"window": 300},
-            "--window says nothing with --by orfs; leave it out, or take --by chunks.",
+            "--window says nothing with --by orfs; leave it out, or take --by chunks or virnucpro.",
         ),
         (
             "genes",

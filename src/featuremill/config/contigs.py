@@ -44,7 +44,8 @@ class ContigsConfig(Section):
     contigs: Several = Field(min_length=1)
     """File or files with the contigs or reads: FASTA, FASTQ, GenBank, tables."""
     translate: str = "--by chunks"
-    """How they are cut, in the words of `featuremill translate`."""
+    """How they are cut, in the words of `featuremill translate`; with `files`, `--by virnucpro`
+    where nothing is said."""
     proteins: dict[str, Any]
     """The config of the run over the fragments' proteins, without run and inputs."""
     nucleotides: dict[str, Any] | None = None
@@ -76,9 +77,17 @@ class ContigsConfig(Section):
     def _fitting(self) -> ContigsConfig:
         if self.train and "/" in self.head:
             raise ValueError("head: with train it is a name, as it is made in heads/<head>")
-        if self.files and "chunks" not in self.translate.split():
-            raise ValueError("files: VirNucPro's are of windows; translate: --by chunks")
+        if self.files and not {"virnucpro", "chunks"} & set(self.translate.split()):
+            raise ValueError("files: VirNucPro's are of windows; translate: --by virnucpro")
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cut_as_virnucpro(cls, config: Any) -> Any:
+        """Take VirNucPro's own fragments for its files, where the config says nothing of them."""
+        if isinstance(config, dict) and config.get("files") and "translate" not in config:
+            return {**config, "translate": "--by virnucpro"}
+        return config
 
     @property
     def kinds(self) -> list[str]:

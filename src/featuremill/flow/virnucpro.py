@@ -207,7 +207,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
     return {
         "run": _name(sequences),
         "contigs": str(sequences.absolute()),
-        "translate": f"--by chunks --window {window}",
+        "translate": f"--by virnucpro --window {window}",
         **{kind: runs[kind] for kind in kinds},
         "head": str(head.absolute()),
         "any_recipe": any(part.recipe is None for part in card.features),

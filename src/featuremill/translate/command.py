@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("featuremill.translate")
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},
+    "virnucpro": {"window": 500},
     "orfs": {"code": 1, "min_residues": 30, "orf": "from-start"},
     "genes": {"procedure": "meta"},
 }
@@ -45,10 +46,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         required=True,
         choices=DEFAULTS,
-        help="what a fragment is: a chunk in each frame without a stop, an open reading frame, a "
-        "gene that prodigal finds",
+        help="what a fragment is: a chunk in each frame without a stop, the same as VirNucPro "
+        "cuts it, an open reading frame, a gene that prodigal finds",
     )
-    add("--window", type=int, metavar="N", help="chunks: nucleotides of each (default 500)")
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="chunks, virnucpro: nucleotides of each (default 500)",
+    )
     add(
         "--code",
         type=int,
@@ -173,12 +179,14 @@ def _options(by: str, told: Mapping[str, int | str]) -> dict[str, int | str]:
 def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
     """Return what cuts contigs, and the version of the program that it needs ("" for none)."""
     from featuremill.translate import genes
-    from featuremill.translate.chunks import Chunks
+    from featuremill.translate.chunks import Chunks, VirNucPro
     from featuremill.translate.genetic_code import genetic_code
     from featuremill.translate.orfs import Orfs
 
     if by == "chunks":
         return Chunks(options["window"]), ""
+    if by == "virnucpro":
+        return VirNucPro(options["window"]), ""
     if by == "genes":
         program, version = genes.find_program()
         code = genetic_code(options["code"]).number if "code" in options else 0

@@ -146,10 +146,10 @@ def write(
         IntegrityError: when the translation's sequences are not its fragments'.
     """
     translation = whole(translated)
-    if translation.by != "chunks":
+    if translation.by not in ("virnucpro", "chunks"):
         raise UserError(
             f"{translated}: it was cut --by {translation.by}, and VirNucPro's files are of "
-            "windows; translate --by chunks, or leave these files out."
+            "windows; translate --by virnucpro, or leave these files out."
         )
     predictions = open_predictions(predicted)
     if len(predictions.classes) != len(("score1", "score2")):
