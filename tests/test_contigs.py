@@ -119,3 +119,15 @@ def test_the_verb_run_takes_it_by_its_contigs(line):
     line.label(contigs(16))
     said = line.type("featuremill", "run", "config.yaml", "-n").text
     assert "rule translate" in said and "rule verdict" in said
+
+
+def test_a_head_of_any_recipe_is_only_what_the_config_says():
+    config = {"run": "soil", "contigs": "a.fa", "proteins": {"workload": "esm2"}, "head": "virus"}
+    for said in (False, True):
+        found = ContigsConfig.model_validate({**config, "any_recipe": said}).heads
+        assert found["virus"]["any_recipe"] is said
+    assert ContigsConfig.model_validate(config).heads["virus"]["any_recipe"] is False
+    by_virnucpro = {**config, "files": "virnucpro"}
+    assert ContigsConfig.model_validate(by_virnucpro).translate == "--by virnucpro"
+    chosen = {**by_virnucpro, "translate": "--by chunks"}
+    assert ContigsConfig.model_validate(chosen).translate == "--by chunks"

@@ -269,6 +269,14 @@ def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, 
     assert pd.read_csv(output, sep="\t")["id"].tolist() == [id for id in ids if id in set(there)]
     sentence = refusal(capfd, "predict", tmp_path / "h", *merged, "--output", tmp_path / "q.tsv")
     assert "the recipe of its features is one that nobody knows" in sentence
+    # Again it takes the place of what was imported; what was trained here would be lost.
+    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
+    card = tmp_path / "h" / "head.json"
+    card.write_text(json.dumps({**json.loads(card.read_text()), "source": None}))
+    before = card.read_bytes()
+    sentence = refusal(capfd, *import_words(tmp_path / "model.pth", tmp_path / "h"))
+    assert "h: this head was trained here, and importing would delete it; name" in sentence
+    assert card.read_bytes() == before
     swapped = ("predict", tmp_path / "h", *protein, *dna, "--any-recipe", "--output", output)
     assert "this head takes 6 numbers and 9 numbers side by side" in refusal(capfd, *swapped)
     assert "have 9 (" in refusal(capfd, *swapped)

@@ -44,6 +44,17 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "else where").mkdir()
     monkeypatch.chdir(tmp_path / "else where")
     assert command_line.again(results) == f"cd {tmp_path} && {whole}"
+    folder = os.path.relpath(tmp_path, tmp_path)
+    for typed, again in {  # what Snakemake itself moves away from
+        f"snakemake -c1 --directory {tmp_path}": f"snakemake -c1 --directory {tmp_path}",
+        f"snakemake -c1 --directory {tmp_path.name}": f"cd {tmp_path.parent} && snakemake -c1 "
+        f"--directory {tmp_path.name}",
+    }.items():
+        with run_lock.claim(results) as file:
+            run_lock.sign(file, typed, folder=folder)
+        assert command_line.again(results) == again
+    monkeypatch.chdir(tmp_path.parent)
+    assert command_line.again(results) == f"snakemake -c1 --directory {tmp_path.name}"
     monkeypatch.chdir(tmp_path)
 
     failures = Failures()

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import json
 import os
 import random
 import re
@@ -442,7 +443,23 @@ MISTAKES = {
         ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0"],
         "--gpus says otherwise",
     ),
-    "a window": (["virnucpro", "my.fa", "--head", "proteins", "-m", "custom"], "how long its"),
+    "a window": (
+        ["virnucpro", "my.fa", "-m", "custom", "-e", "-5"],
+        "--expected-length -5: give 3",
+    ),
+    "threads": (["virnucpro", "my.fa", "-t", "-3"], "--threads -3: give 1 or more"),
+    "a custom head": (
+        ["virnucpro", "my.fa", "-m", "custom"],
+        "head import 500_model.pth --classes",
+    ),
+    "its model": (
+        ["virnucpro", "my.fa", "-m", "500", "-e", "300"],
+        "import 500_model.pth --classes",
+    ),
+    "no model": (
+        ["virnucpro", "my.fa", "-p", "gone.pth"],
+        "import gone.pth --classes others,virus",
+    ),
     "theirs": (["virnucpro", "my.fa", "--head", "proteins", "-o", "theirs"], "my_merged in it was"),
     "a file": (["virnucpro", "my.fa", "--head", "proteins", "-o", "my.fa"], "this is a file; name"),
     "no such flag": (["virnucpro", "my.fa", "--nonesuch"], "--nonesuch"),
@@ -482,13 +499,56 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     (words,) = ended
     text = shlex.join(words)
     assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text
-    assert "--directory a_b_predictions" in text
+    assert f"--directory {tmp_path / 'a_b_predictions'} " in text
     config = yaml.safe_load((tmp_path / "a_b_predictions" / "contigs.yaml").read_text())
-    assert (config["run"], config["translate"]) == ("a_b", "--by chunks --window 400")
+    assert (config["run"], config["translate"]) == ("a_b", "--by virnucpro --window 400")
     assert config["files"] == "virnucpro_predictions" and config["any_recipe"] is True
     assert {config[kind]["device"] for kind in ("proteins", "nucleotides")} == {"cuda"}
     assert config["nucleotides"]["options"]["pool"] == "mean_all"
     assert config["proteins"]["options"]["model"] == command.ESM
+
+
+def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_status_of", lambda *_: 1)
+    monkeypatch.setattr(command, "_write_config", lambda *_: pytest.fail("it is written"))
+    (tmp_path / "other").mkdir()
+    for name in ("a.fa", "b.fa", "other/a.fa"):
+        write_fasta(tmp_path / name, contigs(2))
+    first = {"run": "a", "contigs": str(tmp_path / "a.fa")}
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "contigs.yaml").write_text(f"{command.MARK}\n{yaml.safe_dump(first)}")
+
+    def said(*words):
+        assert main(["virnucpro", *words, "--head", str(models / "proteins"), "-o", "out"]) == 1
+        return " ".join(capsys.readouterr().err.split())
+
+    alone = (
+        f"out: it holds the results of {tmp_path / 'a.fa'}; give each sample a folder of its own"
+    )
+    assert f"{alone} with --output-dir." in said("b.fa") == said("b.fa", "--force")
+    assert f"{alone} with --output-dir, or replace those results with --force." in said(
+        "other/a.fa"
+    )
+    replaced = []
+    monkeypatch.setattr(command, "_write_config", lambda *_: replaced.append(1))
+    said("other/a.fa", "--force")
+    said("a.fa")
+    assert len(replaced) == 2
+
+
+def test_a_head_that_names_virus_first_is_preferred_for_it(models, tmp_path, monkeypatch):
+    """VirNucPro's verdict is the virus where both scores are the same."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "_status_of", lambda *_: 1)
+    write_fasta(tmp_path / "a.fa", contigs(2))
+    card = json.loads((models / "proteins" / CARD).read_text())
+    for classes, expected in ((["others", "virus"], None), (["virus", "others"], "--prefer virus")):
+        known = Card.model_validate(card | {"classes": classes})
+        monkeypatch.setattr(command, "read", lambda _, known=known: (known, {}))
+        main(["virnucpro", "a.fa", "--head", str(models / "proteins")])
+        config = yaml.safe_load((tmp_path / "a_predictions" / "contigs.yaml").read_text())
+        assert config.get("verdict") == expected
 
 
 def test_the_page_names_every_flag():

@@ -24,6 +24,7 @@ from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.log import last_error
 from featuremill.base.words import counted, listed
+from featuremill.config import load
 from featuremill.config.contigs import SEQUENCES, ContigsConfig
 from featuremill.flow.command import PROFILES, WORKFLOWS
 from featuremill.head.card import Card, read
@@ -31,6 +32,9 @@ from featuremill.store import run_lock
 from featuremill.store.files import replacing
 
 CONFIG, FAILED = "contigs.yaml", "failed_files.txt"
+CUSTOM_WINDOW = 500
+"""VirNucPro's own, where `-m custom` says nothing of it."""
+CODON = 3
 MARK = "# Written by featuremill virnucpro, anew by each call."
 SOME_FAILED, NOTHING = 2, 1
 """Exit statuses: the rest is delivered; nothing is."""
@@ -98,7 +102,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="500",
         help="the window in nucleotides (default 500)",
     )
-    add(*("--expected-length", "-e"), type=int, metavar="N", help="another window, for -m custom")
+    add(
+        *("--expected-length", "-e"),
+        type=int,
+        metavar="N",
+        help="another window (500 for -m custom)",
+    )
     add(
         *("--head", "--model-path", "-p"),
         type=Path,
@@ -182,7 +191,9 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
     """
     sequences = _sequences(given)
     window = _window(given)
-    head = given.head or Path("heads", str(window))
+    head = given.head or Path(
+        "heads", str(window) if given.model_type == "custom" else given.model_type
+    )
     card = _card(head)
     kinds = list(SEQUENCES) if given.dna else ["proteins"]
     if len(card.features) != len(kinds):
@@ -236,14 +247,19 @@ def _name(path: Path) -> str:
 
 
 def _window(given: argparse.Namespace) -> int:
-    if given.model_type == "custom" and not given.expected_length:
-        raise UserError("-m custom: say how long its windows are, as in --expected-length 400.")
-    return int(given.expected_length or given.model_type)
+    usual = CUSTOM_WINDOW if given.model_type == "custom" else given.model_type
+    window = int(given.expected_length or usual)
+    if window < CODON:
+        raise UserError(f"--expected-length {window}: give {CODON} letters or more, as in 500.")
+    if given.threads is not None and given.threads < 1:
+        raise UserError(f"--threads {given.threads}: give 1 or more.")
+    return window
 
 
 def _card(head: Path) -> Card:
+    is_model = head.suffix in (".pth", ".pt", ".safetensors")
     if head.is_file() or not head.exists():
-        file = head if head.is_file() else f"{head.name}_model.pth"
+        file = head if head.is_file() or is_model else f"{head.name}_model.pth"
         raise UserError(
             f"{head}: a head is a folder; of a model of VirNucPro this makes one: featuremill head "
             f"import {file} --classes others,{VIRUS} --dims 768,2560 --output heads/{head.stem}"
@@ -300,7 +316,28 @@ def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
             f"{folder}: {listed(taken)} in it was not made by this command; name another folder "
             "with --output-dir."
         )
+    if is_ours:
+        _refuse_other_sample(config, asked, given.force)
     return folder
+
+
+def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool) -> None:
+    """Refuse to take the place of another sample's results.
+
+    Raises:
+        UserError: when the folder of `config` holds those of other contigs, unless they are called
+            alike and the user wants them replaced.
+    """
+    before, _ = load(config)
+    if before.get("contigs") == asked["contigs"]:
+        return
+    is_named_alike = before.get("run") == asked["run"]
+    if is_named_alike and replaces:
+        return
+    advice = "give each sample a folder of its own with --output-dir"
+    if is_named_alike:
+        advice += ", or replace those results with --force"
+    raise UserError(f"{config.parent}: it holds the results of {before.get('contigs')}; {advice}.")
 
 
 def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
@@ -322,7 +359,13 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
 def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command, and the variables that stand before it."""
     gpus = _gpus(given)
-    words = ["snakemake", "--snakefile", WORKFLOWS["contigs"], "--directory", str(folder)]
+    words = [
+        "snakemake",
+        "--snakefile",
+        WORKFLOWS["contigs"],
+        "--directory",
+        str(folder.absolute()),
+    ]
     words += ["--configfile", str((folder / CONFIG).absolute())]
     words += ["--workflow-profile", str(PROFILES / "default")]
     words += ["--cores", str(given.threads or "all")]

@@ -66,6 +66,12 @@ def import_head(chosen: Chosen) -> card.Card:
         raise UserError(f"{chosen.path}: there is no such file; name a state dict.") from None
     sha256 = hashlib.sha256(content).hexdigest()
     tensors = named(_tensors(chosen, content, sha256), chosen)
+    known = card.Card.find(chosen.output / card.CARD)
+    if known and known.source is None:
+        raise UserError(
+            f"{chosen.output}: this head was trained here, and importing would delete it; name "
+            "another folder with --output."
+        )
     with replacing_folder(chosen.output) as folder:
         made = card.Card(
             version=card.Card.NEWEST,

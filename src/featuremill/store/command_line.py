@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from featuremill.base.environment import TYPED
@@ -68,9 +69,14 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
         end = _end_of_options(words)
         words[end:end] = ["--forcerun", *forced]
     said = shlex.join(words)
-    if last is None or {"--directory", "-d"} & {word.partition("=")[0] for word in words}:
+    if last is None:
         return said
     folder = os.path.normpath(run_lock.whole_path(run_folder).parent.parent / last.folder)
+    if directory := _directory(words):
+        if Path(directory).is_absolute():
+            return said
+        # Snakemake went there: the words were typed above it.
+        folder = folder.removesuffix(os.path.normpath(directory)).rstrip("/") or "/"
     is_here = Path(folder).is_dir() and Path(folder).samefile(".")
     return said if is_here else f"cd {shlex.quote(folder)} && {said}"
 
@@ -108,6 +114,15 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     if is_imported and not RERUNNING & set(kept):
         kept.insert(_end_of_options(kept), RERUN)
     return shlex.join(kept)
+
+
+def _directory(words: Sequence[str]) -> str:
+    """Return what `--directory` says; "" without it."""
+    for option, following in pairwise([*words, ""]):
+        name, has_value, value = option.partition("=")
+        if name in ("--directory", "-d"):
+            return value if has_value else following
+    return ""
 
 
 def _end_of_options(words: Sequence[str]) -> int:
