@@ -10,6 +10,8 @@ import yaml
 from conftest import ROOT
 from programs import Desk
 
+from featuremill.config.contigs import ContigsConfig
+
 SNAKEFILE = ROOT / "workflow" / "contigs" / "Snakefile"
 CLASSES = ("others", "virus")
 
