@@ -434,7 +434,7 @@ def test_more_failures_than_allowed_deliver_nothing_and_name_the_list(verbs):
     assert "bad\tin.fa\t3\tfailed\terror in the workload: ValueError" in listed
     assert not (verbs.run_folder.root / "embeddings.parquet").exists()
     said = verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "npy", "--max-failed", "2")
-    assert "1 of 4 records ok, 2 failed, 1 refused: all accounted for" in said
+    assert "1 of 4 records has features, 2 failed, 1 was refused" in said
     assert (verbs.run_folder.root / "failed.fa").read_text() == sequences
     assert pq.read_table(verbs.run_folder.root / "embeddings.parquet")["id"].to_pylist() == ["good"]
 

@@ -26,7 +26,8 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     run = FakeRun(ok=990, failed=3, refused=5, duplicate=2, devices=(H200, CPU), num_shards=6)
     run.warnings = ("parts were computed on different devices: CPU, NVIDIA H200.",)
     page = make(run.write(tmp_path / "demo"))
-    assert "All 1,000 records are accounted for" in page.text
+    told = "990 of 1,000 records have features, 3 failed, 5 were refused, 2 are duplicates"
+    assert told in page.text and '<p class="verdict warn">' in page.source
     assert "1,000 input = 990 ok + 3 failed + 5 refused + 2 duplicate" in page.text
     assert "J read as X: 142 records." in page.text
     assert "6 shards on 2 devices of" not in page.text and "6 shards on 2 devices." in page.text
@@ -133,7 +134,7 @@ def test_same_files_same_page(tmp_path: Path) -> None:
     [
         (FakeRun(ok=0, refused=4), "Nothing|nothing to show", 0),
         (FakeRun(ok=0, failed=4, num_shards=2), "A map needs at least three records", 4),
-        (FakeRun(ok=1, num_shards=1), "The one record is accounted for", 4),
+        (FakeRun(ok=1, num_shards=1), "1 of 1 record has features", 4),
         (FakeRun(parquet=False), "add parquet to its outputs", 4),
         (FakeRun(width=1), "have one dimension", 4),
         (FakeRun(columns=()), "no vectors of a fixed width", 4),
@@ -153,7 +154,7 @@ def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
     lines = (root / "failed.tsv").read_text().splitlines(keepends=True)
     (root / "failed.tsv").write_text("".join(lines[:-1]))
     page = make(root)
-    assert "accounted for" not in page.text.partition("Failures")[0]
+    assert '<p class="verdict bad">' in page.source
     assert "failed.tsv holds 1 record where manifest.json says 2." in page.text
     manifest = json.loads((root / "manifest.json").read_text())
     manifest["counts"]["ok"] -= 1

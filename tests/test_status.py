@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from featuremill.status import view
 from featuremill.status.command import run as run_status
 from featuremill.status.state import read_state
 from featuremill.store import journal, journal_log, lock_holder, run_lock
+from featuremill.store.delivery import Accounts
 from featuremill.store.files import sealed
 from featuremill.store.results import Results
 
@@ -92,6 +94,15 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
     verbs("merge", root, "--outputs", "parquet")
     code, said, _ = status(verbs, "--verify")
     assert code == 0 and said.startswith("results/test: done.")
+
+
+def test_done_is_said_with_what_has_no_features():
+    counts = Accounts(input=12, ok=9, failed=0, refused=3, duplicate=0)
+    delivered = SimpleNamespace(delivery=SimpleNamespace(counts=counts))
+    state = SimpleNamespace(plan=True, exit_status=0, delivery=delivered)
+    assert view.verdict(state) == "done: 9 of 12 records have features, 3 were refused."
+    delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
+    assert view.verdict(state) == "done."
 
 
 def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):

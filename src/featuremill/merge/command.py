@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge_partial(folder, outputs, threads, told)
         else:
             result = merge(folder, outputs, max_failed, threads, told)
-        line.text = f"{_accounted(result.counts)}: {', '.join(result.outputs)}"
+        line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 
 @contextmanager
@@ -269,13 +269,8 @@ def _too_many(folder: Results, counts: Accounts, max_failed: int) -> str:
 
 
 def _say(place: Results, result: Delivery) -> None:
-    log.info("%s: all accounted for", _accounted(result.counts))
+    say = log.info if result.counts.has_all else log.warning
+    say("%s", result.counts.told)
     for line in result.warnings:
         log.warning("%s", line)
     log.info("results are in %s: %s", place.root, ", ".join([*result.outputs, *FAILED]))
-
-
-def _accounted(counts: Accounts) -> str:
-    kinds = ("failed", "refused", "duplicate", "pending")
-    rest = [f", {number:,} {kind}" for kind in kinds if (number := getattr(counts, kind))]
-    return f"{counts.ok:,} of {counted(counts.input, 'record')} ok{''.join(rest)}"

@@ -195,11 +195,9 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         if missing
         else "The files of this run contradict each other"
         if facts.doubts
-        else f"Partial: {words.records(counts.pending)} not computed yet, the others accounted for"
+        else f"Partial: {counts.told}"
         if counts.pending
-        else "The one record is accounted for"
-        if counts.input == 1
-        else f"All {words.records(counts.input)} are accounted for"
+        else counts.told
     )
     notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
     if notes and not facts.delivery.partial:
@@ -207,7 +205,11 @@ def _accounting(facts: Facts) -> dict[str, Any]:
     if not counts.ok:
         notes.insert(0, "None of them has features.")
     return {
-        "complete": not missing and not facts.doubts and not counts.pending,
+        "state": "bad"
+        if missing or facts.doubts or counts.pending
+        else "good"
+        if counts.has_all
+        else "warn",
         "verdict": verdict,
         "doubts": facts.doubts,
         "input": counts.input,

@@ -154,7 +154,10 @@ def verdict(state: RunState) -> str:
             return "planning now."
         return NO_PLAN.get(next((one.code for one in state.problems), ""), "there is no plan yet.")
     if state.exit_status == DONE:
-        return "done."
+        delivery = state.delivery.delivery
+        return (
+            "done." if not delivery or delivery.counts.has_all else f"done: {delivery.counts.told}."
+        )
     if state.exit_status == DONE_WITH_FAILURES:
         return f"done, and {counted(state.num_failed, 'record')} failed."
     done, total = state.num_ended, len(state.shards)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import ValidationError
 
+from featuremill.base.words import counted
 from featuremill.store.formats import bytes_of, digest_of_result
 from featuremill.store.json_file import JsonFile, Number, Record
 from featuremill.store.plan import Counts, Input, Lengths, Plan, Settings
@@ -44,6 +45,27 @@ class Accounts(Record):
     duplicate: int
     pending: int = 0
     """Not computed yet; only partial results have any."""
+
+    @property
+    def has_all(self) -> bool:
+        """Tell whether no record is without features: none failed, was refused or is pending."""
+        return not (self.failed or self.refused or self.pending)
+
+    @property
+    def told(self) -> str:
+        """How many records have features, and what became of the others, in words."""
+        whole = f"{self.ok:,} of {counted(self.input, 'record')} {_have(self.ok)} features"
+        kinds = (
+            (self.failed, "failed"),
+            (self.refused, "was refused" if self.refused == 1 else "were refused"),
+            (self.duplicate, "is a duplicate" if self.duplicate == 1 else "are duplicates"),
+            (self.pending, "is not computed yet" if self.pending == 1 else "are not computed yet"),
+        )
+        return ", ".join([whole, *(f"{number:,} {what}" for number, what in kinds if number)])
+
+
+def _have(number: int) -> str:
+    return "has" if number == 1 else "have"
 
 
 class Delivery(JsonFile):
