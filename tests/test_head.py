@@ -40,6 +40,7 @@ from featuremill.head import (
     page,
 )
 from featuremill.head import network as network_of
+from featuremill.head.card import Card
 from featuremill.head.features import Joined, RunFeatures
 from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
 from featuremill.head.predict import _refuse_other_recipes
@@ -272,7 +273,7 @@ def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, 
     # Again it takes the place of what was imported; what was trained here would be lost.
     head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
     card = tmp_path / "h" / "head.json"
-    card.write_text(json.dumps({**json.loads(card.read_text()), "source": None}))
+    Card.read(card).model_copy(update={"source": None}).write(card)
     before = card.read_bytes()
     sentence = refusal(capfd, *import_words(tmp_path / "model.pth", tmp_path / "h"))
     assert "h: this head was trained here, and importing would delete it; name" in sentence
