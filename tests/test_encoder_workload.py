@@ -6,7 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -370,6 +370,17 @@ def test_frequencies_of_the_checkpoint_count(folders, copy):
 
     edit_tensors(folder, change)
     assert not same_values(folder, folders("esm2"), "esm2")
+
+
+def test_layers_with_other_frequencies_are_refused():
+    of_esm = SimpleNamespace(name="esm", prefix="esm.", heads="lm_head")
+    facts = SimpleNamespace(architecture=of_esm, max_tokens=1024)
+    name = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+    tensors = {name.format(number): torch.ones(8) for number in range(3)}
+    assert len(architectures._renamed("model", facts, tensors)) == 1
+    tensors[name.format(2)] = torch.full((8,), 1.01)
+    with pytest.raises(UserError, match="its layers differ in their rotary frequencies"):
+        architectures._renamed("model", facts, tensors)
 
 
 def drop(name):

@@ -33,6 +33,7 @@ from featuremill.sae import card, estimate, network, order, report, training
 from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
 from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.store import ledger
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 
@@ -138,6 +139,27 @@ def test_vectors_are_those_of_the_ledgers_records_in_the_order_of_their_digests(
         {bytes(row) for row in matrix.astype(np.float32)}
     )
     assert len(ids) == 61
+
+
+def test_vectors_that_the_ledger_does_not_have_are_not_there(run, monkeypatch):
+    all_of = ledger.batches
+
+    def first_ten(*words):
+        for batch in all_of(*words):
+            yield batch.slice(0, 10)
+
+    monkeypatch.setattr(ledger, "batches", first_ten)
+    some = Vectors(run, "residues")
+    assert np.count_nonzero(some.num_of_row) == 10
+    assert Chosen(some, np.ones(len(some.num_of_row), bool)).num_records == 10
+
+
+def test_the_variance_is_about_the_mean():
+    x = np.random.default_rng(0).normal(5.0, 1.0, (50, 3))
+    sums = report._Sums(3, 4)
+    sums.num_vectors, sums.error = len(x), 15.0
+    sums.sums_D, sums.squares = x.sum(0), float(np.square(x).sum())
+    assert sums.held().fvu == pytest.approx(15.0 / np.square(x - x.mean(0)).sum())
 
 
 def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, environment):
@@ -366,6 +388,7 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     assert held.vectors >= len(x) and held.dead == pytest.approx(
         1 - (z > 0).any(0).mean(), abs=0.03
     )
+    assert held.records - len(rows) in (0, 1) and 0 < len(rows) < 30
     assert held.fvu == pytest.approx(fvu, rel=0.05) and held.l0 == pytest.approx(4, abs=0.3)
     text = page.read_text()
     table = pd.read_csv(tmp_path / "features.tsv", sep="\t")

@@ -7,6 +7,7 @@ import pty
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,7 @@ from featuremill.base.errors import UserError
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.search import hits, nearest, opening, table
+from featuremill.search import hits, nearest, opening, recipe, table
 from featuremill.search.queries import Queries
 from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, write_json
@@ -199,6 +200,21 @@ def test_close_calls_in_a_large_crowd_are_decided_exactly():
         for size in (4096, 333):
             ((rows, _),) = search_blocks(vectors, vectors[1234:1235], 300, metric, size)
             assert rows.tolist() == ranked(expected, 300, metric).tolist()
+    query = centre + rng.standard_normal(320) * 0.1  # whose nearest are not equal
+    for metric in nearest.METRICS:
+        ((rows, _),) = search_blocks(vectors, query[None], 20, metric, 4096)
+        assert rows.tolist() == ranked(brute_force(vectors, query, metric), 20, metric).tolist()
+
+
+def test_queries_are_computed_on_the_device_that_the_run_chose(monkeypatch):
+    asked = []
+    cpu = SimpleNamespace(kind="cpu")
+    monkeypatch.setattr(recipe, "devices_for", lambda choice: [asked.append(choice) or cpu])
+    monkeypatch.setattr(recipe, "with_processors", list)
+    of_run = SimpleNamespace(_plan=SimpleNamespace(gpus=1, device="cpu"), _root="run")
+    for choice in (None, "cuda"):
+        assert recipe.Recipe._devices(of_run, choice) == [cpu]
+    assert asked == ["cpu", "cuda"]
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
@@ -234,6 +250,9 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
     first, second = rows_of(say(capfd, run.root, "--query", same, other, *more)[0])
     assert first["id"] == "sp|P10001|ONE_A"
     assert second["id"] == "ünïcode🧬", "another sequence of that name is another record"
+    longer = sequences(">ünïcode🧬\nGGGG\n", "c.fa")
+    (third,) = rows_of(say(capfd, run.root, "--query", longer, *more)[0])
+    assert third["id"] == "ünïcode🧬", "so the nearest may have its name"
 
 
 @pytest.mark.parametrize("outputs", [["parquet"], ["parquet_dataset"], ALL])
@@ -254,6 +273,10 @@ def test_exported_results_are_searched_too(run):
     assert isinstance(opening.open_results(run.root, "composition", False).vectors, Mapped)
     found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     pd.testing.assert_frame_equal(found, expected)
+    mapped = opening.open_results(run.root, "hydropathy", False).vectors
+    assert isinstance(mapped, Mapped) and mapped.vectors.shape[1] == 1
+    stored = pq.read_table(run.root / "embeddings.parquet")["hydropathy"].to_pylist()
+    assert mapped.vectors.tolist() == stored, "the second column of the matrix"
     run.manifest.unlink()  # descriptions are the results' own
     found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     pd.testing.assert_frame_equal(found, expected)

@@ -318,6 +318,14 @@ def test_a_job_that_is_stopped_or_fails_says_so_in_both_files(verbs, hold):
     assert all(start[4] == start[7] == "-" and start.endswith("Z") for start in starts)
 
 
+@pytest.mark.parametrize("error", [OSError, KeyError])
+def test_no_error_of_the_sampler_leaves_its_thread(error):
+    def fail():
+        raise error("for this test")
+
+    Sampler.run(SimpleNamespace(_run=fail, _path="telemetry"))
+
+
 @pytest.mark.parametrize("harm", ["full", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_a_disk_that_takes_no_samples_takes_no_job_along(verbs, harm):
     try:
