@@ -30,6 +30,7 @@ from featuremill import __main__
 from featuremill.config.runs import named
 from featuremill.merge.command import merge
 from featuremill.sae import card, estimate, network, order, report, training
+from featuremill.sae import page as sae_page
 from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
 from featuremill.sae.vectors import Chosen, Vectors
@@ -393,6 +394,10 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     text = page.read_text()
     table = pd.read_csv(tmp_path / "features.tsv", sep="\t")
     best = table[(table["feature"] == table["feature"].iloc[0]) & (table["rank"] == 1)]
+    assert text.count("<summary>") == 2 and "more</summary>" in text, "rows beyond 30 are folded"
+    assert ("of the features are dead" in text) == (held.dead >= sae_page.MANY_DEAD)
+    assert "Train with fewer --features" in sae_page._of_dead(0.756, 512, 811)
+    assert sae_page._of_dead(0.01, 512, 811) == ""
     assert best["id"].item() in text and "http-equiv" in text and 'src="http' not in text
     strongest = max(
         forward(trained, vectors_of(seq.encode()))[0][:, best["feature"].item()].max()

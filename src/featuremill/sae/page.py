@@ -18,6 +18,10 @@ TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
 """Features that the page lists: the most frequent ones."""
 MOST_POINTS = 400
+MOST_ROWS = 30
+"""Features that are listed unfolded."""
+MANY_DEAD = 0.2
+"""Share of dead features from which the page warns."""
 TERMS = (
     ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
     ("L0", "features that are active in a vector, on average; k at most"),
@@ -66,9 +70,23 @@ def write_page(
         card=card,
         run=run,
         held=held,
+        warning=_of_dead(held.dead, options.features, card.counts["vectors"]),
         features=listed,
+        most_rows=MOST_ROWS,
         num_active=len(order),
         table=FEATURES,
+    )
+
+
+def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:
+    """Return what to do about dead features, where they are many."""
+    if dead < MANY_DEAD:
+        return ""
+    share = f"{dead:.1%}".replace("%", " %")
+    return (
+        f"{share} of the features are dead: no held-out vector uses them. Train with fewer "
+        f"--features (now {words.count(num_features)}, for {words.count(num_vectors)} vectors), "
+        "on more records, or for more --steps."
     )
 
 
