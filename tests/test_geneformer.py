@@ -350,11 +350,12 @@ def test_of_pickles_only_texts_and_numbers_are_built(place, tmp_path, capsys):
 class Reference:
     """transformers, one cell at a time."""
 
-    def __init__(self, folder, version, layer=-2, pool="mean"):
+    def __init__(self, folder, version, layer=-2, pool=None):
         from transformers import BertForMaskedLM
 
         self.model = BertForMaskedLM.from_pretrained(folder).eval()
-        self.version, self.layer, self.pool = version, layer, pool
+        self.version, self.layer = version, layer
+        self.pool = pool or {"V1": "mean", "V2": "cls"}[version]  # its own defaults
 
     def vector(self, tokens):
         given = [2, *tokens, 3] if self.version == "V2" else list(tokens)
@@ -554,7 +555,7 @@ def test_the_audit_serves_it_whatever_is_perturbed(place, tmp_path, capsys):
     words = ["audit", "--config", str(tmp_path / "c.yaml"), "--dtype", "bf16", "--device", "cpu"]
     assert main([*words, "--json"]) == 0
     told = capsys.readouterr().out
-    assert '"mean_layer_2"' in told
+    assert '"cls_layer_2"' in told
 
 
 def test_its_memory_is_told_before_anything_is_hashed(place):

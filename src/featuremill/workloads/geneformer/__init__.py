@@ -149,6 +149,8 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
+    if options.pool == ("auto",):
+        settled["pool"] = ("cls" if found.words.has_first else "mean",)
     return options.model_copy(update=settled)
 
 

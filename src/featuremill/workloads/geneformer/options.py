@@ -49,9 +49,10 @@ class Options(NetworkOptions):
     """Layers that vectors are made of, one or, without perturbations, several: 0 is the embedding,
     -1 the last one. Geneformer's own default is the last but one (its `emb_layer` -1; its 0 is -1
     here)."""
-    pool: tuple[Literal["mean", "cls"], ...] = Field(default=("mean",), min_length=1)
+    pool: tuple[Literal["auto", "mean", "cls"], ...] = Field(default=("auto",), min_length=1)
     """A cell's vector: the `mean` over the tokens of its genes, that of `cls` (V2 only), or both,
-    where nothing is perturbed."""
+    where nothing is perturbed. `auto` is what Geneformer itself takes: `cls` for V2, `mean` for
+    V1."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -61,6 +62,8 @@ class Options(NetworkOptions):
             raise ValueError("perturb is of one vector: give one layer and one pool")
         if self.genes != ALL and len(set(self.genes)) < max(1, len(self.genes)):
             raise ValueError("genes: name one or several, each once")
+        if "auto" in self.pool and len(self.pool) > 1:
+            raise ValueError("pool: auto excludes the others")
         return self
 
     def delivers(self) -> set[Kind]:
@@ -74,7 +77,7 @@ class Options(NetworkOptions):
             model=self.model,
             alphabet="proteins",  # of no effect on tokens
             layers=self.layers,
-            pool=self.pool,
+            pool=tuple(pool for pool in self.pool if pool != "auto") or ("mean",),
             dtype=self.dtype,
             letters_per_token=1,
         )
