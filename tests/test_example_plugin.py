@@ -88,7 +88,7 @@ def expected():
 
 def test_it_runs_from_two_wheels_with_its_own_output_and_reasons(terms, site):
     said = terms("run", "config.yaml")
-    assert "22 of 24 records ok" in said and "Traceback" not in said
+    assert "22 of 24 records have features" in said and "Traceback" not in said
     means, lines = expected()
     root = terms.run_folder.root
     table = featuremill.load(root)

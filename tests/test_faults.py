@@ -470,7 +470,7 @@ def test_snakemake_computes_again_what_is_damaged_and_nothing_else(flow):
     assert "(3 more like it)" in said and "run the same command again" in said, said
     assert flow.news() == [], "merge computes nothing"
     said = flow()
-    assert "300 of 300 records ok" in said
+    assert "300 of 300 records have features" in said
     assert [part.read_bytes() for part in parts] == good
     assert flow.data() == before
     records = {shard["shard"]: shard["records"] for shard in flow.plan()["shards"]}
@@ -524,7 +524,7 @@ def test_a_clock_that_goes_back_in_mid_run_changes_nothing(flow, tmp_path, envir
     said = other.anew(status=1, **behind)
     assert "in.fa: it was last changed in the future" in said and "so touch it" in said
     os.utime(other.folder / "in.fa")
-    assert "300 of 300 records ok" in other.anew(**behind)
+    assert "300 of 300 records have features" in other.anew(**behind)
     assert other.data()["failed.tsv"] == expected["failed.tsv"]
     times = other.news()
     assert len(times) - len(set(times)) <= 2 * 10, "what was in flight when it was killed"
