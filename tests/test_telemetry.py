@@ -111,7 +111,7 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     planned, extracted, merged = run_log(verbs)
     assert "plan               done" in planned and "20 distinct records" in planned
     assert f"extract  {shard['shard'][:8]}  done" in extracted and "     20 ok" in extracted
-    assert "merge              done" in merged and "20 of 20 records ok" in merged
+    assert "merge              done" in merged and "20 of 20 records have features" in merged
 
 
 def test_one_long_batch_leaves_samples_in_which_only_time_goes_on(verbs, hold):

@@ -49,7 +49,7 @@ def workflow(finished, tmp_path):
 
 def test_only_what_is_new_is_computed(workflow, finished):
     records = RECORDS.copy()
-    assert "100 of 100 records ok" in finished[1] and "Select jobs" not in finished[1]
+    assert "100 of 100 records have features" in finished[1] and "Select jobs" not in finished[1]
     before = workflow.data()
     assert "Nothing to be done" in workflow()
     os.utime(workflow.folder / "in.fa")
@@ -76,7 +76,7 @@ def test_what_is_gone_is_made_again(workflow):
     root, before = workflow.run_folder.root, workflow.data()
     workflow.run_folder.plan.unlink()
     workflow("plan")
-    assert "100 of 100 records ok" in workflow(NO_REPORT)
+    assert "100 of 100 records have features" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
     (typed,) = read_state(root).next
