@@ -140,11 +140,11 @@ def test_from_a_stopped_run_and_failed_records_to_results(empty):
     assert "job stopped" in stopped
     said = empty.type("featuremill search results/my --query p1", status=2)
     (partial,) = re.findall(r"featuremill merge \S+ --partial", said)
-    assert "3 pending" in empty.type(partial)
+    assert "3 are not computed yet" in empty.type(partial)
     (empty.folder / "hold").unlink()
     again, status = below("Nothing computed is lost", stopped), below("What is done", stopped)
     assert "not done" in empty.type(status[0], status=1)
-    failed = empty.type(again[0], status=1)
+    failed = empty.type(again[0], status=2)
     said = empty.type(below("What is done", failed)[0], status=1)
     (logs,) = re.findall(r"^ +→ (grep .*)$", said, re.MULTILINE)
     (retry,) = re.findall(r"^ +→ (featuremill retry .*)$", said, re.MULTILINE)

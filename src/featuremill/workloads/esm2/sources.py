@@ -157,9 +157,9 @@ def _cached(name: str) -> Path | None:
 
 def convert(source: Checkpoint, path: Path) -> Converted:
     """Write the weights of `source` to `path`; fetch it first where it is to be."""
+    refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
         download(source)
-    refuse_without_packages(Options)
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)
