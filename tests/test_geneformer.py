@@ -204,6 +204,24 @@ def test_long_cells_are_cut_and_say_so(place, monkeypatch):
     assert {record.note for record in found} == {"more than 10 genes, truncated"}
 
 
+def test_a_cell_that_just_fits_is_not_cut_and_a_stored_zero_is_no_token(
+    place, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(genes.INPUT_SIZES, "V2", 12)
+    counts = np.zeros((2, len(GENES)), np.float32)
+    tokens, _ = tables(place, "V2")
+    columns = [column for column, gene in enumerate(GENES) if gene in tokens]
+    counts[0, columns[:10]] = counts[1, columns[:11]] = 1
+    path = write_cells(tmp_path / "fits.h5ad", cells_of(counts, GENES))
+    fits, cut = read(path, options_of(place, version="V2"))
+    assert (fits.length, fits.note) == (10, "")
+    assert (cut.length, cut.note) == (10, "more than 10 genes, truncated")
+    known = genes.Genes({}, np.ones(4, np.float32), {}, 9, None, "V1", None)
+    block = h5ad.Block(0, ["c"], np.array([0, 3]), np.arange(3), np.array([2, 0, 1], np.float32))
+    ((_, tokens),) = cells._ranked(block, np.array([1, 2, 3]), known)
+    assert tokens.tolist() == [1, 3]
+
+
 def test_a_cell_is_as_many_records_as_blocks_of_perturbations(place, monkeypatch):
     monkeypatch.setattr(cells, "BLOCK", 8)
     (whole, *_), found = (

@@ -362,7 +362,11 @@ def test_a_prompt_is_rendered_from_the_columns_that_it_names(place):
 
 
 @pytest.mark.parametrize(
-    "template", ["{{ note.nothing }}", "{{ note + 1 }}", "{{ note.__class__ }}", " {{ note[9:] }} "]
+    "template",
+    [
+        *("{{ note.nothing }}", "{{ note + 1 }}", "{{ note.__class__ }}", " {{ note[9:] }} "),
+        "{{ {'a': 1}[note] }}",  # its error quotes the text
+    ],
 )
 def test_a_row_for_which_there_is_no_prompt_is_refused_without_its_text(place, template):
     (record,) = records_of(place, template, [{"id": "a", "note": MARKER[:9]}])

@@ -115,6 +115,14 @@ def test_it_is_tort_s_index_of_amplitudes_rolled_by_the_offsets(
                 assert p[row, column] == (1 + exceeding) / (1 + permutations)
 
 
+def test_a_surrogate_that_equals_the_index_exceeds_it():
+    """Of an amplitude that never changes all indices are the same: nothing speaks for coupling."""
+    phase = np.random.default_rng(3).uniform(-np.pi, np.pi, (1, 512))
+    told = torch.from_numpy(phase), torch.ones(1, 512, dtype=torch.float64), np.arange(1, 21)
+    _, _, p = coupling.coupling(*told, [torch.device("cpu")]).told()
+    assert p[0, 0] == 1
+
+
 def test_a_phase_on_an_edge_is_of_the_bin_above_and_pi_of_the_last():
     edges = torch.linspace(-math.pi, math.pi, 19, dtype=torch.float64)
     phases = coupling.phases_of(edges[None])
