@@ -171,7 +171,7 @@ def test_the_real_results_are_not_touched(run):
 def test_snakemake_partial_plans_and_computes_nothing(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(20))
     said = workflow("partial")
-    assert "20 pending" in said
+    assert "20 are not computed yet" in said
     assert (workflow.run_folder.root / "partial" / "report.html").exists()
     assert "rule partial:" in workflow("partial", "-n"), "it always runs"
     assert workflow.news() == []
