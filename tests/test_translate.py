@@ -247,6 +247,12 @@ ORFS = st.builds(
 @example(sequences=["AA", "AAA"], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(sequences=[STOPS], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(sequences=["N" * 30, "ACGNNN" * 5], way=("chunks", {"window": 9}), batch=30, block=1)
+@example(
+    sequences=["ATGGCC" * 9 + "A", "CCNGGCRAC" * 4],
+    way=("virnucpro", {"window": 20}),
+    batch=30,
+    block=1,
+)
 def test_fragments_are_those_made_by_hand(sequences, way, batch, block, tmp_path, monkeypatch):
     """Wherever batches, pieces of a long contig and blocks of the files end."""
     by, options = way
@@ -288,12 +294,13 @@ def test_virnucpros_windows_are_its_own_at_every_length(window):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [300, 500])
-def test_virnucpros_fragments_are_its_own_at_every_length(window, tmp_path):
+def test_virnucpros_fragments_are_its_own_at_many_lengths(window, tmp_path):
     rng = random.Random(window)
     letters = "".join(rng.choices("ACGT", k=20_000))
     letters = letters[:9_000] + "N" + letters[9_001:12_000] + "RYK" + letters[12_003:]
-    for first in range(1, 20_001, 500):
-        given_contigs = {f"c{n}": letters[-n:] for n in range(max(3, first), first + 500)}
+    lengths = [*range(3, 1_600), *range(1_601, 20_001, 211)]
+    for first in range(0, len(lengths), 200):
+        given_contigs = {f"c{n}": letters[-n:] for n in lengths[first : first + 200]}
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         path = write(tmp_path / "in.fna", given_contigs.items())
         translate([path], tmp_path / "out", "virnucpro", window=window)
