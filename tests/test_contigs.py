@@ -3,6 +3,9 @@
 import csv
 import json
 import random
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,10 +13,20 @@ import yaml
 from conftest import ROOT
 from programs import Desk
 
+from featuremill.base.errors import UserError
 from featuremill.config.contigs import ContigsConfig
+from featuremill.flow.begin import begin_contigs
+from featuremill.flow.head_fits import refuse_unfit
+from featuremill.flow.screen import RefusedError
+from featuremill.head.card import CARD, Card, Part
+from featuremill.store.plan import Settings
+from featuremill.translate.command import as_typed as translate_words
+from featuremill.verdict.command import as_typed as verdict_words
 
 SNAKEFILE = ROOT / "workflow" / "contigs" / "Snakefile"
 CLASSES = ("others", "virus")
+RUN = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
+OTHERS = Settings(workload="esm2", version="1", options={"dtype": "bf16"}, weights_sha256="")
 
 
 def contigs(count, seed=5):
@@ -34,14 +47,20 @@ class Contigs(Desk):
 
     def configure(self, **more):
         config = {"run": "my", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
-        run = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
         train = {"labels": "kinds.csv", "column": "kind", "features": ["composition"]}
-        config |= {"proteins": run, "head": "kinds", "train": train, **more}
+        config |= {"proteins": RUN, "head": "kinds", "train": train, **more}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def __call__(self, *words, status=0):
         given = ("-s", SNAKEFILE, "--configfile", "config.yaml", "--cores", 2)
         return self.type("snakemake", *given, *words, status=status).text
+
+    def head(self, *features):
+        """Write a head that takes such features."""
+        folder = self.folder / "heads" / "kinds"
+        folder.mkdir(parents=True)
+        about = {"kind": "mlp", "classes": list(CLASSES), "features": [*features], "sha256": ""}
+        Card(version=Card.NEWEST, **about).write(folder / CARD)
 
     def label(self, told):
         lines = [f"{id},{CLASSES[int(id[1:]) % 2]}\n" for id in told]
@@ -108,19 +127,92 @@ def test_labels_that_are_of_no_contig_are_one_sentence(line):
         ({"files": "them"}, [": files: give one of `virnucpro`, `virnucpro_predictions`"]),
     ],
 )
-def test_a_wrong_config_is_a_sentence_with_its_line(line, change, sentences):
+def test_a_wrong_config_is_a_sentence_with_its_line(line, monkeypatch, change, sentences):
     line.label(["c1"])
     line.configure(**change)
-    said = line("-n", status=1)
+    said = refused(line, monkeypatch)
     for sentence in sentences:
         assert sentence in said
-    assert "Traceback" not in said and "Error in line" not in said
 
 
-def test_the_verb_run_takes_it_by_its_contigs(line):
+def refused(line, monkeypatch):
+    """Return what the workflow refuses in the config, before any job."""
+    monkeypatch.chdir(line.folder)
+    path = Path("config.yaml")
+    workflow = SimpleNamespace(
+        configfiles=[path],
+        is_main_process=True,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+    )
+    checks = {
+        "translate": lambda asked: translate_words(asked.contigs, "", asked.translate),
+        "head": refuse_unfit,
+        "verdict": lambda asked: verdict_words(asked.verdict, asked.head_folder),
+    }
+    with pytest.raises(RefusedError) as error:
+        begin_contigs(workflow, yaml.safe_load(path.read_text()), checks)
+    assert error.value.status == 2
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"verdict": "--by meen"}, ": verdict: argument --by: invalid choice: 'meen' (choose"),
+        ({"verdict": "--prefer phage"}, ": verdict: --prefer phage: heads/kinds has others and"),
+        ({"translate": "--by chunks --windw 9"}, ": translate: unrecognized arguments: --windw 9;"),
+        ({"translate": "--by chunks --window 2"}, ": translate: --window 2: this must be at least"),
+        ({"translate": '--by "chunks'}, "no closing quotation; close the quotation mark."),
+        ({"nucleotides": RUN}, "takes features of 1 kind (20 numbers), and the config has nucl"),
+        (
+            {"proteins": {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}},
+            ": head: heads/kinds: this head does not take the features that my-proteins will have: "
+            "it was made for the column composition, and they have mean_layer_6; change the",
+        ),
+    ],
+)
+def test_what_a_late_job_would_refuse_is_refused_before_the_first(
+    line, monkeypatch, change, sentence
+):
+    line.head(Part(width=20, column="composition"))
+    line.configure(train=None, **change)
+    said = refused(line, monkeypatch)
+    assert said.startswith("config.yaml:") and sentence in said
+
+
+@pytest.mark.parametrize(
+    ("known", "any_recipe", "sentence"),
+    [
+        (Part(width=320, column="mean_layer_6"), False, ""),
+        (Part(width=320), True, ""),
+        (Part(width=2560), True, ": it takes 2,560 numbers, and they have 320 (mean_layer_6)"),
+        (Part(width=320, settings=OTHERS), True, ""),
+        (Part(width=320, settings=OTHERS), False, " (here model mill_t6_8M and not None, "),
+    ],
+)
+def test_a_head_is_held_against_the_features_that_runs_will_have(
+    line, monkeypatch, known, any_recipe, sentence
+):
+    line.head(known)
+    options = {"model": "mill_t6_8M", "dtype": "fp32"}
+    run = {"workload": "esm2", "options": options, "device": "cpu"}
+    line.configure(train=None, proteins=run, any_recipe=any_recipe)
+    monkeypatch.chdir(line.folder)
+    asked = ContigsConfig.model_validate(yaml.safe_load(Path("config.yaml").read_text()))
+    if not sentence:
+        refuse_unfit(asked)
+        return
+    with pytest.raises(UserError, match=re.escape(f"my-proteins will have{sentence}")):
+        refuse_unfit(asked)
+
+
+def test_the_verb_run_takes_it_by_its_contigs_and_refuses_in_one_line(line):
     line.label(contigs(16))
     said = line.type("featuremill", "run", "config.yaml", "-n").text
     assert "rule translate" in said and "rule verdict" in said
+    line.configure(verdict="--by meen")
+    said = line.type("featuremill", "run", "config.yaml", status=2).text
+    assert said.splitlines()[-1].startswith("config.yaml:") and said.count("\n") <= 2, said
 
 
 def test_a_head_of_any_recipe_is_only_what_the_config_says():

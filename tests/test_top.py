@@ -438,7 +438,7 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     monkeypatch.setattr(screen, "FIRST_SECONDS", 0.3)
     monkeypatch.setattr(screen, "EVERY_SECONDS", 0.1)
     monkeypatch.setattr(screen, "LOOK_SECONDS", 0.05)
-    is_over = screen.start_totals(run.folder.root)
+    is_over = screen.start_totals([run.folder.root])
     said = ""
 
     def says_more():

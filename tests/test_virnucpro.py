@@ -151,9 +151,9 @@ def check(made, found, letters):
         if virus != others:
             assert label == ("virus" if virus > others else "others")
         windows.setdefault(id[:-2], []).append((others, virus))
+    both = {window: [*map(max, zip(*scores, strict=True))] for window, scores in windows.items()}
     assert found["highest"] == {
-        window: max(v for _, v in scores) >= max(o for o, _ in scores)
-        for window, scores in windows.items()
+        window: (virus >= others, others, virus) for window, (others, virus) in both.items()
     }
     assert [*found["highest"]] == [*windows]
     stages = {"nucleotides": ("nucleotide", "DNABERT-S"), "proteins": ("protein", "ESM-2")}
@@ -424,6 +424,7 @@ def test_another_one_in_the_same_folder_is_refused(whole):
     assert "--window 300" in (whole.desk.out / "contigs.yaml").read_text()
 
 
+TYPED = ["virnucpro", "my.fa", "--head", "proteins", "--esm", "mill_t6_8M"]
 MISTAKES = {
     "no input": (["virnucpro"], "sequences: none given"),
     "two inputs": (["virnucpro", "my.fa", "--input", "b.fa"], "my.fa and b.fa given; name one"),
@@ -431,7 +432,25 @@ MISTAKES = {
     "BAM": (["virnucpro", "my.bam"], "samtools fasta my.bam > my.fa"),
     "no head": (["virnucpro", "my.fa", "-m", "300"], "featuremill head import 300_model.pth"),
     "a model": (["virnucpro", "my.fa", "-p", "own.pth"], "import own.pth --classes others,virus"),
-    "a head of both": (["virnucpro", "my.fa", "--head", "both"], "with --dna, or name another"),
+    "a head of both": (
+        ["virnucpro", "my.fa", "--head", "both"],
+        "name the DNA encoder's folder with --dna, or get it with hf download",
+    ),
+    "another ESM-2": (
+        ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50D"],
+        "proteins: this head does not take the features that my-proteins will have: it takes 320 "
+        "numbers, and they have 1,280 (mean_layer_33)",
+    ),
+    "no such ESM-2": (
+        ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50"],
+        "there is no model 'esm2_t33_650M_UR50'; did you mean 'esm2_t33_650M_UR50D'?",
+    ),
+    "a folder": (["virnucpro", "."], ".: this is a folder; name one file of contigs"),
+    "a pipe": (["virnucpro", "/dev/null"], "/dev/null: it can be read only once; write it to"),
+    "a config": (
+        ["virnucpro", "my.fa", "--head", "proteins", "-c", "theirs.yaml"],
+        "--config theirs.yaml: VirNucPro's config is not read here",
+    ),
     "one of proteins": (
         ["virnucpro", "my.fa", "--head", "proteins", "--dna", "dna"],
         "leave --dna out",
@@ -460,8 +479,8 @@ MISTAKES = {
         ["virnucpro", "my.fa", "-p", "gone.pth"],
         "import gone.pth --classes others,virus",
     ),
-    "theirs": (["virnucpro", "my.fa", "--head", "proteins", "-o", "theirs"], "my_merged in it was"),
-    "a file": (["virnucpro", "my.fa", "--head", "proteins", "-o", "my.fa"], "this is a file; name"),
+    "theirs": ([*TYPED, "-o", "theirs"], "my_merged in it was"),
+    "a file": ([*TYPED, "-o", "my.fa"], "this is a file; name"),
     "no such flag": (["virnucpro", "my.fa", "--nonesuch"], "--nonesuch"),
     "no such model": (["virnucpro", "my.fa", "-m", "400"], "invalid choice"),
 }
@@ -492,6 +511,7 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     ended = []
     monkeypatch.setattr(command, "_status_of", lambda words, *_: ended.append(words) or 1)
     given = ["--gpus", "0,1", "-e", "400", "--threads", "3", "--force", "--dna", models / "dna"]
+    given += ["--esm", "mill_t6_8M", "--dtype", "fp32"]
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
@@ -505,7 +525,8 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     assert config["files"] == "virnucpro_predictions" and config["any_recipe"] is True
     assert {config[kind]["device"] for kind in ("proteins", "nucleotides")} == {"cuda"}
     assert config["nucleotides"]["options"]["pool"] == "mean_all"
-    assert config["proteins"]["options"]["model"] == command.ESM
+    assert config["proteins"]["options"] == {"model": "mill_t6_8M", "dtype": "fp32"}
+    assert config["nucleotides"]["options"]["dtype"] == "fp32"
 
 
 def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch, capsys):
@@ -519,8 +540,10 @@ def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "contigs.yaml").write_text(f"{command.MARK}\n{yaml.safe_dump(first)}")
 
+    of_models = ["--head", str(models / "proteins"), "--esm", "mill_t6_8M"]
+
     def said(*words):
-        assert main(["virnucpro", *words, "--head", str(models / "proteins"), "-o", "out"]) == 1
+        assert main(["virnucpro", *words, *of_models, "-o", "out"]) == 1
         return " ".join(capsys.readouterr().err.split())
 
     alone = (
@@ -546,7 +569,7 @@ def test_a_head_that_names_virus_first_is_preferred_for_it(models, tmp_path, mon
     for classes, expected in ((["others", "virus"], None), (["virus", "others"], "--prefer virus")):
         known = Card.model_validate(card | {"classes": classes})
         monkeypatch.setattr(command, "read", lambda _, known=known: (known, {}))
-        main(["virnucpro", "a.fa", "--head", str(models / "proteins")])
+        main(["virnucpro", "a.fa", "--head", str(models / "proteins"), "--esm", "mill_t6_8M"])
         config = yaml.safe_load((tmp_path / "a_predictions" / "contigs.yaml").read_text())
         assert config.get("verdict") == expected
 
@@ -579,7 +602,6 @@ def test_proteins_alone_end_with_0_and_force_writes_the_same_anew(environment, m
     said = desk("--keep-intermediate", "--force", "--quiet", head="proteins")
     assert said.startswith("Using workflow specific profile") and said.count("\n") == 1
     after = desk.delivered()
-    del before["verdicts/my.html"], after["verdicts/my.html"]
     assert after == before and last.stat().st_mtime_ns != stamp
     said = desk(head="proteins")
     assert not list(desk.out.glob("my_*/output_*")) and last.exists()
@@ -591,11 +613,12 @@ def test_nothing_delivered_is_status_1(environment, models, tmp_path):
     desk = Command(tmp_path, environment, models)
     write_fasta(tmp_path / "my.fa", {"protein": "MKVLPEFQ" * 30})
     said = desk(status=1)
-    assert "virnucpro │ error: " in said and "'protein' is a protein" in said
-    assert "nothing was delivered" in said
+    assert "1 job failed:" in said and "'protein' is a protein" in said
+    assert "cd " in said and "&& featuremill status contigs.yaml" in said
+    assert "virnucpro │ error: No predictions were written." in said
     write_fasta(tmp_path / "my.fa", {"bad": "AAC" * 20 + NAN_LETTER + "AAC" * 20})
     said = desk(status=1)
-    assert "see failed.tsv there" in said and "nothing was delivered" in said
+    assert "see failed.tsv there" in said and "No predictions were written" in said
 
 
 @pytest.mark.slow

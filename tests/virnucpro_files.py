@@ -92,11 +92,12 @@ def results(path):
 
 
 def highest(path):
-    """Return whether a window is a virus's, in order."""
+    """Return whether a window is a virus's, and its highest scores, in order."""
     head, *rows = table(path)
-    assert head == ["Modified_ID", "Is_Virus"]
+    assert head == ["Modified_ID", "Is_Virus", "max_score_0", "max_score_1"]
     assert len({row[0] for row in rows}) == len(rows)
-    return {id: {"True": True, "False": False}[told] for id, told in rows}
+    is_virus = {"True": True, "False": False}
+    return {id: (is_virus[told], float(one), float(two)) for id, told, one, two in rows}
 
 
 def failed(path):

@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from featuremill.base import environment
@@ -96,20 +95,9 @@ def tidied(results: str, keep: str) -> str:
     return f"{said}\n" if said else ""
 
 
-def closing_of_contigs(config_files: Sequence[Path]) -> str:
-    """Return what to say when a run of contigs ended badly, of which Snakemake has said the rest:
-    what to type, by the config where it is one file."""
-    if len(config_files) != 1:
-        return "Nothing computed is lost; the same command goes on."
-    config = shlex.quote(os.path.relpath(config_files[0]))
-    return (
-        "\nNothing computed is lost. What is done, what failed and what to type:\n"
-        f"    featuremill status {config}"
-    )
-
-
-def closing(failures: Failures, results: str) -> str:
-    """Return what to say when a run ended badly: what happened, where it stands, what to type."""
+def closing(failures: Failures, named: str) -> str:
+    """Return what to say when a run ended badly: what happened, where it stands, what to type.
+    `named` is what status takes: results/<run>, or a config."""
     jobs = failures.final()
     failures.are_told = True
     if not jobs and failures.was_interrupted:
@@ -133,7 +121,7 @@ def closing(failures: Failures, results: str) -> str:
         "goes on:",
         f"    {command_line.this()}",
         "What is done, what failed and what helps:",
-        f"    featuremill status {shlex.quote(results)}",
+        f"    {command_line.where_typed(f'featuremill status {shlex.quote(named)}')}",
     ]
     if not is_stop:
         lines.append("Messages and remedies: docs/troubleshooting.md in the repository")

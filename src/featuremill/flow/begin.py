@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from featuremill.config import (
     contigs,
     load,
     model_of,
+    place_of,
     refuse_patterns,
     validate,
     without_effect,
@@ -175,15 +176,50 @@ def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Co
     return named, places, checked
 
 
-def validated_contigs(config: Mapping[str, Any], workflow: Any) -> ContigsConfig:
-    """Return the validated config of the workflow from contigs to verdicts; or stop Snakemake with
-    one sentence."""
+def begin_contigs(
+    workflow: Any, config: Mapping[str, Any], checks: Mapping[str, Callable[[ContigsConfig], Any]]
+) -> ContigsConfig:
+    """Return the validated config of the workflow from contigs to verdicts, after what comes before
+    its runs. `checks` raise UserError, by key of the config, where a later job would.
+
+    Raises:
+        RefusedError: in one sentence, when this cannot be or should not begin.
+    """
     with screen.refusing():
         named, places = sources(config, workflow)
         asked = contigs.validate(config, named, places)
-        if not reach.is_imported(workflow):  # there, other rules may make them
+    # Where another workflow imports this one, its rules may make the files.
+    if reach.is_main(workflow) and not reach.is_imported(workflow):
+        with screen.refusing():
             contigs.refuse_missing(asked, named, places)
-        return asked
+        for key, check in checks.items():
+            with screen.refusing(f"{place_of(named, places, (key,))}: {key}"):
+                check(asked)
+    screen.tell_totals(workflow, *asked.runs)
+    return asked
+
+
+def begin_saes(
+    workflow: Any, config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], Any]
+) -> None:
+    """Have `check` raise UserError for what a training would refuse once the run is computed.
+
+    Raises:
+        RefusedError: names the key.
+    """
+    named, places = sources(config, workflow)
+    for name, options in (config.get("saes") or {}).items():
+        with screen.refusing(f"{place_of(named, places, ('saes', str(name)))}: saes: {name}"):
+            check(options or {})
+    run = config.get("run", Config.model_fields["run"].default)
+    screen.tell_totals(workflow, f"results/{run}")
+
+
+def closing_of_config(workflow: Any, failures: screen.Failures, run: str) -> str:
+    """Return what to say when a workflow with more than a run ended badly; the folder `run` stands
+    for its config where that is not one file."""
+    files = reach.config_files(workflow)
+    return closing(failures, os.path.relpath(files[0]) if len(files) == 1 else run)
 
 
 def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -209,27 +209,27 @@ def _answer_ctrl_c(failures: Failures) -> None:
     atexit.register(say)
 
 
-def tell_totals(workflow: Any, results: str) -> None:
-    """Start telling of the run in `results`, where this process is the main one and computes it.
+def tell_totals(workflow: Any, *results: str) -> None:
+    """Start telling of the runs in `results`, where this process is the main one and computes them.
 
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
     is_quiet = reach.quiet_about(workflow) - HARMLESS or environment.QUIET.value()
     is_wanted = not (is_quiet or reach.is_imported(workflow))
     if is_wanted and reach.is_main(workflow) and reach.executes(workflow):
-        start_totals(Path(results).absolute())
+        start_totals([Path(folder).absolute() for folder in results])
 
 
-def start_totals(run_folder: Path) -> threading.Event:
-    """Start telling of the run, until the returned event is set or the process ends.
+def start_totals(run_folders: Sequence[Path]) -> threading.Event:
+    """Start telling of the runs, until the returned event is set or the process ends.
 
-    A daemon thread looks at the run as `featuremill top` does, and writes straight to the process's
+    A daemon thread looks at them as `featuremill top` does, and writes straight to the process's
     standard error: it never holds a lock of logging or of a stream, which a signal's handler or the
     end of the process could wait for.
     """
     is_over = threading.Event()
     thread = threading.Thread(
-        target=_tell_totals, args=(run_folder, is_over), name="totals", daemon=True
+        target=_tell_totals, args=(run_folders, is_over), name="totals", daemon=True
     )
     thread.start()
 
@@ -241,25 +241,27 @@ def start_totals(run_folder: Path) -> threading.Event:
     return is_over
 
 
-def _tell_totals(run_folder: Path, is_over: threading.Event) -> None:
+def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
     from featuremill.status.top.reader import Reader  # here: jobs that wait for it need not
     from featuremill.status.top.view import totals_line
 
-    reader = Reader(run_folder)
-    due: float | None = None
+    readers = {folder: Reader(folder) for folder in run_folders}
+    due = dict.fromkeys(run_folders, 0.0)
     while not is_over.wait(LOOK_SECONDS):
-        if due is not None and time.monotonic() < due:
-            continue
-        try:
-            now = reader.look()
-            line = totals_line(now)
-        except Exception:  # noqa: S112  what top cannot read now is no matter of the run
-            continue
-        if now.phase != "computing":
-            continue
-        if due is None:
-            due = time.monotonic() + FIRST_SECONDS
-            continue
-        due = time.monotonic() + EVERY_SECONDS
-        with contextlib.suppress(OSError):  # nobody reads any more
-            os.write(2, f"{'top':>8} │ {line}\n".encode())
+        for folder, reader in readers.items():
+            if time.monotonic() < due[folder]:
+                continue
+            try:
+                now = reader.look()
+                line = totals_line(now)
+            except Exception:  # noqa: S112  what top cannot read now is no matter of the run
+                continue
+            if now.phase != "computing":
+                continue
+            is_first = not due[folder]
+            due[folder] = time.monotonic() + (FIRST_SECONDS if is_first else EVERY_SECONDS)
+            if is_first:
+                continue
+            of_run = f"{plain(folder.name)}: " if len(run_folders) > 1 else ""
+            with contextlib.suppress(OSError):  # nobody reads any more
+                os.write(2, f"{'top':>8} │ {of_run}{line}\n".encode())

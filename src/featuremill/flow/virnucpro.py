@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,16 +22,19 @@ import yaml
 
 from featuremill.base import environment
 from featuremill.base.errors import UserError
-from featuremill.base.log import last_error
 from featuremill.base.words import counted, listed
 from featuremill.config import load
 from featuremill.config.contigs import SEQUENCES, ContigsConfig
 from featuremill.flow.command import PROFILES, WORKFLOWS
+from featuremill.flow.head_fits import refuse_unfit
 from featuremill.head.card import Card, read
 from featuremill.store import run_lock
 from featuremill.store.files import replacing
+from featuremill.workload import weights
 
 CONFIG, FAILED = "contigs.yaml", "failed_files.txt"
+HIGHEST = "prediction_results_highestscore.csv"
+"""The last file of predictions that is written."""
 CUSTOM_WINDOW = 500
 """VirNucPro's own, where `-m custom` says nothing of it."""
 CODON = 3
@@ -41,6 +44,12 @@ SOME_FAILED, NOTHING = 2, 1
 VIRUS = "virus"
 WINDOWS = ("300", "500", "custom")
 ESM = "esm2_t36_3B_UR50D"
+DNA = Path("DNABERT-S")
+"""Where the DNA encoder is looked for if nothing is said."""
+GETTING_DNA = (
+    f"name the DNA encoder's folder with --dna, or get it with hf download zhihan1996/DNABERT-S "
+    f"--local-dir {DNA}"
+)
 ANY_NUMBER = 10**9
 """Of fragments that may fail: what is left is delivered."""
 log = logging.getLogger("featuremill.virnucpro")
@@ -118,10 +127,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--dna",
         type=Path,
         metavar="FOLDER",
-        help="DNABERT-S, or another encoder of nucleotides as Hugging Face has it; without it the "
-        "head takes proteins alone",
+        help="DNABERT-S, or another encoder of nucleotides as Hugging Face has it (default: the "
+        f"folder {DNA}, where the head takes such features)",
     )
     add("--esm", default=ESM, metavar="MODEL", help=f"the ESM-2 (default {ESM})")
+    add(
+        "--dtype",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="what features are computed in; VirNucPro has fp32 (default auto: bf16, where the "
+        "device has it)",
+    )
     add("--gpus", metavar="N,N", help="GPUs by number, as in 0,1 (default: all that may be used)")
     add(*("--device", "-d"), default="auto", help="auto (default), cpu, cuda, or a GPU's number")
     add(
@@ -130,6 +146,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="cores to use (default: all)",
     )
+    add("-l", dest="log_file", type=Path, default=argparse.SUPPRESS, help="the same as --log-file")
+    add("--config", "-c", metavar="FILE", help=argparse.SUPPRESS)
     add(
         *("--keep-intermediate", "-k"),
         action="store_true",
@@ -152,6 +170,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill virnucpro`; return 0 when every fragment has a prediction, 2 when some
     have none and the rest is delivered, 1 when nothing is."""
     asked = _asked(arguments)
+    refuse_unfit(ContigsConfig.model_validate(asked))
     folder = _output_folder(arguments, asked)
     for entry in dict.fromkeys(arguments.ignored):
         log.info("%s: no effect, as %s.", ", ".join(entry.flags), entry.why)
@@ -159,17 +178,21 @@ def run(arguments: argparse.Namespace) -> int:
     words, variables = _snakemake(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
     log.info("this computes it:\n%s", " ".join(shown))
+    inside = f"cd {shlex.quote(str(folder))} && featuremill"
+    log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
     if arguments.quiet:
         variables[environment.QUIET.name] = "1"
     began = time.time()
     if _status_of(words, environment.of_child(variables), arguments.log_file):
-        for sentence in _errors(folder / "logs", began):
-            log.error("%s", sentence)
-        log.error("nothing was delivered; once that is mended, the same command goes on.")
-        return NOTHING
-    log.info("%s: each fragment and window", folder / f"{asked['run']}_merged")
-    log.info("%s: each contig", folder / "verdicts" / f"{asked['run']}.tsv")
-    log.info("more of it:\n%s", f"cd {shlex.quote(str(folder))} && featuremill status {CONFIG}")
+        last = folder / f"{asked['run']}_merged" / HIGHEST
+        if not last.exists() or last.stat().st_mtime < began:
+            log.error("No predictions were written. Fix the error above; the same command goes on.")
+            return NOTHING
+        log.error("The predictions are complete; something else failed: see the error above.")
+        _say_delivered(folder, asked["run"])
+        return SOME_FAILED
+    _say_delivered(folder, asked["run"])
+    log.info("more of it:\n%s", f"{inside} status {CONFIG}")
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
     if num_failed:
@@ -177,10 +200,9 @@ def run(arguments: argparse.Namespace) -> int:
     return SOME_FAILED if num_failed else 0
 
 
-def _errors(logs: Path, began: float) -> Iterable[str]:
-    """Return what the jobs that failed said last; among Snakemake's lines it is hard to see."""
-    written = (path for path in sorted(logs.rglob("*.log")) if path.stat().st_mtime >= began)
-    return dict.fromkeys(filter(None, map(last_error, written)))
+def _say_delivered(folder: Path, run: str) -> None:
+    log.info("%s: each fragment and window", folder / f"{run}_merged")
+    log.info("%s: each contig", folder / "verdicts" / f"{run}.tsv")
 
 
 def _asked(given: argparse.Namespace) -> dict[str, Any]:
@@ -195,24 +217,29 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         "heads", str(window) if given.model_type == "custom" else given.model_type
     )
     card = _card(head)
-    kinds = list(SEQUENCES) if given.dna else ["proteins"]
+    dna_folder = _dna(given, card)
+    kinds = list(SEQUENCES) if dna_folder else ["proteins"]
     if len(card.features) != len(kinds):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
-        remedy = "leave --dna out" if given.dna else "name the encoder of nucleotides with --dna"
+        remedy = "leave --dna out" if dna_folder else GETTING_DNA
         raise UserError(
             f"{head}: this head takes features of {counted(len(card.features), 'kind')} ({widths} "
             f"numbers), and {listed(kinds)} are computed; {remedy}, or name another --head."
         )
-    if given.dna and not (given.dna / "config.json").is_file():
+    if dna_folder and not (dna_folder / "config.json").is_file():
+        raise UserError(f"{dna_folder}: there is no config.json here; {GETTING_DNA}.")
+    if given.config:
         raise UserError(
-            f"{given.dna}: there is no config.json here; name the folder of an encoder with --dna, "
-            "such as one of zhihan1996/DNABERT-S."
+            f"--config {given.config}: VirNucPro's config is not read here; give what it says as "
+            "flags: featuremill virnucpro --help lists them."
         )
     run = {"device": _device(given), "outputs": "parquet", "max_failed": ANY_NUMBER}
-    dna = {"model": str(given.dna and given.dna.absolute()), "alphabet": "nucleotides"}
+    dtype = {"dtype": given.dtype}
+    dna = {"model": str(dna_folder and dna_folder.absolute()), "alphabet": "nucleotides", **dtype}
+    esm = {"model": _esm(given.esm), **dtype}
     runs = {
         "nucleotides": {"workload": "encoder", "options": {**dna, "pool": "mean_all"}, **run},
-        "proteins": {"workload": "esm2", "options": {"model": _esm(given.esm)}, **run},
+        "proteins": {"workload": "esm2", "options": esm, **run},
     }
     has_virus_first = card.classes[0] == VIRUS
     return {
@@ -233,11 +260,23 @@ def _sequences(given: argparse.Namespace) -> Path:
         told = listed(map(str, named)) if named else "none"
         raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
     (path,) = named
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; name one file of contigs or reads in it.")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: it can be read only once; write it to a file, and name that.")
     if path.suffix == ".bam":
         raise UserError(f"{path}: BAM is not read; samtools fasta {path} > {path.stem}.fa first.")
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; name the FASTA of contigs or reads.")
     return path
+
+
+def _dna(given: argparse.Namespace, card: Card) -> Path | None:
+    """Return the folder of the DNA encoder; None where the head takes proteins alone."""
+    if given.dna:
+        return Path(given.dna)
+    takes_both = len(card.features) == len(SEQUENCES)
+    return DNA if takes_both and DNA.is_dir() else None
 
 
 def _name(path: Path) -> str:
@@ -293,8 +332,14 @@ def _gpus(given: argparse.Namespace) -> list[str]:
 
 
 def _esm(model: str) -> str:
-    """Return the model, or where it is if that is a file."""
-    return str(Path(model).absolute()) if Path(model).is_file() else model
+    """Return the model, or where it is if it was named by a path.
+
+    Raises:
+        UserError: when there is none.
+    """
+    weights.name_of(model, "esm2")
+    weights.refuse_missing(model, "esm2")
+    return str(Path(model).absolute()) if weights.is_path(model, "esm2") else model
 
 
 def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
@@ -371,10 +416,8 @@ def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict
     words += ["--cores", str(given.threads or "all")]
     words += ["--resources", f"gpu={len(gpus)}"] if gpus else []
     words += ["--forceall"] if given.force else []
-    if given.verbose:
-        words.append("--printshellcmds")
-    else:  # what the verbs themselves say is enough
-        words += ["--quiet", *(["all"] if given.quiet else ["host", "reason", "rules"])]
+    words += ["--printshellcmds"] if given.verbose else []
+    words += ["--quiet", "all"] if given.quiet else []
     return words, {environment.CUDA_VISIBLE_DEVICES.name: ",".join(gpus)} if gpus else {}
 
 

@@ -160,7 +160,7 @@ def _refuse_other_recipes(parts: Sequence[Features], head: card.Card, folder: Pa
             "one that nobody knows" if told.recipe is None else f"{told.recipe} ({told.column})"
             for told in (part, known)
         )
-        others = _differences(part.settings, known.settings)
+        others = differences(part.settings, known.settings)
         raise UserError(
             f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
             f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
@@ -168,7 +168,7 @@ def _refuse_other_recipes(parts: Sequence[Features], head: card.Card, folder: Pa
         )
 
 
-def _differences(ours: Settings | None, theirs: Settings | None) -> str:
+def differences(ours: Settings | None, theirs: Settings | None) -> str:
     """Return in words how two recipes differ; "" where that is not known."""
     if not ours or not theirs:
         return ""

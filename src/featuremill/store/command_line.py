@@ -81,6 +81,13 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     return said if is_here else f"cd {shlex.quote(folder)} && {said}"
 
 
+def where_typed(said: str) -> str:
+    """Return `said`, which is to be typed in the folder of this Snakemake, as it is typed where
+    that was started."""
+    directory = _directory(sys.argv[1:])
+    return f"cd {shlex.quote(directory)} && {said}" if directory else said
+
+
 def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     """Return the command of what was `typed` for the whole run.
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from featuremill.base.arguments import parsed, split
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, listed
@@ -77,25 +77,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, elsewhere: Path | None = None) -> None:
     """Carry out `featuremill translate`, as `translate` says."""
+    translate(arguments.inputs, arguments.output, arguments.by, elsewhere, **_told(arguments))
+
+
+def _told(arguments: argparse.Namespace) -> dict[str, int | str]:
+    """Return the options that were given, by their names in DEFAULTS."""
     names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
-    told = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    translate(arguments.inputs, arguments.output, arguments.by, elsewhere, **told)
+    return {name: value for name in names if (value := getattr(arguments, name)) is not None}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"translate: {message}; featuremill translate --help says what it takes.")
-
-
-def run_as_typed(paths: list[str], folder: str, words: str, elsewhere: Path) -> None:
-    """Carry out the verb for the files `paths` and the options `words`, as `run` does.
+def as_typed(paths: Sequence[str], folder: str, words: str) -> argparse.Namespace:
+    """Return the arguments for the files `paths` and the options `words` of a config.
 
     Raises:
-        UserError: when that cannot be.
+        UserError: when an option does not exist, or cannot have its value.
     """
-    parser = _Parser(prog="featuremill translate")
-    add_arguments(parser)
-    run(parser.parse_args([*paths, "--output", folder, *shlex.split(words)]), elsewhere)
+    given = parsed("translate", add_arguments, [*paths, "--output", folder, *split(words)])
+    _options(given.by, _told(given))
+    return given
 
 
 def translate(

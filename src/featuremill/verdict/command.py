@@ -8,7 +8,12 @@ page.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+
+from featuremill.base.arguments import parsed, split
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
 
 RULES = {
     "max": "the highest score of each class among its fragments",
@@ -60,6 +65,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="results/RUN",
         help="the runs that the predictions are of, so that the page tells of them, too",
     )
+
+
+def as_typed(words: str, head: str) -> None:
+    """Refuse options `words` of a config that there are not; also classes that the `head` does not
+    have, where it is there already.
+
+    Raises:
+        UserError: names the option.
+    """
+    from featuremill.head.card import CARD, Card  # here: --help does not pay for it
+
+    given = parsed("verdict", add_arguments, ["-", "-", "--output=-", *split(words)])
+    if card := Card.find(Path(head) / CARD):
+        place_of_preferred(given.prefer, card.classes, head)
+
+
+def place_of_preferred(name: str | None, classes: Sequence[str], source: str) -> int:
+    """Return the place of the class `name` among those that `source` has; of the last without one.
+
+    Raises:
+        UserError: when none has this name.
+    """
+    if name is None:
+        return len(classes) - 1
+    if name not in classes:
+        raise UserError(f"--prefer {name}: {source} has {listed(classes)}; name one.")
+    return classes.index(name)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -4,7 +4,8 @@
     <name>_protein/      output_{i}.fa, output_{i}_ESM.pt
     <name>_merged/       output_{i}_merged.pt, prediction_results.txt,
                          prediction_results_highestscore.csv
-    failed_files.txt     of each fragment without a prediction: file|stage|error
+    failed_files.txt     of each fragment without a prediction, and of each contig that was
+                         refused: file|stage|error
 
 `i` counts from 1, and a file is of 10,000 fragments. Fragments, features, scores and failures are
 joined by id. Each file is replaced as a whole. That of the highest scores is removed first and
@@ -38,7 +39,13 @@ from featuremill.head.features import NOWHERE, Index, Matrix, open_run
 from featuremill.head.predict import missing_of
 from featuremill.head.virnucpro import LAYOUTS, Layout, refuse_without_torch
 from featuremill.store.files import replacing
-from featuremill.translate.folder import FRAGMENTS, NUCLEOTIDES, PROTEINS, whole
+from featuremill.translate.folder import (
+    FRAGMENTS,
+    NUCLEOTIDES,
+    PROTEINS,
+    UNTRANSLATED,
+    whole,
+)
 from featuremill.verdict.predictions import Predictions, open_predictions, scored
 
 FRAGMENTS_A_FILE = 10_000
@@ -172,9 +179,10 @@ def write(
     for kind, folder in folders.items():
         _remove_others(folder, num_files if kind in parts else 0)
     if parts:
-        _write_features(translated, parts, rows, merged, folders)
+        _write_features(translated, parts, rows, translation.fragments, merged, folders)
     num_predicted = _write_results(merged / RESULTS, rows())
-    num_failed = _write_failed(output / FAILED, rows(), failures, folders)
+    refused = list(_refused(translated))
+    num_failed = _write_failed(output / FAILED, rows(), failures, folders, refused)
     _write_highest(merged / HIGHEST, rows())
     log.info("%s: %s", merged / RESULTS, counted(num_predicted, "fragment"))
     if num_failed:
@@ -212,6 +220,14 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
     return found
 
 
+def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield of each contig that was refused its file, its id, and why."""
+    with (translated / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            if row["status"] == "refused":
+                yield row["file"], row["contig"], row["reason"]
+
+
 def _write_results(path: Path, rows: Iterator[Row]) -> int:
     """Write a line a predicted fragment; return how many there are."""
     num = 0
@@ -224,12 +240,14 @@ def _write_results(path: Path, rows: Iterator[Row]) -> int:
 
 
 def _write_highest(path: Path, rows: Iterator[Row]) -> None:
-    """Write a line a window: whether the virus's best score is at least that of the others."""
+    """Write a line a window: whether the virus's best score is at least that of the others, and
+    both scores."""
     with _text(path) as file:
-        file.write("Modified_ID\tIs_Virus\n")
+        file.write("Modified_ID\tIs_Virus\tmax_score_0\tmax_score_1\n")
         for window, frames in groupby((row for row in rows if row.is_predicted), Row.window):
-            others, virus = zip(*((row.others, row.virus) for row in frames), strict=True)
-            file.write(f"{window}\t{max(virus) >= max(others)}\n")
+            scores = zip(*((row.others, row.virus) for row in frames), strict=True)
+            others, virus = map(max, scores)
+            file.write(f"{window}\t{virus >= others}\t{others:.9g}\t{virus:.9g}\n")
 
 
 def _write_failed(
@@ -237,11 +255,14 @@ def _write_failed(
     rows: Iterator[Row],
     failures: Mapping[str, Sequence[tuple[str, str]]],
     folders: Mapping[str, Path],
+    refused: Sequence[tuple[str, str, str]],
 ) -> int:
-    """Write a line a fragment and kind that has no features; return how many fragments there are
-    without a prediction."""
+    """Write a line a contig that was `refused` (its file, its id, why), and a line a fragment and
+    kind that has no features; return how many fragments there are without a prediction."""
     num_failed = 0
     with _text(path) as file:
+        for source, contig, reason in refused:
+            file.write(f"{source}|translate|{one_line(contig)}: {one_line(reason)}\n")
         for number, row in enumerate(rows):
             if row.is_predicted:
                 continue
@@ -293,6 +314,7 @@ def _write_features(
     translated: Path,
     parts: Mapping[str, Part],
     rows: Rows,
+    num_fragments: int,
     merged: Path,
     folders: Mapping[str, Path],
 ) -> None:
@@ -301,6 +323,7 @@ def _write_features(
 
     fragments = rows()
     progress = Progress(log, "writing features", "fragments")
+    num_written = 0
     with ExitStack() as stack:
         sequences = {
             kind: stack.enter_context(gzip.open(translated / KINDS[kind].sequences))
@@ -327,7 +350,8 @@ def _write_features(
             both = [vectors[has_all[has]] for has, vectors in found.values()]
             data = torch.from_numpy(np.concatenate(both, axis=1))
             _save(merged, number, MERGED, list(compress(ids, has_all)), data)
-            progress.at(number * FRAGMENTS_A_FILE)
+            num_written += len(ids)
+            progress.at(num_written, num_fragments)
 
 
 def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:

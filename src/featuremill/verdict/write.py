@@ -17,8 +17,9 @@ from featuremill.head.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.store.files import replacing
 from featuremill.translate.folder import SUMMARY, UNTRANSLATED, whole
 from featuremill.verdict import page
+from featuremill.verdict.command import place_of_preferred
 from featuremill.verdict.contigs import Counts, class_of, contigs
-from featuremill.verdict.predictions import SEEN, Predictions, open_predictions, scored
+from featuremill.verdict.predictions import SEEN, open_predictions, scored
 from featuremill.verdict.trained_on import Label, judged, trained_on
 
 MOST_DRAWN = 24
@@ -47,7 +48,7 @@ def write(
         raise UserError(f"{output}: verdicts are a .tsv; give such a name with --output.")
     translation = whole(folder)
     predictions = open_predictions(predicted)
-    preferred = _preferred(predictions, prefer)
+    preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
     trained = trained_on(folder, head, len(predictions.classes)) if head else None
     shown = page.Shown()
     verdicts: Counter[str] = Counter()
@@ -110,15 +111,6 @@ def write(
     page.write_page(output, names, preferred, counts, tracks, by, runs, about)
     _say(output, counts)
     return counts
-
-
-def _preferred(predictions: Predictions, prefer: str | None) -> int:
-    classes = predictions.classes
-    if prefer is None:
-        return len(classes) - 1
-    if prefer not in classes:
-        raise UserError(f"--prefer {prefer}: {predictions.path} has {listed(classes)}; name one.")
-    return classes.index(prefer)
 
 
 def _say(output: Path, counts: Counts) -> None:

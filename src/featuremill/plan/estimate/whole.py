@@ -16,7 +16,8 @@ from featuremill.config.contigs import SEQUENCES, ContigsConfig
 from featuremill.plan.estimate.report import Estimate
 from featuremill.plan.estimate.work import PREFIX
 from featuremill.plan.speeds.assumed import Range
-from featuremill.translate.command import run_as_typed
+from featuremill.translate.command import as_typed
+from featuremill.translate.command import run as translate
 
 
 class Sum(BaseModel):
@@ -90,7 +91,7 @@ def translated(asked: ContigsConfig) -> Iterator[list[tuple[Config, list[Path]]]
     """
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         now = Path(name) / "translated"
-        run_as_typed(list(asked.contigs), asked.translated, asked.translate, now)
+        translate(as_typed(asked.contigs, asked.translated, asked.translate), now)
         folder = now if now.exists() else Path(asked.translated)
         yield [
             (configs.validate(asked.config_of(kind), kind), [folder / SEQUENCES[kind]])
