@@ -14,9 +14,9 @@ from featuremill.base.environment import TYPED
 from featuremill.config import validate
 from featuremill.flow import screen
 from featuremill.flow.after import closing
-from featuremill.flow.before import asks_for_less
+from featuremill.flow.before import asks_for_less, refuse_no_cores
 from featuremill.flow.begin import WITHOUT_EFFECT, Flow
-from featuremill.flow.screen import FailedJob, Failures
+from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.status.commands import Commands, Mend
 from featuremill.store import command_line, run_lock
 
@@ -183,3 +183,18 @@ def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     assert main(["run", "my.yaml"]) == 0
     assert became[2:5] == ["featuremill.flow.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
+    few = ["--quiet", "host", "reason", "rules", "--snakefile"]
+    for words, is_short in ((["-n"], True), (["--dry-run", "plan"], True), (["-n", "-p"], False)):
+        became.clear()
+        assert main(["run", "my.yaml", *words]) == 0
+        assert (became[5:10] == few) == is_short and ("--quiet" in became) == is_short
+
+
+def test_no_cores_are_refused_where_snakemake_would_wait_for_ever():
+    def told(cores):
+        settings = SimpleNamespace(cores=cores)
+        return SimpleNamespace(nodes=None, remote_exec=False, resource_settings=settings)
+
+    refuse_no_cores(told(1))
+    with pytest.raises(RefusedError, match="--cores 0: no job could run"):
+        refuse_no_cores(told(0))

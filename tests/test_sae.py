@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import threading
 import venv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -34,6 +36,7 @@ from featuremill.sae import page as sae_page
 from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
 from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.status import view
 from featuremill.store import ledger
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
@@ -646,10 +649,31 @@ def test_a_config_with_autoencoders_is_of_their_workflow(tmp_path, monkeypatch, 
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     config = Path("config/examples/sae.yaml")
-    assert named(config).folders == [Path("results/residues")]
+    runs = named(config)
+    assert runs.folders == [Path("results/residues")]
+    assert runs.pages == [Path("saes/residues/report.html")]
     words = [sys.executable, "-m", "featuremill", "run", config, "-n"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and "rule sae_train:" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0 and re.search(r"sae_train +1", done.stdout), (
+        done.stdout + done.stderr
+    )
+
+
+def test_status_says_which_autoencoder_is_not_trained_yet(tmp_path, monkeypatch, capsys):
+    """The run that it is trained on is done."""
+    shutil.copytree(ROOT / "config", tmp_path / "config")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(view, "read", lambda *_: SimpleNamespace(exit_status=0))
+    monkeypatch.setattr(view, "lines", lambda _: ["done."])
+    assert __main__.main(["status", "config/examples/sae.yaml"]) == 1
+    assert capsys.readouterr().out == (
+        "done.\nNot trained yet: saes/residues. featuremill run config/examples/sae.yaml goes on.\n"
+    )
+    page = tmp_path / "saes" / "residues" / "report.html"
+    page.parent.mkdir(parents=True)
+    page.touch()
+    assert __main__.main(["status", "config/examples/sae.yaml"]) == 0
+    assert capsys.readouterr().out == "done.\n"
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
 """shards.cost: auto: shards of minutes, two a slot, start-up a tenth at most; and by what."""
 
 import json
+import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,7 +18,7 @@ from programs import Workflow, fasta, random_records
 from featuremill.__main__ import main
 from featuremill.config import validate
 from featuremill.lease import devices
-from featuremill.plan import speeds
+from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Work, choose, choose_without_speed
 from featuremill.plan.shards import write_new
@@ -340,53 +342,32 @@ def test_a_slot_without_work_is_a_sentence(number, slots, gpus, said):
     assert plan.too_few(number) == said
 
 
-def test_what_was_chosen_is_on_the_screen_and_in_run_log(tmp_path, capsys, monkeypatch):
+def test_three_lines_open_a_run_and_the_rest_is_in_run_log(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.fa").write_text(fasta(random_records(9)))
     config = {"inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
     assert main(["plan", "results/a", "--config-json", json.dumps(config), "--threads", "1"]) == 0
     sentence = "shards.cost: auto makes 1 new shard of "
-    assert sentence in capsys.readouterr().err
+    records, work, disk = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"    plan │ 9 records, [\d,]+ residues, longest \d+", records)
+    assert "9 distinct records to compute in 1 shard; the first one measures the time, comp" in work
+    assert re.search(r"about .* to be written; .* are free$", disk)
     assert sentence in (tmp_path / "results/a/run.log").read_text()
+    assert main(["plan", "results/a", "--config-json", json.dumps(config), "-v"]) == 0
+    assert sentence not in (said := capsys.readouterr().err) and "to be written, about: " in said
 
 
-def test_too_few_shards_are_said_with_the_reason_or_what_helps(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("FEATUREMILL_GPUS", "4")
-    plans = Plans(tmp_path, device="cuda")
-
-    def said(run, **config):
-        caplog.clear()
-        result = plans(run, **config)
-        lines = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
-        return result, lines
-
-    known = plans("known")
-    total = sum(costs_of(known))
-    plans.measure("known", total / 1200, "NVIDIA L4", "cuda")
-    few, (line,) = said("few", cost=total // 3)
-    assert len(few["shards"]) == 3
-    assert line == (
-        "3 shards for 4 GPU slots: 1 of them gets no work. Set `shards: {cost: auto}` in the "
-        "config and run the same command again: what is not begun becomes 8 shards."
-    )
-    many, lines = said("few")
-    assert len(many["shards"]) == 8 and lines == [], "what it advises helps"
-    few, _ = said("begun", cost=total // 3)
-    begin(plans, "begun", names_of(few))
-    assert said("begun")[1][0].endswith(
-        "1 of them gets no work. Shards that are begun stay as they are."
-    )
-    plans.measure("known", total / 100, "NVIDIA L4", "cuda")
-    for cost in ("auto", total // 3):
-        small, (line,) = said(f"small-{cost}", cost=cost)
-        assert len(small["shards"]) == 3
-        assert line.endswith(
-            " All of it is about 100 s of computing, and each job takes 1 s to start."
-        )
-    plans.write(2)
-    (line,) = said("tiny")[1]
-    assert line.startswith("1 shard for 4 GPU slots: 3 of them get no work.")
-    plans.write(120)
+def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
+    """Each of two slots computes shards one behind the other: of three, two."""
+    shards = [SimpleNamespace(shard=f"{n}", cost=100, wanted=1, bytes=9) for n in range(3)]
+    plan = SimpleNamespace(shards=shards, recipe="r")
+    speed = SimpleNamespace(cost_per_second=SimpleNamespace(middle=5))
+    known = SimpleNamespace(slots=2, choice=lambda *_: (SimpleNamespace(startup_seconds=10), speed))
+    assert announce._time(Results(tmp_path), plan, known) == "; about 1\N{NO-BREAK SPACE}min"
+    unknown = SimpleNamespace(slots=2, choice=lambda *_: None)
+    assert announce._time(Results(tmp_path), plan, unknown) == "; the first one measures the time"
+    plan.shards = []
+    assert announce._time(Results(tmp_path), plan, known) == ""
 
 
 def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment):

@@ -24,6 +24,8 @@ class Runs(NamedTuple):
     """results/<run> of each."""
     contigs: ContigsConfig | None = None
     """The config, where it is one of contigs."""
+    pages: Sequence[Path] = ()
+    """Of autoencoders that the config asks for."""
 
     def again(self, forced: Sequence[str] = ()) -> str:
         """Return what computes all of them, or goes on with it; `forced` is as in
@@ -75,4 +77,6 @@ def named(given: Path) -> Runs:
         asked = contigs.validate(raw, str(given), places)
         return Runs(given, [Path(folder) for folder in asked.runs], asked)
     of_run = {key: told for key, told in raw.items() if key != "saes"}  # workflow/sae's own
-    return Runs(given, [Path("results") / configs.validate(of_run, str(given), places).run])
+    run = configs.validate(of_run, str(given), places).run
+    pages = [Path("saes") / str(name) / "report.html" for name in raw.get("saes") or ()]
+    return Runs(given, [Path("results") / run], pages=pages)

@@ -54,6 +54,7 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
         log.warning(f"{results}: here is {said}")
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
+        refuse_no_cores(workflow)
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, config, results, weights_files)
         refuse_without_gpu(workflow, config, results)
@@ -228,6 +229,12 @@ def check_times(config: Config, results: str) -> None:
 
 
 # ---- what is refused ----
+
+
+def refuse_no_cores(workflow: Any) -> None:
+    """Refuse `--cores 0`, with which Snakemake waits for ever."""
+    if reach.cores_here(workflow) == 0:
+        raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
 
 
 def refuse_default_storage(workflow: Any) -> None:

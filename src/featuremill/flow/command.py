@@ -22,6 +22,9 @@ WORKFLOWS = {
 """The workflows of configs that have such a key: `contigs` in place of `inputs`, `saes` besides."""
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
+DRY = {"-n", "--dry-run", "--dryrun"}
+LOUDNESS = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
+"""Beginnings of the options that say how much is shown."""
 PROFILE = "--workflow-profile"
 """Of a --profile that is not there Snakemake itself says so."""
 
@@ -56,6 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
+    if DRY & {*arguments.options} and not any(w.startswith(LOUDNESS) for w in arguments.options):
+        command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
     command += ["--snakefile", own or SNAKEFILE]
     if own and not any(word.startswith(PROFILE) for word in arguments.options):
         command += [PROFILE, str(PROFILES / "default")]  # Snakemake looks beside the Snakefile

@@ -9,14 +9,13 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base.words import counted, human_bytes, in_units
+from featuremill.base.words import counted, duration, human_bytes, in_units
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.sizing import Sizing
 from featuremill.store import disk_space
-from featuremill.store.disk_space import Need
 from featuremill.store.formats import format_of, kind_of
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
@@ -33,30 +32,42 @@ def announce(
         UserError: when the disk cannot hold what will be written.
     """
     needs = needs_of_run(folder, plan, sizing.values, outputs)
-    for line in describe(folder, plan, why_cut, needs, sizing.device, sizing.values):
-        log.info("%s", line)
+    free = human_bytes(shutil.disk_usage(folder.root).free)
+    records, shards = sizes_of(folder, plan)
+    log.info("%s", records)
+    log.info("%s%s, %s", shards, _time(folder, plan, sizing), _model(plan, sizing.device))
+    total = human_bytes(sum(need.num_bytes for need in needs))
+    log.info("about %s to be written%s; %s are free", total, _unknown(sizing.values), free)
+    if why_cut:
+        log.debug("%s", why_cut)
+    log.debug("to be written, about: %s", disk_space.described(needs))
     for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
     disk_space.check(needs, folder.root)
 
 
-def describe(
-    folder: Results,
-    plan: Plan,
-    why_cut: str,
-    needs: Sequence[Need],
-    device: Device,
-    values: pa.Schema,
-) -> list[str]:
-    """Return the lines that say what will be done."""
-    told = (model_told(plan.settings), precision_told(plan.settings))
-    model = ", ".join(filter(None, told)) or "no model"
-    return [
-        *sizes_of(folder, plan, why_cut),
-        f"{plan.workload} ({model}) on {_where(plan, device)}",
-        f"to be written, about: {disk_space.described(needs)}{_unknown(values)}; "
-        f"{human_bytes(shutil.disk_usage(folder.root).free)} are free",
-    ]
+def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
+    """Return about how long the shards that are left take, in words; "" where none is left."""
+    left = _left(folder, plan)
+    if not left:
+        return ""
+    work = _work(left)
+    found = sizing.choice(*work)
+    if found is None:
+        return "; the first one measures the time"
+    choice, speed = found
+    rounds = math.ceil(len(left) / sizing.slots)
+    each = choice.startup_seconds + work[0] / speed.cost_per_second.middle / len(left)
+    return f"; about {duration(rounds * each)}"
+
+
+def _model(plan: Plan, device: Device) -> str:
+    """Return what computes, and where."""
+    known = (model_told(plan.settings), precision_told(plan.settings))
+    model = ", ".join(filter(None, known))
+    is_spread = device.kind == "cuda" and plan.gpus > 1
+    where = f"{plan.gpus} × {device.name} a job" if is_spread else device.name
+    return f"{plan.workload}{f' ({model})' if model else ''} on {where}"
 
 
 def _unknown(values: pa.Schema) -> str:
@@ -72,25 +83,29 @@ def _unknown(values: pa.Schema) -> str:
     )
 
 
-def sizes_of(folder: Results, plan: Plan, why_cut: str) -> list[str]:
-    """Return the lines that say how much there is to do; `why_cut` has the size of new shards."""
+def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
+    """Return how many records there are, and how much there is to compute, in words."""
     counts, lengths, shards = plan.counts, plan.lengths, plan.shards
     kinds = {"refused": counts.refused, "duplicate": counts.duplicate}
     left_out = [f"{number:,} {kind}" for kind, number in kinds.items() if number]
     num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
     done = f", {num_done:,} of them done already" if num_done else ""
-    return [
+    return (
         f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
         f"{counted(counts.unique, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
-        *([why_cut] if why_cut else []),
-    ]
+    )
 
 
-def _where(plan: Plan, device: Device) -> str:
-    is_spread = device.kind == "cuda" and plan.gpus > 1
-    return f"{plan.gpus} × {device.name} a job" if is_spread else device.name
+def _left(folder: Results, plan: Plan) -> list[PlannedShard]:
+    """Return the shards that are not computed."""
+    return [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
+
+
+def _work(shards: Sequence[PlannedShard]) -> tuple[int, int, int]:
+    """Return cost, records and bytes of payloads of all `shards`."""
+    return sum(s.cost for s in shards), sum(s.wanted for s in shards), sum(s.bytes for s in shards)
 
 
 def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]) -> list[str]:
@@ -104,11 +119,11 @@ def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]
 def _too_few(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
     """Return a sentence where fewer shards are left than give every slot work to the end, with the
     reason or with what helps."""
-    shards = [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
+    shards = _left(folder, plan)
     sentence = plan.too_few(len(shards))
     if not sentence:
         return []
-    work = sum(s.cost for s in shards), sum(s.wanted for s in shards), sum(s.bytes for s in shards)
+    work = _work(shards)
     by_itself = sizing._replace(asked="auto")
     best = by_itself.cut(*work).shards(work[0])
     if best <= len(shards):

@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
     run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
-        line.text = "; ".join(sizes_of(folder, *made))
+        line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
 
 
 class Planned(NamedTuple):
