@@ -13,6 +13,8 @@ PART ?= a,b
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
+# Tests start a thousand Pythons: what one has compiled, the next ones need not.
+export PYTHONDONTWRITEBYTECODE :=
 # Where the project's own Python stands: what a user writes beside it is theirs.
 CODE := src tests bench training profiles examples
 

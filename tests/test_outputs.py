@@ -125,6 +125,19 @@ def test_the_page_says_of_each_format_what_the_table_does():
         assert row.endswith(f"{most[format.most_records]} |"), name
 
 
+def test_the_text_table_has_the_same_numbers_to_the_bit(results, table):
+    frame = pd.read_csv(results / "embeddings.tsv", sep="\t", dtype={"id": str})
+    numbers = [name for name in frame.columns if name not in ("id", "accession", "length")]
+    assert numbers == [f"{name}_{place}" for name in POOLED for place in range(320)]
+    for name in ("id", "accession", "length"):
+        assert frame[name].tolist() == table[name].to_pylist()
+    for name in POOLED:
+        found = frame[[f"{name}_{place}" for place in range(320)]].to_numpy(np.float32)
+        assert (found == vectors(table, name)).all()
+    size = (results / "embeddings.tsv").stat().st_size
+    assert size < 1.1 * 3 * 4 * len(table) * len(POOLED) * 320, "plan expects so many bytes"
+
+
 def test_parquet_has_accession_and_header_for_pandas_polars_and_duckdb(results, table):
     path = str(results / "embeddings.parquet")
     frame, by_polars = pd.read_parquet(path), pl.read_parquet(path)

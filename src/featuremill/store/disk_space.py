@@ -54,6 +54,7 @@ def needs_of_outputs(
         format = format_of(name)
         held = [field for field in values if format.kind in (None, kind_of(field.type))]
         size = expected_bytes(pa.schema(held), num_rows, num_residues)
+        size = int(size * format.times_as_large)
         files = format.files_a_record * num_rows
         needs.append(Need(format.file, folder, size + format.bytes_a_record * num_rows, files))
     return needs

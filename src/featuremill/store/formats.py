@@ -69,6 +69,8 @@ class Format(NamedTuple):
     has_sidecar: bool = False
     """Whether the attributes stand in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
+    times_as_large: float = 1.0
+    """What its values take, of what they take as binary numbers."""
 
 
 @functools.cache
