@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
-from plans import read_sealed, write_sealed
+from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
@@ -31,6 +31,7 @@ from featuremill.status.state import read_state
 from featuremill.store import journal, journal_log, lock_holder, run_lock
 from featuremill.store.delivery import Accounts
 from featuremill.store.files import sealed
+from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
@@ -103,6 +104,28 @@ def test_done_is_said_with_what_has_no_features():
     assert view.verdict(state) == "done: 9 of 12 records have features, 3 were refused."
     delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
     assert view.verdict(state) == "done."
+
+
+def test_the_work_of_each_gpu_is_said():
+    """By cost, not by the number of shards."""
+
+    def shard(cost, *uuids):
+        devices = [{"kind": "cuda", "uuid": f"GPU-{uuid}", "name": "NVIDIA L4"} for uuid in uuids]
+        about = {"devices": devices} if devices else {}
+        return SimpleNamespace(receipt=Receipt.model_validate(receipt_json(cost=cost, **about)))
+
+    shards = [
+        shard(10, "aaaa1"),
+        shard(20, "aaaa1"),
+        shard(90, "bbbb1"),
+        SimpleNamespace(receipt=None),
+    ]
+    assert view._by_gpu(SimpleNamespace(shards=shards)) == (
+        "NVIDIA L4 bbbb: 1 shard, 75 %; NVIDIA L4 aaaa: 2 shards, 25 %"
+    )
+    assert view._by_gpu(SimpleNamespace(shards=[shard(5)])) == ""
+    many = [shard(1, f"{n:04}") for n in range(20)]
+    assert view._by_gpu(SimpleNamespace(shards=many)).endswith("5 %; 4 more")
 
 
 def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):

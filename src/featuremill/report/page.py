@@ -274,6 +274,7 @@ def _plain(value: Any) -> str:
 
 def _devices(facts: Facts) -> list[dict[str, Any]]:
     rows = []
+    all_work = sum(shard.receipt.cost for shard in facts.shards) or 1
     for lane in sorted({shard.lane for shard in facts.shards}):
         shards = [shard for shard in facts.shards if shard.lane == lane]
         receipts = [shard.receipt for shard in shards]
@@ -286,6 +287,7 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
             {
                 "name": lane,
                 "shards": len(shards),
+                "work": f"{100 * sum(receipt.cost for receipt in receipts) / all_work:.0f} %",
                 "busy": words.duration(facts.busy_seconds(lane)),
                 "memory": words.size(max(r.peak_memory_mb for r in receipts) * 2**20),
                 "use": use_of(shards) or "–",

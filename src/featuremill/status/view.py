@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from featuremill.base import words
@@ -22,6 +23,8 @@ LABEL = 11
 LABEL_OF_STEP = 13
 MOST_LISTED = 20
 """Shards of a kind that are listed one by one."""
+MOST_GPUS = 16
+"""Whose work is listed."""
 MERGED = {
     "no": "not merged yet",
     "yes": "whole, and of this plan",
@@ -32,7 +35,7 @@ NO_PLAN = {
     "plan_failed": "there is no plan: the last one failed.",
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
-REPORTED = {"no": "none yet", "yes": "report.html", "older": "of earlier results"}
+REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
 STEPS: dict[Made, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[Made, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
@@ -182,6 +185,8 @@ def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
     shards = counted(len(state.shards), "shard")
     yield "Plan", f"{distinct} in {shards} ({plan.workload}, recipe {plan.recipe[:8]})"
     yield "Parts", _parts(state)
+    if by_gpu := _by_gpu(state):
+        yield "GPUs", by_gpu
     outputs = ", ".join(delivered.delivery.outputs) if delivered.delivery else ""
     named = f": {outputs}" if outputs and delivered.is_merged else ""
     is_merging = state.activity.is_merging
@@ -208,6 +213,24 @@ def _parts(state: RunState) -> str:
         text += f", {removed:,} of them removed since the results are whole"
     others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
     return ", ".join([text, *others])
+
+
+def _by_gpu(state: RunState) -> str:
+    """Return how many shards each GPU has finished, and its share of that work; "" for none."""
+    receipts = [shard.receipt for shard in state.shards if shard.receipt]
+    shards: Counter[str] = Counter()
+    work: Counter[str] = Counter()
+    for receipt in receipts:
+        for device in receipt.devices if receipt.is_on_gpu else ():
+            name = f"{plain(device.name)} {plain(device.uuid).removeprefix('GPU-')[:4]}"
+            shards[name] += 1
+            work[name] += receipt.cost
+    told = [
+        f"{name}: {counted(shards[name], 'shard')}, {100 * cost / work.total():.0f} %"
+        for name, cost in work.most_common(MOST_GPUS)
+    ]
+    others = [f"{len(work) - MOST_GPUS:,} more"] if len(work) > MOST_GPUS else []
+    return "; ".join([*told, *others])
 
 
 def _rest(rest: TimeLeft) -> str:
