@@ -30,6 +30,7 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     assert told in page.text and '<p class="verdict warn">' in page.source
     assert "1,000 input = 990 ok + 3 failed + 5 refused + 2 duplicate" in page.text
     assert "J read as X: 142 records." in page.text
+    assert page.source.count('data-label="Work:">50 %<') == 2
     assert "6 shards on 2 devices of" not in page.text and "6 shards on 2 devices." in page.text
     assert "Parts were computed on different devices" in page.text
     for said in ("0123456789abcdef" * 2, "d" * 64, "a" * 64, "options.dtype bf16", "2.13.0"):
