@@ -4,6 +4,7 @@ transformers, its outputs against pandas, and what it refuses."""
 import io
 import json
 import pickle
+import re
 import tarfile
 import time
 from types import MappingProxyType
@@ -114,7 +115,7 @@ def test_cells_are_rank_encoded_as_anndata_reads_them(place, tmp_path, form, ver
             assert record.reason == cells.UNKNOWN.reason() and record.id == "cell4"
             continue
         assert cells.cell_of(record.payload).tokens.tolist() == tokens
-        assert record.length == len(tokens) == geneformer.cost(record.payload, None)
+        assert record.length == len(tokens) == geneformer.cost(record.payload, options_of(place))
 
 
 def test_layers_raw_and_columns_of_genes_are_read_where_options_say(place, tmp_path):
@@ -233,7 +234,7 @@ def test_a_cell_is_as_many_records_as_blocks_of_perturbations(place, monkeypatch
     assert [cell.tokens.tolist() for cell in of_first] == [tokens] * -(-len(tokens) // 8)
     assert [token for cell in of_first for token in cell.perturbed.tolist()] == tokens
     assert found[0].id == "cell0_block_1"
-    assert geneformer.cost(found[0].payload, None) == len(tokens) * 9
+    assert geneformer.cost(found[0].payload, options_of(place)) == len(tokens) * 9
 
 
 # What is refused
@@ -375,14 +376,29 @@ class Reference:
         self.version, self.layer = version, layer
         self.pool = pool or {"V1": "mean", "V2": "cls"}[version]  # its own defaults
 
-    def vector(self, tokens):
+    def hidden(self, tokens):
         given = [2, *tokens, 3] if self.version == "V2" else list(tokens)
         with torch.inference_mode():
             told = self.model.bert(torch.tensor([given]), output_hidden_states=True)
-        hidden = told.hidden_states[self.layer][0].double().numpy()
-        if self.pool == "cls":
-            return hidden[0]
-        return hidden[1:-1].mean(0) if self.version == "V2" else hidden.mean(0)
+        return told.hidden_states[self.layer][0].double().numpy()
+
+    def vector(self, tokens):
+        hidden = self.hidden(tokens)
+        return hidden[0] if self.pool == "cls" else self.of_genes(tokens).mean(0)
+
+    def of_genes(self, tokens):
+        hidden = self.hidden(tokens)
+        return hidden[1:-1] if self.version == "V2" else hidden
+
+    def cosine(self, own, perturbed, perturb, by_genes):
+        """Return that of a cell with the cell whose genes are perturbed."""
+        others = [token for token in own if token not in perturbed]
+        moved = others if perturb == "delete" else [*perturbed, *others]
+        if not by_genes:
+            return cosine(self.vector(own), self.vector(moved))
+        before = dict(zip(own, self.of_genes(own), strict=True))
+        after = dict(zip(moved, self.of_genes(moved), strict=True))
+        return np.mean([cosine(before[token], after[token]) for token in others])
 
 
 def computed(place, folder="V2", path=None, **more):
@@ -409,15 +425,16 @@ def test_vectors_are_those_of_transformers_one_cell_at_a_time(place, version, la
 
 @pytest.mark.parametrize("version", ["V1", "V2"])
 @pytest.mark.parametrize("perturb", ["delete", "overexpress"])
-def test_shifts_are_those_of_transformers(place, version, perturb):
+@pytest.mark.parametrize("shift", ["auto", "pooled", "genes"])
+def test_shifts_are_those_of_transformers(place, version, perturb, shift):
     chosen = [KNOWN[3], KNOWN[0], KNOWN[40]]
     tokens, _ = tables(place, version)
-    records, values = computed(place, version, perturb=perturb, genes=chosen)
+    records, values = computed(place, version, perturb=perturb, genes=chosen, shift=shift)
     reference = Reference(place / version / "model", version)
+    by_genes = shift == "genes" or (shift == "auto" and version == "V1")
     num_absent = 0
     for record, shifts in zip(records, values.column("shifts").to_pylist(), strict=True):
         own = cells.cell_of(record.payload).tokens.tolist()
-        base = reference.vector(own)
         assert [shift["gene"] for shift in shifts] == chosen
         for shift in shifts:
             assert (shift["kind"], shift["tokens"]) == (perturb, len(own))
@@ -426,11 +443,69 @@ def test_shifts_are_those_of_transformers(place, version, perturb):
                 num_absent += 1
                 assert np.isnan(shift["cosine"])
                 continue
-            others = [each for each in own if each != token]
-            moved = reference.vector(others if perturb == "delete" else [token, *others])
-            wanted = base @ moved / np.linalg.norm(base) / np.linalg.norm(moved)
+            wanted = reference.cosine(own, [token], perturb, by_genes)
             assert 1 - shift["cosine"] == pytest.approx(1 - wanted, rel=1e-3, abs=1e-9)
     assert 0 < num_absent < 3 * len(records)
+
+
+@pytest.mark.parametrize(("version", "perturb"), [("V1", "delete"), ("V2", "overexpress")])
+def test_genes_are_perturbed_together_in_cells_that_have_all_of_them(place, version, perturb):
+    chosen = [KNOWN[3], KNOWN[0]]
+    tokens, _ = tables(place, version)
+    both = [tokens[gene] for gene in chosen]
+    more = {"perturb": perturb, "genes": chosen, "together": True}
+    records, values = computed(place, version, **more)
+    reference, num_with = Reference(place / version / "model", version), 0
+    for record, (shift,) in zip(records, values.column("shifts").to_pylist(), strict=True):
+        own = cells.cell_of(record.payload).tokens.tolist()
+        assert shift["gene"] == "+".join(chosen) and record.id.endswith("_block_1")
+        assert geneformer.cost(record.payload, options_of(place, **more)) == 2 * len(own)
+        assert np.isfinite(shift["cosine"]) == (set(both) <= set(own))
+        if set(both) <= set(own):
+            num_with += 1
+            wanted = reference.cosine(own, both, perturb, by_genes=version == "V1")
+            assert 1 - shift["cosine"] == pytest.approx(1 - wanted, rel=1e-3, abs=1e-9)
+    assert 0 < num_with < len(records)
+
+
+def test_shifts_towards_states_are_differences_of_cosines(place, tmp_path):
+    chosen = np.random.default_rng(3)
+    states = {name: chosen.normal(size=32).tolist() for name in ("healthy", "ill")}
+    (tmp_path / "states.json").write_text(json.dumps(states))
+    more = {"perturb": "delete", "genes": [KNOWN[3]], "states": str(tmp_path / "states.json")}
+    tokens, _ = tables(place, "V2")
+    token = tokens[KNOWN[3]]
+    records, values = computed(place, "V2", **more)
+    reference = Reference(place / "V2" / "model", "V2")
+    for record, shifts in zip(records, values.column("shifts").to_pylist(), strict=True):
+        assert [shift["state"] for shift in shifts] == [*states]
+        own = cells.cell_of(record.payload).tokens.tolist()
+        for shift in shifts:
+            if token not in own:
+                assert np.isnan(shift["shift"]) and np.isnan(shift["cosine"])
+                continue
+            state = np.array(states[shift["state"]])
+            after = reference.vector([each for each in own if each != token])
+            wanted = cosine(after, state) - cosine(reference.vector(own), state)
+            assert shift["shift"] == pytest.approx(wanted, rel=1e-3, abs=1e-7)
+
+
+def cosine(one, other):
+    return one @ other / np.linalg.norm(one) / np.linalg.norm(other)
+
+
+def test_what_is_no_state_of_the_model_is_one_sentence(place, tmp_path):
+    path = tmp_path / "states.json"
+    asked = options_of(place, perturb="delete", states=str(path))
+    for text, said in (
+        ("[", "this is no JSON"),
+        ("{}", "give names with a list of numbers"),
+        ('{"a": [1, 2]}', "'a' has no list of 32 numbers"),
+        (json.dumps({"b": [0.0] * 32}), "'b' has no list of 32 numbers"),
+    ):
+        path.write_text(text)
+        with pytest.raises(UserError, match=re.escape(f"options.states: {path}: {said}")):
+            genes.states_of(asked, 32)
 
 
 def test_deleting_a_token_is_encoding_anew_without_its_counts(place, tmp_path):
@@ -444,8 +519,8 @@ def test_deleting_a_token_is_encoding_anew_without_its_counts(place, tmp_path):
         less[0, GENES.index(names[gone])] = 0
         (found,) = _encoded(less, place, tmp_path)
         cell = cells.Cell(np.array([gone]), np.array(whole))
-        (_, deleted), _ = cells.sequences(cell, "delete")
-        assert found == deleted.tolist()
+        (deleted,) = cells.possible(cell, options_of(place, perturb="delete"))
+        assert found == deleted.tokens.tolist()
 
 
 def _encoded(counts, place, folder, names=GENES):
@@ -458,7 +533,7 @@ def test_the_only_gene_of_a_cell_can_be_moved_and_not_deleted(place, tmp_path):
     counts[0, 9] = counts[1, 9] = 1
     path = write_cells(tmp_path / "one.h5ad", cells_of(counts, GENES))
     for perturb, is_there in (("delete", False), ("overexpress", True)):
-        _, values = computed(place, "V1", path, perturb=perturb)
+        _, values = computed(place, "V1", path, perturb=perturb, shift="pooled")
         (first, second) = values.column("shifts").to_pylist()
         assert np.isfinite(first[0]["cosine"]) == is_there
         assert first[0]["gene"] == second[0]["gene"] == GENES[9]
@@ -526,6 +601,27 @@ def test_the_long_table_and_its_statistics_are_those_of_pandas(shifts_block, tmp
     assert np.isnan(statistics.loc["E", ["mean", "deviation"]].astype(float)).all()
     metadata = pq.read_schema(tmp_path / "gene_statistics.parquet").metadata
     assert json.loads(metadata[b"featuremill"]) == {"recipe": "abc"}
+
+
+def test_with_states_the_statistics_are_of_the_shifts_towards_each(tmp_path):
+    import pyarrow as pa
+
+    schema = pa.schema({"shifts": pa.list_(geneformer.SHIFT_TOWARDS)})
+    told = {"kind": "delete", "cosine": 0.9, "tokens": 7}
+    found = [("A", "ill", 0.5), ("A", "ill", 0.1), ("B", "ill", -0.2), ("A", "well", float("nan"))]
+    rows = [{**told, "gene": gene, "state": state, "shift": shift} for gene, state, shift in found]
+    columns = {"id": ["c_block_1"], "shifts": pa.array([rows], schema.field("shifts").type)}
+    target = Target(tmp_path / "s.parquet", schema, 1, {})
+    writer = gene_statistics.Writer(target)
+    writer.write(pa.table(columns))
+    writer.close()
+    got = pd.read_parquet(tmp_path / "s.parquet")
+    assert got[["gene", "kind", "state", "cells"]].to_numpy().tolist() == [
+        ["A", "delete", "ill", 2],
+        ["B", "delete", "ill", 1],
+        ["A", "delete", "well", 0],
+    ]
+    np.testing.assert_allclose(got["mean"], [0.3, -0.2, np.nan])
 
 
 def test_a_run_from_cells_to_statistics(place, tmp_path, environment):
@@ -687,7 +783,8 @@ def test_deleting_a_token_equals_encoding_real_cells_anew(human, tmp_path):
     path = write_cells(tmp_path / "less.h5ad", cells_of(counts, names))
     less = [cells.cell_of(r.payload).tokens for r in read(path, options)]
     for own, token, found in zip(whole, gone, less, strict=True):
-        (_, deleted), _ = cells.sequences(cells.Cell(np.array([token]), own), "delete")
+        asked = options_of(place, perturb="delete")
+        (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked)
         assert np.array_equal(found, deleted)
 
 

@@ -1,7 +1,8 @@
 """gene_statistics.parquet: a row a gene and kind of perturbation: cells, mean, deviation.
 
 Of the cosines in the workload geneformer's `shifts`: `cells` have the gene, `mean` and `deviation`
-(the sample's, n - 1) are over these. In memory are three numbers a gene.
+(the sample's, n - 1) are over these. With states, a row a gene, kind and state, of the shifts
+towards it. In memory are three numbers a row.
 """
 
 from __future__ import annotations
@@ -27,33 +28,40 @@ class Writer:
     def __init__(self, target: Target) -> None:
         need([name for name in target.values.names if name == SHIFTS], "gene_statistics", SHIFTS)
         self._target = target
-        self._places: dict[tuple[str, str], int] = {}
+        has_states = "state" in [
+            field.name for field in target.values.field(SHIFTS).type.value_type
+        ]
+        self._by = ("gene", "kind", "state") if has_states else ("gene", "kind")
+        self._value = "shift" if has_states else "cosine"
+        self._places: dict[tuple[str, ...], int] = {}
         self._sums = np.zeros((3, 0))
-        """Of each gene and kind: cells, mean, and squared distances from it."""
+        """Of each row: cells, mean, and squared distances from it."""
 
     def write(self, block: pa.Table) -> None:
         """Sum up the shifts of a block's records."""
         rows = long_table(block)
-        kinds = [rows[name].combine_chunks().dictionary_encode() for name in ("gene", "kind")]
-        genes, names = kinds
-        codes = genes.indices.to_numpy() * len(names.dictionary) + names.indices.to_numpy()
+        keys = [rows[name].combine_chunks().dictionary_encode() for name in self._by]
+        sizes = [len(key.dictionary) for key in keys]
+        codes = np.zeros(len(rows), np.int64)
+        for key, size in zip(keys, sizes, strict=True):
+            codes = codes * size + key.indices.to_numpy()
         found, inverse = np.unique(codes, return_inverse=True)
-        pairs = [divmod(int(code), len(names.dictionary)) for code in found]
+        texts = [key.dictionary.to_pylist() for key in keys]
         places = np.array(
             [
                 self._places.setdefault(
-                    (genes.dictionary[gene].as_py(), names.dictionary[kind].as_py()),
+                    tuple(text[n] for text, n in zip(texts, numbers, strict=True)),
                     len(self._places),
                 )
-                for gene, kind in pairs
+                for numbers in zip(*np.unravel_index(found, sizes), strict=True)
             ],
             np.int64,
         )
         more = len(self._places) - self._sums.shape[1]
         self._sums = np.pad(self._sums, ((0, 0), (0, more)))
-        cosines = rows["cosine"].to_numpy()
-        is_there = ~np.isnan(cosines)
-        here = _sums(cosines[is_there], inverse[is_there], len(found))
+        values = rows[self._value].to_numpy()
+        is_there = ~np.isnan(values)
+        here = _sums(values[is_there], inverse[is_there], len(found))
         self._sums[:, places] = _together(self._sums[:, places], here)
 
     def close(self) -> None:
@@ -64,12 +72,14 @@ class Writer:
         cells, means, squares = self._sums
         with np.errstate(divide="ignore", invalid="ignore"):
             deviations = np.sqrt(np.where(cells > 1, squares, np.nan) / (cells - 1))
-        order = sorted(self._places, key=lambda pair: (pair[1], pair[0]))
-        at = np.array([self._places[pair] for pair in order], np.int64)
+        order = sorted(self._places, key=lambda key: (*key[1:], key[0]))
+        at = np.array([self._places[key] for key in order], np.int64)
         metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
         columns = {
-            "gene": pa.array([gene for gene, _ in order], pa.string()),
-            "kind": pa.array([kind for _, kind in order], pa.string()),
+            **{
+                name: pa.array([key[place] for key in order], pa.string())
+                for place, name in enumerate(self._by)
+            },
             "cells": pa.array(cells[at].astype(np.int64)),
             "mean": pa.array(np.where(cells > 0, means, np.nan)[at]),
             "deviation": pa.array(deviations[at]),

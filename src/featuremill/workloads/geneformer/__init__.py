@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featuremill.workload import Device, Weights
+    from featuremill.workload.arrays import Matrix
     from featuremill.workloads.encoder.architectures import Encoder, Facts
     from featuremill.workloads.encoder.padding import Group
     from featuremill.workloads.geneformer.genes import Genes
@@ -59,7 +60,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "1"
+VERSION = "2"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
@@ -72,8 +73,10 @@ REASONS = (cells.UNKNOWN,)
 SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
-"""`cosine` is that of the cell's vector with the perturbed cell's, in float64 as it is near 1; NaN
-where the gene is not among the cell's `tokens`."""
+"""`cosine` is of the cell with the perturbed cell, as the option `shift` says, in float64 as it is
+near 1; NaN where the gene is not among the cell's `tokens`."""
+SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
+"""The same towards a `state`: the perturbed cell's cosine with it, less that of the cell."""
 SHIFTS = "shifts"
 """The column, by which the outputs `perturbations` and `gene_statistics` find it."""
 LONG = 40
@@ -89,6 +92,8 @@ class Model(NamedTuple):
     columns: pa.Schema
     batch_tokens: int
     """Tokens of a group of perturbed cells: these meet the same shapes in any batch."""
+    states: dict[str, Matrix]
+    """The vector of each state, float64."""
     backend: str
 
 
@@ -98,14 +103,15 @@ class Batch(NamedTuple):
     units: list[list[Group]]
     """What is computed together: all cells, or each one with its perturbations."""
     cells: list[cells.Cell]
-    done: list[list[int]]
-    """Which of each cell's perturbations were possible."""
+    done: list[list[cells.Perturbed]]
+    """Each cell's perturbations that are possible."""
 
 
 class Result(NamedTuple):
-    """The vectors of each group of each unit, where they were computed."""
+    """Of each group of each unit, where they were computed: the vectors, and behind them, with
+    `shift: genes`, the cosines."""
 
-    vectors: list[list[list[Tensor]]]
+    values: list[list[list[Tensor]]]
     batch: Batch
 
 
@@ -132,7 +138,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 def cost(payload: bytes, options: Options) -> int:
     """Return the tokens that are computed: the cell's, once and once more a perturbation."""
     cell = cells.cell_of(payload)
-    return len(cell.tokens) * (1 + len(cell.perturbed))
+    num_perturbed = 1 if options.together else len(cell.perturbed)
+    return len(cell.tokens) * (1 + num_perturbed)
 
 
 def weights(options: Options) -> str:
@@ -149,6 +156,9 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
+    if options.perturb != "none" and options.shift == "auto":
+        is_by_genes = found.version == "V1" and options.pool == ("auto",)
+        settled["shift"] = "genes" if is_by_genes else "pooled"
     if options.pool == ("auto",):
         settled["pool"] = ("cls" if found.words.has_first else "mean",)
     return options.model_copy(update=settled)
@@ -160,14 +170,15 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
     assert weights is not None
     if options.perturb != "none":
-        return pa.schema({SHIFTS: pa.list_(SHIFT)})
+        return pa.schema({SHIFTS: pa.list_(SHIFT_TOWARDS if options.states else SHIFT)})
     width = architectures.facts_of(weights.path).width
     return columns.schema(options.of_encoder, width, is_by_letter=True)
 
 
 def audited(options: Options, precision: str) -> Options:
     """Return the options that deliver the cell's vector, whatever is perturbed."""
-    more = {"dtype": precision, "perturb": "none", "genes": ALL}
+    more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
+    more |= {"shift": "auto", "states": None}
     return Options.model_validate(options.model_dump() | more)
 
 
@@ -198,7 +209,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     long = np.array([*found.words.first, *found.tokens.values()][: found.most], np.int64)[:LONG]
     check.padding(network, found.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
-    return Model(network, found, options, columns, batch_tokens, network.backend)
+    states = genes.states_of(options, architectures.facts_of(weights.path).width)
+    return Model(network, found, options, columns, batch_tokens, states, network.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
@@ -217,8 +229,9 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         return Batch([together], given, [])
     batch = Batch([], given, [])
     for cell in given:
-        found, done = cells.sequences(cell, perturb)
-        batch.units.append(padding.groups(list(map(whole, found)), words, model.batch_tokens, 0.0))
+        done = cells.possible(cell, model.options)
+        found = [whole(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
+        batch.units.append(padding.groups(found, words, model.batch_tokens, 0.0))
         batch.done.append(done)
     return batch
 
@@ -228,42 +241,83 @@ def run(model: Model, batch: Batch) -> Result:
     from featuremill.workloads.encoder import padding
 
     options = model.options.of_encoder
-    vectors: list[list[list[Tensor]]] = []
-    for unit in batch.units:
-        vectors.append([])
+    values: list[list[list[Tensor]]] = []
+    for number, unit in enumerate(batch.units):
+        values.append([])
         for group in unit:
             here = group.each_to(model.network.device)
             hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
-            vectors[-1].append(padding.values_of(here, hidden, options))
-    return Result(vectors, batch)
+            values[-1].append(padding.values_of(here, hidden, options))
+            if model.options.shift == "genes" and batch.done:
+                (hidden_BTE,) = hidden.values()
+                genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
+                if group is unit[0]:  # of the longest the first: the cell itself
+                    own_TE = genes_BTE[0]
+                done = [batch.done[number][place - 1] for place in group.places if place]
+                values[-1][-1].append(_cosines_of_genes(own_TE, genes_BTE, done))
+    return Result(values, batch)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
     """Return the vector of each cell, or its shifts."""
     from featuremill.workloads.encoder import columns, padding
 
-    given, units = result.batch.cells, result.batch.units
-    if model.options.perturb == "none":
+    given, units, options = result.batch.cells, result.batch.units, model.options
+    if options.perturb == "none":
         ones = [1] * len(given)
-        (vectors,) = result.vectors
-        return columns.batch(padding.in_order(vectors, units[0], ones), ones, model.columns)
+        (values,) = result.values
+        return columns.batch(padding.in_order(values, units[0], ones), ones, model.columns)
     rows = []
-    for cell, done, unit, vectors in zip(
-        given, result.batch.done, units, result.vectors, strict=True
+    for cell, done, unit, values in zip(
+        given, result.batch.done, units, result.values, strict=True
     ):
-        cosines = np.full(len(cell.perturbed), np.nan)
+        names = [
+            "+".join(model.genes.names[token] for token in tokens.tolist())
+            for tokens in cells.perturbations(cell, options)
+        ]
+        numbers = [one.number for one in done]
+        cosines = np.full(len(names), np.nan)
+        towards = {state: np.full(len(names), np.nan) for state in model.states}
         if done:
-            (matrix,) = padding.in_order(vectors, unit, [1] * (1 + len(done)))
-            cosines[done] = _cosines(matrix)
-        names = [model.genes.names[token] for token in cell.perturbed.tolist()]
-        told = zip(names, cosines.tolist(), strict=True)
-        common = {"kind": model.options.perturb, "tokens": len(cell.tokens)}
-        rows.append({SHIFTS: [{"gene": gene, "cosine": c} | common for gene, c in told]})
+            vectors_SE, *by_genes = padding.in_order(values, unit, [1] * (1 + len(done)))
+            (cosines_S,) = by_genes or [_cosines(vectors_SE, vectors_SE[0])]
+            cosines[numbers] = cosines_S[1:]
+            for state, vector_E in model.states.items():
+                towards_S = _cosines(vectors_SE, vector_E)
+                towards[state][numbers] = towards_S[1:] - towards_S[0]
+        common = {"kind": options.perturb, "tokens": len(cell.tokens)}
+        shifts = [
+            {"gene": gene, "cosine": cosine} | common
+            for gene, cosine in zip(names, cosines.tolist(), strict=True)
+        ]
+        if towards:
+            shifts = [
+                {**shift, "state": state, "shift": float(of_state[place])}
+                for place, shift in enumerate(shifts)
+                for state, of_state in towards.items()
+            ]
+        rows.append({SHIFTS: shifts})
     return pa.RecordBatch.from_pylist(rows, model.columns)
 
 
-def _cosines(vectors_SE: Any) -> Any:
-    """Return the cosine of the first vector with each of the others, summed in float64."""
-    wide_SE = vectors_SE.astype(np.float64)
+def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
+    """Return the cosine of each vector with one, summed in float64."""
+    wide_SE, wide_E = vectors_SE.astype(np.float64), vector_E.astype(np.float64)
     norms_S = np.sqrt(np.einsum("se,se->s", wide_SE, wide_SE))
-    return wide_SE[1:] @ wide_SE[0] / (norms_S[1:] * norms_S[0])
+    cosines_S: Matrix = wide_SE @ wide_E / (norms_S * np.sqrt(wide_E @ wide_E))
+    return cosines_S
+
+
+def _cosines_of_genes(own_TE: Tensor, genes_BTE: Tensor, done: Sequence[cells.Perturbed]) -> Tensor:
+    """Return for each perturbed cell the mean over the genes that are not perturbed of a gene's
+    cosine with itself in the cell, in float64; NaN where there is no such gene, and for a cell that
+    is not perturbed, which stands first."""
+    import torch
+
+    num_others = len(genes_BTE) - len(done)
+    means = [torch.full((), torch.nan, dtype=torch.float64, device=own_TE.device)] * num_others
+    for perturbed_TE, one in zip(genes_BTE[num_others:], done, strict=True):
+        before_KE = own_TE[torch.from_numpy(one.kept).to(own_TE.device)].double()
+        after_KE = perturbed_TE[len(one.tokens) - len(one.kept) : len(one.tokens)].double()
+        means.append(torch.cosine_similarity(before_KE, after_KE, dim=1).mean())
+    return torch.stack(means)

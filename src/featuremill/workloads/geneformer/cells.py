@@ -140,19 +140,40 @@ def _blocks(
         yield name, np.empty(0, np.int64)
         return
     wanted = tokens if genes.perturbed is None else np.array(genes.perturbed, np.int64)
+    if options.together:
+        yield f"{name}{BETWEEN}1", wanted
+        return
     for number, start in enumerate(range(0, len(wanted), BLOCK), 1):
         yield f"{name}{BETWEEN}{number}", wanted[start : start + BLOCK]
 
 
-def sequences(cell: Cell, perturb: str) -> tuple[list[Tokens], list[int]]:
-    """Return the tokens of the cell and of the cell after each perturbation that is possible, and
-    which of `cell.perturbed` these are. Nothing is left of a cell whose only gene is deleted."""
+class Perturbed(NamedTuple):
+    """A cell after a perturbation that is possible."""
+
+    number: int
+    """Which perturbation it is."""
+    tokens: Tokens
+    kept: Tokens
+    """Places in the unperturbed cell of the genes that are not perturbed, (K,)."""
+
+
+def perturbations(cell: Cell, options: Options) -> list[Tokens]:
+    """Return the tokens that each perturbation is of."""
+    if options.together:
+        return [cell.perturbed]
+    return [cell.perturbed[place : place + 1] for place in range(len(cell.perturbed))]
+
+
+def possible(cell: Cell, options: Options) -> list[Perturbed]:
+    """Return the cell after each perturbation that is possible: its genes are in the cell, and the
+    cell has another one where they are deleted."""
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
-    is_left = perturb == "overexpress" or len(cell.tokens) > 1
-    found, which = [], []
-    for number, token in enumerate(cell.perturbed.tolist()):
-        if token in places and is_left:
-            others = np.delete(cell.tokens, places[token])
-            found.append(others if perturb == "delete" else np.insert(others, 0, token))
-            which.append(number)
-    return [cell.tokens, *found] if found else [], which
+    found = []
+    for number, tokens in enumerate(perturbations(cell, options)):
+        own = [places[token] for token in tokens.tolist() if token in places]
+        kept = np.delete(np.arange(len(cell.tokens)), own)
+        is_left = len(kept) or options.perturb == "overexpress"
+        if len(own) == len(tokens) and is_left:
+            front = tokens if options.perturb == "overexpress" else tokens[:0]
+            found.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
+    return found

@@ -96,6 +96,42 @@ def of(options: Options, facts: Facts) -> Genes:
     )
 
 
+def states_of(options: Options, width: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Return the vector of each state that shifts are measured towards.
+
+    Raises:
+        UserError: the file cannot be read, or its vectors are not the model's.
+    """
+    if options.states is None:
+        return {}
+    path = Path(options.states)
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"options.states: {path}: this is no JSON ({error}); write it anew."
+        ) from None
+    if not isinstance(found, dict) or not found:
+        raise UserError(
+            f"options.states: {path}: give names with a list of numbers each, such as "
+            '{"healthy": [0.1, …]}; docs/geneformer.md has lines that write them.'
+        )
+    states = {}
+    for name, numbers in found.items():
+        try:
+            vector = np.asarray(numbers, np.float64)
+        except (TypeError, ValueError):
+            vector = np.empty(0)
+        if vector.shape != (width,) or not np.isfinite(vector).all() or not vector.any():
+            raise UserError(
+                f"options.states: {path}: {one_line(name)[:40]!r} has no list of {width:,} "
+                "numbers, as many as a vector of the model has; take means of vectors that this "
+                "model gave."
+            )
+        states[name] = vector
+    return states
+
+
 def _as_tokens(payload: bytes) -> npt.NDArray[np.int64]:
     return np.frombuffer(payload, TOKEN).astype(np.int64)
 

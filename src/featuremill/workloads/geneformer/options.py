@@ -45,6 +45,17 @@ class Options(NetworkOptions):
     vector turns."""
     genes: Literal["all"] | tuple[str, ...] = "all"
     """Which genes are perturbed: a list of Ensembl ids, or `all` that a cell's tokens hold."""
+    together: bool = False
+    """Perturb all `genes` of the list at once, as Geneformer does with a list, in cells that have
+    all of them. If not, each gene by itself."""
+    shift: Literal["auto", "genes", "pooled"] = "auto"
+    """What the `cosine` of a perturbation is: `pooled`, of the cell's vector with that of the
+    perturbed cell; `genes`, the mean over the genes that are not perturbed of each gene's cosine
+    with itself. `auto` is what Geneformer itself takes: `genes` for V1, `pooled` for V2 and where
+    `pool` is set."""
+    states: OptionFile | None = None
+    """Vectors of states, such as the mean vector of healthy cells: JSON, a name and a list of
+    numbers each. Shifts then also say how far the cell's vector turns towards each state."""
     layers: tuple[int, ...] = Field(default=(-2,), min_length=1)
     """Layers that vectors are made of, one or, without perturbations, several: 0 is the embedding,
     -1 the last one. Geneformer's own default is the last but one (its `emb_layer` -1; its 0 is -1
@@ -57,7 +68,9 @@ class Options(NetworkOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse what contradicts itself and what would have no effect."""
-        self._refuse_idle("genes", self.perturb == "none", "perturb: none")
+        for name in ("genes", "together", "shift", "states"):
+            self._refuse_idle(name, self.perturb == "none", "perturb: none")
+        self._refuse_idle("together", self.genes == ALL, "genes: all")
         if self.perturb != "none" and len(self.layers) * len(set(self.pool)) > 1:
             raise ValueError("perturb is of one vector: give one layer and one pool")
         if self.genes != ALL and len(set(self.genes)) < max(1, len(self.genes)):
