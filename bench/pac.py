@@ -99,8 +99,7 @@ def main() -> None:
     bank = filters.bank(options, arguments.rate, num_samples)
     gain_BF = torch.from_numpy(bank.gain_BF)
     analytic = [
-        filters.analytic(signals.signal_of(payload).samples_T, bank, gain_BF).numpy()
-        for payload in payloads
+        filters.analytic(signals.signal_of(payload), bank, gain_BF).numpy() for payload in payloads
     ]
     given = [
         (np.angle(each[: arguments.phases]), np.abs(each[arguments.phases :])) for each in analytic

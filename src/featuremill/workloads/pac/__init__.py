@@ -49,12 +49,12 @@ __all__ = [
     "weights",
 ]
 
-VERSION = "1"
+VERSION = "2"
 COST_UNIT = LENGTH_UNIT = "samples"
 TAKES_FILES = True
 SHARD_COST = 50_000_000
 VERSIONS_OF = ("scipy",)
-SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles")
+SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles", "passes")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "pac.yaml"
 COLUMNS = ("mi", "z", "p")
 BATCH_SAMPLES = 100_000
@@ -111,7 +111,8 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     import pyarrow as pa
 
     num_pairs = len(options.phase_bands) * len(options.amplitude_bands)
-    return pa.schema(dict.fromkeys(COLUMNS, pa.list_(pa.float64(), num_pairs)))
+    names = COLUMNS if options.permutations else COLUMNS[:1]
+    return pa.schema(dict.fromkeys(names, pa.list_(pa.float64(), num_pairs)))
 
 
 def batch_cost(options: Options, device: Device) -> int:
@@ -162,10 +163,10 @@ def _coupling(model: Model, record: Prepared) -> Coupling:
 
     from featuremill.workloads.pac import coupling, filters
 
-    rate_hz, samples_T = record.signal
-    bank = filters.bank(model.options, rate_hz, len(samples_T))
+    signal = record.signal
+    bank = filters.bank(model.options, signal.rate_hz, len(signal.samples_T))
     gain_BF = torch.from_numpy(bank.gain_BF).to(model.devices[0])
-    analytic_BT = filters.analytic(samples_T, bank, gain_BF)
+    analytic_BT = filters.analytic(signal, bank, gain_BF)
     num_phases = len(model.options.phase_bands)
     return coupling.coupling(
         analytic_BT[:num_phases].angle(),
@@ -181,11 +182,11 @@ def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:
 
     columns = schema(model.options, None)
     reasons = [one if isinstance(one, str) else None for one in result]
-    nothing = dict.fromkeys(COLUMNS)
+    nothing = dict.fromkeys(columns.names)
     rows = [
         nothing
         if isinstance(one, str)
-        else dict(zip(COLUMNS, (each.ravel() for each in one.told()), strict=True))
+        else dict(zip(columns.names, (each.ravel() for each in one.told()), strict=True))
         for one in result
     ]
     values = pa.RecordBatch.from_pylist(rows, columns)

@@ -147,12 +147,14 @@ class Coupling(NamedTuple):
     blocks: list[tuple[int, Tensor]]
     """Of each block of permutations, how many, and mean, m2 and exceedances, (3, P, A)."""
 
-    def told(self) -> tuple[Numbers, Numbers, Numbers]:
-        """Wait for the devices; return mi, z and p, (P, A) each.
+    def told(self) -> tuple[Numbers, ...]:
+        """Wait for the devices; return mi, z and p, (P, A) each; without permutations, mi alone.
 
         Blocks are merged in their order, so that it does not matter which device had which.
         """
         observed: Numbers = self.observed_PA.cpu().numpy()
+        if not self.blocks:
+            return (observed,)
         found, *others = (Moments(n, *block.cpu().numpy()) for n, block in self.blocks)
         for other in others:
             found = found.merged(other)
@@ -176,7 +178,8 @@ def coupling(
         for device in devices
     ]
     blocks = []
-    for number, chosen_N in enumerate(torch.split(torch.from_numpy(offset_N), BLOCK)):
+    for number, first in enumerate(range(0, len(offset_N), BLOCK)):
+        chosen_N = torch.from_numpy(offset_N[first : first + BLOCK])
         of_bands, cumulated_SA, observed = there[number % len(devices)]
         index_NPA = _indices(of_bands, cumulated_SA, chosen_N.to(observed.device))
         mean_PA = index_NPA.mean(0)

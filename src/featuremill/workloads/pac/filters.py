@@ -1,11 +1,11 @@
 """A segment in bands: zero-phase band-pass filters and the analytic signal, in one transform.
 
 A filter is a linear-phase FIR (`scipy.signal.firwin`, Hamming window) of some cycles of its band's
-lower edge, centred, so that it delays nothing. The segment without its mean is extended at both
-ends by what is there turned about the end point (odd extension, as `scipy.signal.filtfilt` has it)
-by half the longest filter, so no filter sees beyond. In the frequency domain a band is then one
-product: the filter's gain, which is real, times 2 above zero and 0 below, which is Hilbert's.
-All of it in float64.
+lower edge, centred, so that it delays nothing; applied twice, its gain is squared. At both ends a
+segment has its neighbours in the recording, as far as the longest filter sees. Where the recording
+ends, it is extended by what is there turned about the end point (odd extension, as
+`scipy.signal.filtfilt` has it). In the frequency domain a band is then one product: the filter's
+gain, which is real, times 2 above zero and 0 below, which is Hilbert's. All of it in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import numpy.typing as npt
 import torch
 from scipy import fft, signal
 
-from featuremill.workloads.pac.options import Options
+from featuremill.workloads.pac.options import Options, half_of_filter
+from featuremill.workloads.pac.signals import Signal
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,7 +43,7 @@ class Bank(NamedTuple):
 
 def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
     """Return the filter of a band (its edges in Hz), an odd number of weights."""
-    half = int(cycles * rate_hz / band[0] / 2)
+    half = half_of_filter(band, cycles, rate_hz)
     found: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
     return found
 
@@ -51,34 +52,37 @@ def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
 def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
     """Return the filters of all bands of `options`, phases first."""
     filters = [taps(band, cycles, rate_hz) for band, cycles in options.bands]
-    num_padded = max(map(len, filters)) // 2
+    num_padded = options.num_seen(rate_hz)
     num_transformed = fft.next_fast_len(num_samples + 2 * num_padded)
     rows = []
     for weights in filters:
         centred = np.zeros(num_transformed)
         centred[: len(weights)] = weights
         rows.append(np.fft.rfft(np.roll(centred, -(len(weights) // 2))).real)
-    gain_BF = 2 * np.array(rows)
+    gain_BF = 2 * np.array(rows) ** options.passes
     gain_BF[:, 0] /= 2
     if num_transformed % 2 == 0:
         gain_BF[:, -1] /= 2  # Nyquist's frequency is its own mirror image, as zero is
     return Bank(gain_BF, num_padded, num_transformed)
 
 
-def extended(samples_T: Numbers, num_padded: int) -> Numbers:
-    """Return a segment without its mean and with its odd extension at both ends."""
-    centred = samples_T - samples_T.mean()
-    before = 2 * centred[0] - centred[num_padded:0:-1]
-    after = 2 * centred[-1] - centred[-2 : -num_padded - 2 : -1]
-    return np.concatenate([before, centred, after])
+def extended(segment: Signal, num_padded: int) -> Numbers:
+    """Return a segment without its mean, with `num_padded` samples before and after it: its
+    neighbours, then the odd extension of these."""
+    whole = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
+    whole -= segment.samples_T.mean()
+    front, back = num_padded - len(segment.before_T), num_padded - len(segment.after_T)
+    before = 2 * whole[0] - whole[front:0:-1]
+    after = 2 * whole[-1] - whole[-2 : -back - 2 : -1]
+    return np.concatenate([before, whole, after])
 
 
-def analytic(samples_T: Numbers, bank: Bank, gain_BF: Tensor) -> Tensor:
+def analytic(segment: Signal, bank: Bank, gain_BF: Tensor) -> Tensor:
     """Return the analytic signal of a segment in each band, (B, T) complex128.
 
     `gain_BF` is the bank's on the device that computes.
     """
-    padded = torch.from_numpy(extended(samples_T, bank.num_padded)).to(gain_BF.device)
+    padded = torch.from_numpy(extended(segment, bank.num_padded)).to(gain_BF.device)
     spectrum_F = torch.fft.rfft(padded, bank.num_transformed)
     found: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
-    return found[:, bank.num_padded : bank.num_padded + len(samples_T)]
+    return found[:, bank.num_padded : bank.num_padded + len(segment.samples_T)]

@@ -29,10 +29,13 @@ from featuremill.workloads.pac.options import Options
 
 ARRAYS = (".npy", ".npz")
 BY_MNE = (".edf", ".fif", ".fif.gz", ".vhdr")
+EPOCHS = ("-epo", "_epo")
+"""How mne has the names of files of epochs end, before .fif."""
 DATA, RATE, CHANNELS = "data", "sampling_rate_hz", "channels"
 """What the arrays in an .npz are called; the last one may be missing."""
-HEADER = struct.Struct("<d")
-"""The sampling rate in Hz, in front of a payload's samples."""
+HEADER = struct.Struct("<dII")
+"""In front of a payload's samples: the sampling rate in Hz, and how many of them are neighbours
+before and after the segment."""
 MOST_SAMPLES = 2_000_000
 """Of one segment: computing it takes about 50 bytes a sample and band."""
 BLOCK_BYTES = 2**26
@@ -51,11 +54,16 @@ class Recording(NamedTuple):
     rate_hz: float | None
     """None where the file does not say it."""
     num_samples: int
-    read: Callable[[Sequence[int], int, int], Samples]
-    """Returns the samples of some channels from a first to before a last one, (channels, samples).
-    """
+    read: Callable[[Sequence[int], int, int, int], Samples]
+    """Returns the samples of some channels in one epoch, from a first to before a last one,
+    (channels, samples)."""
+    num_epochs: int = 1
+    """Stretches of `num_samples` that do not follow each other, such as trials."""
     bad: frozenset[str] = frozenset()
     """Channels that somebody marked as bad."""
+
+
+NONE = np.empty(0)
 
 
 class Signal(NamedTuple):
@@ -63,23 +71,30 @@ class Signal(NamedTuple):
 
     rate_hz: float
     samples_T: npt.NDArray[np.float64]
+    before_T: npt.NDArray[np.float64] = NONE
+    """What the recording has before the segment, as far as a filter sees."""
+    after_T: npt.NDArray[np.float64] = NONE
 
 
-def payload_of(samples: Samples, rate_hz: float) -> bytes:
-    """Return a segment as a payload: the sampling rate, then its samples in float32."""
-    return HEADER.pack(rate_hz) + np.ascontiguousarray(samples, "<f4").tobytes()
+def payload_of(samples: Samples, rate_hz: float, num_before: int = 0, num_after: int = 0) -> bytes:
+    """Return a segment as a payload, its samples in float32; the first `num_before` and the last
+    `num_after` are its neighbours."""
+    header = HEADER.pack(rate_hz, num_before, num_after)
+    return header + np.ascontiguousarray(samples, "<f4").tobytes()
 
 
 def num_samples_of(payload: bytes) -> int:
-    """Return how many samples a payload holds."""
-    return (len(payload) - HEADER.size) // 4
+    """Return how many samples the segment of a payload has."""
+    _, num_before, num_after = HEADER.unpack_from(payload)
+    return (len(payload) - HEADER.size) // 4 - int(num_before) - int(num_after)
 
 
 def signal_of(payload: bytes) -> Signal:
     """Return the segment that a payload holds."""
-    (rate_hz,) = HEADER.unpack_from(payload)
-    samples_T = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
-    return Signal(rate_hz, samples_T)
+    rate_hz, num_before, num_after = HEADER.unpack_from(payload)
+    whole = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
+    end = len(whole) - num_after
+    return Signal(rate_hz, whole[num_before:end], whole[:num_before], whole[end:])
 
 
 def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
@@ -104,27 +119,42 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
     starts = range(0, recording.num_samples - size + 1, step)
     is_left_over = starts[-1] + size < recording.num_samples
     at_once = max(1, BLOCK_BYTES // (8 * size))
-    name, number = _stem(path), 0
-    for segment, start in enumerate(starts, 1):
+    name, number, num_seen = _stem(path), 0, options.num_seen(rate_hz)
+    places_of = [(epoch, start) for epoch in range(recording.num_epochs) for start in starts]
+    for segment, (epoch, start) in enumerate(places_of, 1):
+        first_read = max(0, start - num_seen)
+        last_read = min(recording.num_samples, start + size + num_seen)
         for first in range(0, len(chosen), at_once):
             places = chosen[first : first + at_once]
             with _reading(path):
-                rows = recording.read(places, start, start + size)
+                rows = recording.read(places, epoch, first_read, last_read)
             for place, samples in zip(places, rows, strict=True):
                 number += 1
                 channel = recording.channels[place]
                 notes = [MARKED_BAD] if channel in recording.bad else []
                 notes += [LEFT_OVER] if is_left_over and start == starts[-1] else []
                 seconds = f"{start / rate_hz:g} to {(start + size) / rate_hz:g} s"
+                of_epoch = f", epoch {epoch + 1}" if recording.num_epochs > 1 else ""
                 yield Record(
                     id=f"{name}:{channel}:{segment}",
-                    description=f"{channel}, {seconds}",
-                    payload=payload_of(samples, rate_hz),
+                    description=f"{channel}{of_epoch}, {seconds}",
+                    payload=_payload(samples, rate_hz, start - first_read, size),
                     source=str(path),
                     line=number,
                     note="; ".join(notes),
                     length=size,
                 )
+
+
+def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
+    """Return the segment of `size` that begins at `start` of `samples`, with its neighbours as far
+    as they are finite: a gap beside a segment is as an end of the recording."""
+    with np.errstate(over="ignore"):
+        is_bad = ~np.isfinite(np.asarray(samples, "<f4"))
+    before, after = np.flatnonzero(is_bad[:start]), np.flatnonzero(is_bad[start + size :])
+    first = int(before[-1]) + 1 if len(before) else 0
+    last = start + size + int(after[0]) if len(after) else len(samples)
+    return payload_of(samples[first:last], rate_hz, start - first, last - start - size)
 
 
 def _rate(path: Path, recording: Recording, options: Options) -> float:
@@ -157,7 +187,7 @@ def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -
         size = round(options.segment_seconds * rate_hz)
         step = max(1, round((options.segment_seconds - options.overlap_seconds) * rate_hz))
     cycles, low = options.least_cycles
-    if size < cycles / low * rate_hz:
+    if size < cycles / low * rate_hz or size <= options.num_seen(rate_hz):
         raise UserError(
             f"{path}: a segment of {size / rate_hz:g} s is shorter than {cycles:g} cycles of the "
             f"lowest band ({low:g} Hz: {cycles / low:g} s); take longer segments, or leave that "
@@ -282,32 +312,35 @@ def _mapped(path: Path, name: str) -> Samples:
 def _of_array(
     path: Path, samples: Samples, rate_hz: float | None, channels: Sequence[str] | None
 ) -> Recording:
-    """Return the recording whose samples are an array, (channels, samples) or (samples,)."""
-    if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2) or not samples.size:
+    """Return the recording whose samples are an array: (samples,), (channels, samples), or
+    (epochs, channels, samples)."""
+    if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2, 3) or not samples.size:
         raise UserError(
             f"{path}: an array of {samples.dtype} and shape {samples.shape} is no recording; save "
-            "numbers, a row a channel."
+            "numbers as (channels, samples), or as (epochs, channels, samples)."
         )
-    rows = samples.reshape(1, -1) if samples.ndim == 1 else samples
-    if rows.shape[0] > rows.shape[1]:
+    epochs = samples.reshape((1,) * (3 - samples.ndim) + samples.shape)
+    num_epochs, num_channels, num_samples = epochs.shape
+    if num_channels > num_samples:
         raise UserError(
-            f"{path}: it has {rows.shape[0]:,} rows of {rows.shape[1]:,}, and a row is a channel; "
+            f"{path}: it has {num_channels:,} rows of {num_samples:,}, and a row is a channel; "
             "transpose it."
         )
     if channels is None:
-        channels = [f"ch{number}" for number in range(1, len(rows) + 1)]
-    elif len(channels) != len(rows):
+        channels = [f"ch{number}" for number in range(1, num_channels + 1)]
+    elif len(channels) != num_channels:
         raise UserError(
-            f"{path}: it names {len(channels):,} channels and has {len(rows):,} rows; mend one of "
-            "the two."
+            f"{path}: it names {len(channels):,} channels and has {num_channels:,} rows; fix one "
+            "of the two."
         )
     if rate_hz is not None and not 0 < rate_hz < float("inf"):
         raise UserError(f"{path}: {RATE} is {rate_hz:g}; give samples a second.")
     return Recording(
         channels,
         rate_hz,
-        rows.shape[1],
-        lambda places, start, stop: rows[list(places), start:stop],
+        num_samples,
+        lambda places, epoch, start, stop: epochs[epoch][list(places), start:stop],
+        num_epochs,
     )
 
 
@@ -316,9 +349,13 @@ def _by_mne(path: Path) -> Recording:
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        raw = mne.io.read_raw(path, preload=False, verbose="WARNING")
+        found: Any
+        if has_epochs := _stem(path).endswith(EPOCHS):
+            found = mne.read_epochs(path, preload=False, verbose="WARNING")
+        else:
+            found = mne.io.read_raw(path, preload=False, verbose="WARNING")
         kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
-        places = mne.pick_types(raw.info, ref_meg=False, exclude=[], **kinds)
+        places = mne.pick_types(found.info, ref_meg=False, exclude=[], **kinds)
     for warning in told:
         log.warning("%s: mne says: %s", path, " ".join(str(warning.message).split()))
     if not len(places):
@@ -326,11 +363,17 @@ def _by_mne(path: Path) -> Recording:
             f"{path}: none of its channels is MEG, EEG, sEEG, ECoG or DBS; set its channel types."
         )
 
-    def read(chosen: Sequence[int], start: int, stop: int) -> Samples:
+    def read(chosen: Sequence[int], epoch: int, start: int, stop: int) -> Samples:
         wanted = [int(places[place]) for place in chosen]
-        found: Samples = raw.get_data(wanted, start, stop, verbose="ERROR")
-        return found
+        samples: Samples
+        if has_epochs:
+            (samples,) = found[epoch].get_data(wanted, verbose="ERROR")
+            return samples[:, start:stop]
+        samples = found.get_data(wanted, start, stop, verbose="ERROR")
+        return samples
 
-    names = [raw.ch_names[place] for place in places]
-    rate_hz = float(raw.info["sfreq"])
-    return Recording(names, rate_hz, int(raw.n_times), read, frozenset(raw.info["bads"]))
+    names = [found.ch_names[place] for place in places]
+    rate_hz, bad = float(found.info["sfreq"]), frozenset(found.info["bads"])
+    if has_epochs:
+        return Recording(names, rate_hz, len(found.times), read, len(found), bad)
+    return Recording(names, rate_hz, int(found.n_times), read, bad=bad)
