@@ -307,6 +307,42 @@ def test_what_is_wrong_with_a_reply_is_told_by_the_schema(text, why):
         replies.reader({**schema, "required": ["a"]}).fields(text)
 
 
+@pytest.mark.parametrize(
+    ("part", "good", "bad"),
+    [
+        ({"type": "number", "multipleOf": 0.1}, ["0.3", "0.6", "0.7", "3", "1e3"], ["0.35"]),
+        ({"type": "number", "multipleOf": 3}, ["-6", "9.0", "1.2e1"], ["10", "9.5"]),
+        ({"type": "string", "pattern": r"^\p{L}+$"}, ['"Ärzte"', '"名前"'], ['"a1"', '""']),
+        ({"$ref": "https://here/s#/$defs/a"}, ["1"], ['"1"']),
+    ],
+)
+def test_numbers_patterns_and_references_mean_what_the_schema_says(tmp_path, part, good, bad):
+    schema = {"$id": "https://here/s", "type": "object", "properties": {"a": part}}
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps({**schema, "$defs": {"a": {"type": "integer"}}}))
+    read = replies.read(str(path))
+    replies.refuse_wrong(read, str(path))
+    reader = replies.reader(read)
+    for text in good:
+        assert reader.fields(f'{{"a": {text}}}')["a"] == json.loads(text)
+    for text in bad:
+        with pytest.raises(replies.NotValid):
+            reader.fields(f'{{"a": {text}}}')
+
+
+def test_a_row_with_an_empty_required_column_is_refused_without_a_prompt(place):
+    (place / "some.csv").write_text('id,note,age\na,fine,3\nb,  ,3\nc,"",4\nd,well,\n')
+    options = asked(required_columns=["note", "age"])
+    found = list(llm_json.records([place / "some.csv"], options))
+    assert [record.reason for record in found] == [
+        "",
+        llm_json.REFUSED.reason("the column 'note' is empty"),
+        llm_json.REFUSED.reason("the column 'note' is empty"),
+        llm_json.REFUSED.reason("the column 'age' is empty"),
+    ]
+    assert found[0].payload == next(iter(llm_json.records([place / "some.csv"], asked()))).payload
+
+
 def test_more_attempts_accept_more_rows(place):
     schema_of(place, word={"type": "string", "pattern": "^[a-z]*$"})
     given = [str(number) for number in range(12)]
@@ -476,6 +512,17 @@ WRONG = {
         wrong("schema.json", '{\n"type": }'), {}, "options.json_schema: schema.json:2: this is no"),
     "no object": (wrong("schema.json", {"type": "array"}), {}, "its top level has to be"),
     "a reference": (with_property({"$ref": "other.json#/x"}), {}, "it refers to 'other.json#/x'"),
+    "another grammar": (
+        with_property({"type": "string", "x-guidance": {}}), {}, "x-guidance would change how"),
+    "a misspelt keyword": (
+        with_property({"type": "string", "maxLenght": 3}), {},
+        "schema.json: 'maxLenght' is no keyword of JSON Schema and would have no effect; did you "
+        "mean 'maxLength'?"),
+    "a large bound": (
+        with_property({"type": "integer", "minimum": 2**53 + 1}), {},
+        "minimum: 9007199254740993 is beyond 2^53"),
+    "no pattern": (
+        with_property({"type": "string", "pattern": "("}), {}, "pattern: '(' is no regular"),
     "no schema": (with_property({"type": "strin"}), {}, "this is no JSON schema, at properties/a"),
     "no keyword of llguidance": (
         with_property({"type": "array", "uniqueItems": True}), {},
@@ -499,7 +546,7 @@ def test_what_is_wrong_is_one_sentence_that_says_where(place, name):
         llm_json.resolve(resolved, CPU, weights_of(resolved.model))
         list(llm_json.records([place / "notes.csv"], resolved))
     said = str(raised.value)
-    assert says in said and "\n" not in said and said.endswith(".")
+    assert says in said and "\n" not in said and said.endswith((".", "?"))
 
 
 @pytest.mark.parametrize(
@@ -763,6 +810,19 @@ def test_init_writes_a_config_to_be_filled_in(place, environment):
     desk.type("featuremill", "init", "--workload", "llm_json", "notes.csv", "--output", "my.yaml")
     text = (place / "my.yaml").read_text()
     assert "workload: llm_json" in text and "\n  prompt:\n" in text and "\n  model:\n" in text
+
+
+def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
+    from featuremill.merge.outputs import Target, rows_jsonl
+
+    schema = pa.schema({"json": pa.string()})
+    writer = rows_jsonl.Writer(Target(tmp_path / "rows.jsonl", schema, 2, {}))
+    writer.write(pa.table({"id": ["a", "b"], "json": ['{\n"x":  1}', '{"x":  1}']}))
+    writer.close()
+    assert (tmp_path / "rows.jsonl").read_text().splitlines() == [
+        '{"id": "a", "json": {"x": 1}}',
+        '{"id": "b", "json": {"x":  1}}',
+    ]
 
 
 def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):

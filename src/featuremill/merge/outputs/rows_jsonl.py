@@ -32,10 +32,15 @@ class Writer:
         """Append a block's lines."""
         for row in block.select(self._names).to_pylist():
             told = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
-            told[JSON] = row[JSON]
+            told[JSON] = _in_one_line(row[JSON])
             parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items())
             self._file.write(f"{{{parts}}}\n")
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _in_one_line(text: str) -> str:
+    """Return JSON without line breaks; what has none stays as it is."""
+    return json.dumps(json.loads(text), ensure_ascii=False) if "\n" in text else text

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,13 +145,21 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             continue
         text, reason = "", ""
         try:
-            text = prompt.of(json.loads(record.payload))
+            row = json.loads(record.payload)
+            reason = _empty(row, options.required_columns)
+            text = "" if reason else prompt.of(row)
             payload = text.encode()
         except Exception as error:  # a template can raise anything, and quotes what it is about
             payload, reason = b"", REFUSED.reason(f"the template raised {type(error).__name__}")
         if not reason and not text.strip():
             payload, reason = b"", REFUSED.reason("it is empty")
         yield record._replace(payload=payload, reason=reason, length=len(text))
+
+
+def _empty(row: Mapping[str, Any], columns: Sequence[str]) -> str:
+    """Return why a row is refused that has nothing in one of `columns`; "" where it has."""
+    empty = [name for name in columns if row.get(name) is None or not str(row[name]).strip()]
+    return REFUSED.reason(f"the column {empty[0]!r} is empty") if empty else ""
 
 
 def cost(payload: bytes, options: Options) -> int:

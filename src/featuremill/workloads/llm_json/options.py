@@ -22,6 +22,9 @@ class Options(RowOptions):
         )
     )
 
+    EXECUTION = RowOptions.EXECUTION | {"required_columns"}
+    """Which rows are refused changes no other row's reply."""
+
     model: OptionWeights
     """The folder of the model as Hugging Face has it: `config.json`, weights as safetensors and
     `tokenizer.json`. Code in it is never run."""
@@ -31,6 +34,9 @@ class Options(RowOptions):
     json_schema: OptionFile
     """A file with the JSON schema (draft 2020-12) that every reply has to be valid against; its top
     level is an object."""
+    required_columns: tuple[str, ...] = ()
+    """Columns that a row has to have something in; a row where one is empty is refused. Without
+    them a model invents a reply to an empty text."""
     chat: bool = True
     """The prompt is one message of a user, in the model's own chat template; `false` gives it to
     the model as it is, as base models want it."""
@@ -70,7 +76,7 @@ class Options(RowOptions):
 
     def payload_columns(self) -> Sequence[str]:
         """Return the columns that the prompt names."""
-        return prompts.read(self.prompt).columns
+        return sorted({*prompts.read(self.prompt).columns, *self.required_columns})
 
     def delivers(self) -> set[Kind]:
         """Return the kind of all columns."""

@@ -5,9 +5,12 @@ Reasons name places of the schema, and never what a reply holds.
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,6 +25,29 @@ if TYPE_CHECKING:
 INT64 = range(-(2**63), 2**63)
 GRAMMAR = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 """JSON on one line, as json.dumps writes it: a model cannot spend its tokens on blanks."""
+MOST_EXACT = 2**53
+"""Up to here a float holds every whole number, and llguidance counts in floats."""
+BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
+"""Keywords of which the values are schemas by names that anybody chose."""
+WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired"}
+"""Keywords of which the values are data."""
+KEYWORDS = (
+    BOUNDS
+    | OF_NAMES
+    | WITHOUT_SCHEMAS
+    | {
+        *("$anchor", "$comment", "$dynamicAnchor", "$dynamicRef", "$id", "$ref", "$schema"),
+        *("$vocabulary", "additionalProperties", "allOf", "anyOf", "contains", "contentEncoding"),
+        *("contentMediaType", "contentSchema", "dependencies", "deprecated", "description", "else"),
+        *("format", "if", "items", "additionalItems", "maxContains", "maxItems", "maxLength"),
+        *("maxProperties", "minContains", "minItems", "minLength", "minProperties", "not", "oneOf"),
+        *("pattern", "prefixItems", "propertyNames", "readOnly", "then", "title", "type"),
+        *("unevaluatedItems", "unevaluatedProperties", "uniqueItems", "writeOnly"),
+    }
+)
+"""Of draft 2020-12, with those of earlier ones that are still written. Others are allowed as notes,
+unless they look like one of these."""
 MOST_STEPS = 32
 """References that are followed to a property's type."""
 
@@ -50,23 +76,68 @@ def read(path: str) -> dict[str, Any]:
             f'options.json_schema: {path}: its top level has to be {{"type": "object", '
             '"properties": {…}}; put what is there into a property.'
         )
-    for reference in _references(found):
-        if not reference.startswith("#"):
+    found = _refers_to_itself(found, str(found.get("$id", "")))
+    for keyword, value in _keywords(found):
+        if keyword == "$ref" and not str(value).startswith("#"):
             raise UserError(
-                f"options.json_schema: {path}: it refers to {clipped(reference)!r}, and nothing is "
-                "fetched; put that into the file, under $defs."
+                f"options.json_schema: {path}: it refers to {clipped(str(value))!r}, and nothing "
+                "is fetched; put that into the file, under $defs."
             )
+        _refuse_keyword(path, keyword, value)
     return dict(found)
 
 
-def _references(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(schema.get("$ref"), str):
-            yield schema["$ref"]
-        schema = list(schema.values())
+def _refers_to_itself(part: Any, own: str) -> Any:
+    """Return a part of a schema with references to its `own` $id as references within it."""
+    if isinstance(part, list):
+        return [_refers_to_itself(each, own) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: _refers_to_itself(value, own) for key, value in part.items()}
+    if own and str(found.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
+        found["$ref"] = "#" + str(found["$ref"]).partition("#")[2]
+    return found
+
+
+def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each keyword of a schema and of those in it, with its value."""
     if isinstance(schema, list):
         for part in schema:
-            yield from _references(part)
+            yield from _keywords(part)
+    if not isinstance(schema, dict):
+        return
+    for keyword, value in schema.items():
+        yield keyword, value
+        if keyword in OF_NAMES and isinstance(value, dict):
+            for part in value.values():
+                yield from _keywords(part)
+        elif keyword not in WITHOUT_SCHEMAS:
+            yield from _keywords(value)
+
+
+def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
+    """Refuse what would have no effect, or another one than it seems.
+
+    Raises:
+        UserError: names the keyword.
+    """
+    where = f"options.json_schema: {path}:"
+    if keyword == "x-guidance":
+        raise UserError(
+            f"{where} x-guidance would change how JSON is written; leave it out of the schema."
+        )
+    near = difflib.get_close_matches(keyword, KEYWORDS, 1, 0.8)
+    if near and keyword not in KEYWORDS:
+        raise UserError(
+            f"{where} {clipped(keyword)!r} is no keyword of JSON Schema and would have no effect; "
+            f"did you mean {near[0]!r}?"
+        )
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if keyword in BOUNDS and is_number and abs(value) > MOST_EXACT:
+        raise UserError(
+            f"{where} {keyword}: {value} is beyond 2^53, up to which a model is held to bounds; "
+            "give a smaller bound, or leave it out."
+        )
 
 
 def grammar(schema: Mapping[str, Any]) -> str:
@@ -85,10 +156,12 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
         UserError: names the place.
     """
     if find_spec("jsonschema"):
-        from jsonschema import SchemaError
+        from jsonschema import FormatChecker, SchemaError
 
+        _refuse_wrong_patterns(schema, path)
         try:
-            _validator_class(schema).check_schema(schema)
+            # Patterns are not Python's own, see `_pattern`.
+            _validator_class(schema).check_schema(schema, FormatChecker(()))
         except SchemaError as error:
             place = "/".join(map(str, error.absolute_path)) or "the top level"
             raise UserError(
@@ -107,11 +180,50 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
             )
 
 
+def _refuse_wrong_patterns(schema: Mapping[str, Any], path: str) -> None:
+    for keyword, value in _keywords(schema):
+        compiled = _compiled if keyword == "pattern" else re.compile
+        named = list(value) if keyword == "patternProperties" and isinstance(value, dict) else []
+        for pattern in [value] if keyword == "pattern" and isinstance(value, str) else named:
+            try:
+                compiled(pattern)
+            except Exception as error:
+                raise UserError(
+                    f"options.json_schema: {path}: {keyword}: {clipped(pattern)!r} is no regular "
+                    f"expression that is checked here ({one_line(str(error))[:100]}); write it "
+                    "otherwise."
+                ) from None
+
+
+def _compiled(pattern: str) -> Any:
+    """Return a pattern as ECMA 262 means it, with Unicode properties such as \\p{L}."""
+    import regex
+
+    return regex.compile(pattern)
+
+
+def _pattern(_: Any, pattern: str, found: Any, schema: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError
+
+    if isinstance(found, str) and not _compiled(pattern).search(found):
+        yield ValidationError("it does not match")
+
+
+def _multiple_of(_: Any, step: float, found: Any, schema: Any) -> Iterator[Any]:
+    """By the decimal numbers that are written: as floats, 0.3 is no multiple of 0.1."""
+    from jsonschema import ValidationError
+
+    is_number = isinstance(found, int | float) and not isinstance(found, bool)
+    if is_number and (Fraction(repr(found)) / Fraction(repr(step))).denominator != 1:
+        yield ValidationError("it is no multiple")
+
+
 def _validator_class(schema: Mapping[str, Any]) -> Any:
     from jsonschema import Draft202012Validator
-    from jsonschema.validators import validator_for
+    from jsonschema.validators import extend, validator_for
 
-    return validator_for(schema, default=Draft202012Validator)
+    known = validator_for(schema, default=Draft202012Validator)
+    return extend(known, {"pattern": _pattern, "multipleOf": _multiple_of})
 
 
 class Property(NamedTuple):
