@@ -7,13 +7,20 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from leases import NOBODY, Leases, end, for_all_users
 from nvml_node import Gpu, Slice
-from programs import PATIENCE_SECONDS, is_running, wait_for
+from programs import PATIENCE_SECONDS, wait_for
 
-from featuremill.lease import folder
+from featuremill.base.environment import Policy
+from featuremill.lease import condition, folder
+from featuremill.lease.acquire import Lease
+from featuremill.lease.choice import Chooser
+from featuremill.lease.condition import Condition
+from featuremill.lease.devices import Device
+from featuremill.lease.request import Request
 
 HELD = "1 GPU did not become free in 0 s"
 
@@ -269,14 +276,16 @@ def test_a_watched_command_ends_as_it_would_alone(node_of):
 
 
 def test_a_watched_command_cannot_lose_its_lease(node_of):
+    """The kernel kills the command before it tells whoever waits for the watcher."""
     leases = node_of(1)
-    closes = "import os, time; os.closerange(3, 100); print(os.getpid(), flush=True); time.sleep(9)"
-    process = leases.start("--watch", run=[sys.executable, "-c", closes])
-    child = int(process.stdout.readline())
+    closes = "import os; os.closerange(3, 100); print('ready', flush=True); print(input())"
+    run = [sys.executable, "-c", closes]
+    process = leases.start("--watch", run=run, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
     assert leases.num_held() == 1, "it closed what it inherited"
     process.kill()
     process.wait()
-    wait_for(lambda: not is_running(child))
+    assert process.communicate("still here\n", timeout=PATIENCE_SECONDS)[0] == ""
     assert leases.num_held() == 0
 
 
@@ -355,6 +364,31 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
     assert "GPU 4:" not in said
     said = leases("--devices", 4, "--wait", 0)[1]
     assert "by a display" not in said, "that little is said of no GPU"
+
+
+def test_what_a_device_says_once_its_slot_is_ours_is_what_counts(tmp_path, monkeypatch):
+    """Another process may have begun on it after the look that went before."""
+    device = Device("cuda", "GPU-1", "pretend", True, 0)
+    idle, used = Condition(free_mb=80_000), Condition(free_mb=70_000, used_mb=10_000)
+    looks = iter([idle, used, used, idle, idle, Condition(problem="GPU is lost")])
+    monkeypatch.setattr(condition, "look", lambda _: next(looks))
+    chooser = Chooser(tmp_path, Request(), [device], {})
+    found = chooser.attempt()
+    assert (found.chosen, found.is_used_by_others) == ([], True)
+    assert found.barred["GPU 0"].startswith("10000 MB in use, by nobody who has a lease")
+    [free] = chooser.attempt().chosen
+    assert free.free_mb == 80_000
+    free.slot.close()
+    assert chooser.attempt().barred == {"GPU 0": "GPU is lost"}
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_devices_that_failed_for_the_caller_are_taken_last(tmp_path, monkeypatch, policy):
+    gpus = [Device("cuda", f"GPU-{number}", "pretend", True, number) for number in range(3)]
+    monkeypatch.setattr(condition, "look", lambda _: Condition(free_mb=80_000))
+    failures = {"GPU-0": 2, "GPU-1": 1}
+    chosen = Chooser(tmp_path, Request(num_gpus=3, policy=policy), gpus, failures).attempt().chosen
+    assert [free.device.number for free in chosen] == [2, 1, 0]
 
 
 def test_what_a_program_that_draws_has_started_is_somebodys_work(node_of):
@@ -572,6 +606,18 @@ def test_a_device_on_which_work_fails_quickly_gets_a_rest(node_of):
     assert "3 quick failures, false left with status 1" in leases.list()[-1]
     leases("--watch", "--devices", "0", run=["true"])
     assert leases(*first)[0] == "0"
+
+
+def test_a_lease_that_failed_late_is_not_held_against_its_device(gpu_node, monkeypatch):
+    for name, value in gpu_node(1).environment.items():
+        monkeypatch.setenv(name, value)
+    gpu = Device("cuda", "GPU-1", "pretend", True, 0)
+    held = Lease((gpu,), (), {}, time.monotonic() - condition.QUICK_SECONDS, "GPU 0")
+    held.failed("the worker fell over")
+    noted = condition.Failures(folder.find(), gpu.uuid)
+    assert noted.read() == []
+    held._replace(since=time.monotonic()).failed("the worker fell over")
+    assert [how for _, how in noted.read()] == ["the worker fell over"]
 
 
 def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
