@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import fcntl
 import json
+import os
 import random
 import shutil
 import signal
@@ -16,6 +17,7 @@ import pytest
 from programs import Verbs, Workflow, random_records, wait_for
 
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.merge.command import merge
 from featuremill.plan.retry import retry, run
 from featuremill.store.shard_file import read_shard
 
@@ -171,6 +173,31 @@ def test_an_earlier_failed_try_of_the_same_records_is_not_taken_up(failed):
     failed.retry("--reason", "nan")
     failed.cure()
     assert failed.compute() == ["NANK"]
+
+
+def test_what_an_earlier_try_left_goes_and_merge_runs_again(failed):
+    """Snakemake goes by times: the plan stays as old as it was, and the results are gone."""
+    run = failed.run_folder
+    merge(run, ["parquet"], 4)
+    replaced = [run.plan, run.manifest]
+    for number, path in enumerate(replaced):
+        os.utime(path, (number, 1_000_000 + number))
+    before = {path: path.read_bytes() for path in (*replaced, run.store / "plan.json")}
+    retry([run], ["nan"])
+    assert [path.stat().st_mtime for path in replaced] == [1_000_000, 1_000_001]
+    assert not (run.root / "manifest.json").exists()
+
+    again = failed.planned()
+    journal = run.journal(again["recipe"], again["shards"][-1]["shard"])
+    left = [journal, journal.with_suffix(".log")]
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    for path in left:
+        path.write_bytes(b"of a job that died")
+    for path, content in before.items():  # as if the try had been before this plan
+        path.write_bytes(content)
+    retry([run], ["nan"])
+    assert failed.planned() == again
+    assert not any(path.exists() for path in left)
 
 
 def test_what_was_cleaned_away_is_said_to_be(failed):
