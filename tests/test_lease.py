@@ -612,11 +612,12 @@ def test_a_lease_that_failed_late_is_not_held_against_its_device(gpu_node, monke
     for name, value in gpu_node(1).environment.items():
         monkeypatch.setenv(name, value)
     gpu = Device("cuda", "GPU-1", "pretend", True, 0)
-    held = Lease((gpu,), (), {}, time.monotonic() - condition.QUICK_SECONDS, "GPU 0")
+    monkeypatch.setattr("featuremill.lease.acquire.time.monotonic", lambda: 1000.0)
+    held = Lease((gpu,), (), {}, 1000.0 - condition.QUICK_SECONDS, "GPU 0")
     held.failed("the worker fell over")
     noted = condition.Failures(folder.find(), gpu.uuid)
     assert noted.read() == []
-    held._replace(since=time.monotonic()).failed("the worker fell over")
+    held._replace(since=1000.0).failed("the worker fell over")
     assert [how for _, how in noted.read()] == ["the worker fell over"]
 
 
