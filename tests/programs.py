@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -85,6 +86,11 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def jobs_listed(said):
+    """Return the names in Snakemake's tables of jobs."""
+    return set(re.findall(r"^(\w+) +\d+$", said, re.MULTILINE)) - {"total"}
 
 
 def random_records(count, seed=0):

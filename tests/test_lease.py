@@ -252,6 +252,20 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         wait_for(lambda: leases.num_held() == 0)
 
 
+def test_a_signal_just_before_the_command_begins_is_not_lost():
+    """A handler in Python would only run after exec, which is never."""
+    code = """if True:
+        import os, signal
+        from types import SimpleNamespace
+        from featuremill.lease import execute
+        signal.signal(signal.SIGTERM, lambda *_: print("noted for later"))
+        os.execvpe = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+        execute.become(["ls"], SimpleNamespace(descriptors=[], environment={}))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, b""), done.stderr
+
+
 def opened(pipe):
     """Return a named pipe's descriptor for writing, once somebody reads."""
     with contextlib.suppress(OSError):

@@ -47,6 +47,7 @@ def become(command: list[str], held: Lease) -> int:
     """Replace this process by the command, which inherits the locks; return only on failure."""
     for descriptor in held.descriptors:
         os.set_inheritable(descriptor, True)
+    _end_by_signals()
     try:
         os.execvpe(command[0], command, of_child(held.environment))  # noqa: S606
     except OSError as error:
@@ -96,8 +97,13 @@ def _be_the_child(
     command: list[str], held: Lease, parent: int, mask: set[signal.Signals | int]
 ) -> NoReturn:
     die_with_parent(parent, signal.SIGKILL)
+    _end_by_signals()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    os._exit(become(command, held))
+
+
+def _end_by_signals() -> None:
+    """Let signals end this process: Python only notes one for its handler, which is lost at exec."""
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os._exit(become(command, held))

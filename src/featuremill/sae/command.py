@@ -188,7 +188,11 @@ def as_typed(options: Any) -> None:
         raise UserError("give its options below it, such as features: 4096")
     told = {key: value for key, value in (options or {}).items() if key not in NOT_OPTIONS}
     words = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
-    _options(parsed("sae", add_arguments, ["train", "-", "--output=-", *words]))
+    from featuremill.sae.card import refuse_other_count
+
+    given = parsed("sae", add_arguments, ["train", "-", "--output=-", *words])
+    _options(given).check()
+    refuse_other_count(given.gpus)
 
 
 def run(arguments: argparse.Namespace) -> None:

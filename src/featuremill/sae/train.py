@@ -13,9 +13,10 @@ from featuremill.base import environment, this_process
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.faults import one_line
 from featuremill.base.locking import locked
-from featuremill.base.words import count, counted, records
+from featuremill.base.words import count, counted, human_bytes, records
 from featuremill.lease import Request, lease
 from featuremill.lease.acquire import Choice
+from featuremill.lease.devices import Device
 from featuremill.sae import card, estimate
 from featuremill.sae.card import CARD, CHECKPOINT, CONFIG, LOCK, WEIGHTS, Options, Source
 from featuremill.sae.vectors import Chosen, Vectors
@@ -24,6 +25,8 @@ from featuremill.store.files import replacing, sha256_of
 from featuremill.workload import refuse_without_packages
 
 SAY_SECONDS = 10.0
+VECTORS_A_FEATURE = 10
+"""Fewer are too few: of 512 features that were trained on 811 vectors, 70 % were dead."""
 log = logging.getLogger("featuremill.sae")
 
 
@@ -71,6 +74,7 @@ def train(asked: Asked) -> None:
             kind = held.devices[0].kind
             needed = estimate.of(asked.options, vectors, asked.gpus)
             log.info("%s, %s", counted(asked.gpus, "rank"), needed.text(kind))
+            _refuse_too_large(asked, needed.device, held.devices)
             if asked.gpus > 1:
                 words = [*asked.words, "--device", kind]
                 ranks.start(asked.gpus, words, asked.threads, asked.output)
@@ -87,6 +91,18 @@ def train(asked: Asked) -> None:
                 ) from error
 
 
+def _refuse_too_large(asked: Asked, num_bytes: int, devices: Sequence[Device]) -> None:
+    """Refuse a training that takes more of a GPU than it has; a CPU's memory says nothing."""
+    smallest = min(devices, key=lambda device: device.memory_mb)
+    has_bytes = smallest.memory_mb * 2**20
+    if 0 < has_bytes < num_bytes:
+        raise UserError(
+            f"{asked.output}: this training takes {human_bytes(num_bytes)} of each GPU, and "
+            f"{smallest.name} has {human_bytes(has_bytes)}; lower --features or --batch, or take "
+            "larger GPUs."
+        )
+
+
 def _refuse_second(output: Path) -> NoReturn:
     raise UserError(f"{output}: another process trains there; wait for it, or name another folder.")
 
@@ -101,6 +117,16 @@ def source_of(vectors: Vectors) -> Source:
         width=vectors.width,
         parts=vectors.digest,
         settings=vectors.plan.settings,
+    )
+
+
+def few_vectors(num_vectors: int, num_features: int) -> str:
+    """Return a warning where there are few vectors for so many features; "" where not."""
+    if num_vectors >= VECTORS_A_FEATURE * num_features:
+        return ""
+    return (
+        f"{count(num_vectors)} vectors for {count(num_features)} features: with fewer than "
+        f"{VECTORS_A_FEATURE} each many features stay dead; take fewer features or more records."
     )
 
 
@@ -148,6 +174,8 @@ def _one(asked: Asked, kind: str) -> None:
             f"{asked.run}: all records with vectors are held out; give a smaller --held-out."
         )
     log.info("%s vectors of %s", count(len(chosen)), records(chosen.num_records))
+    if few := few_vectors(len(chosen), options.features):
+        log.warning("%s", few)
     identity = card.identity(options, source)
     trainer = Trainer(options, chosen, vectors.width, ranks)
     if (output / CHECKPOINT).exists():

@@ -34,8 +34,9 @@ from featuremill.sae.ranks import Ranks
 from featuremill.sae.vectors import Chosen
 from featuremill.store.files import replacing
 
-LOG_STEPS = 100
-"""Steps that one line of training.jsonl is about."""
+LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20
+"""Steps that one line of training.jsonl is about, at most and at least, and how many lines there
+are between these."""
 SAMPLE = 2**14
 """Vectors that say where the data's middle is and how long they are."""
 DECAY = 0.2
@@ -160,10 +161,14 @@ class Trainer:
                     self._add_slice(number, x_BD)
                 self._update()
                 self.seconds += time.monotonic() - begun
-                is_told = self.step % LOG_STEPS == 0 or self.step == self.options.steps
-                yield self._row() if is_told else None
+                yield self._row() if self._is_told() else None
                 if self._sum.parts["scalars"][-1] > 0:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
+
+    def _is_told(self) -> bool:
+        """Tell whether training.jsonl has a line that ends with this step."""
+        every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
+        return self.step % every == 0 or self.step == self.options.steps
 
     def _slices(self) -> range:
         share = SLICES // self._ranks.count
