@@ -103,7 +103,7 @@ def _be_the_child(
 
 
 def _end_by_signals() -> None:
-    """Let signals end this process: Python only notes one for its handler, which is lost at exec."""
+    """Let signals end this process: one that Python only noted for its handler is lost at exec."""
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
