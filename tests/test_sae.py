@@ -275,13 +275,23 @@ def test_any_number_of_ranks_computes_the_same_bits(run, no_signals, monkeypatch
     assert 0 < lines[0][-1]["dead"] < 1, "no dead feature: the auxiliary loss was not tried"
 
 
-def test_a_step_is_the_gradient_of_the_whole_batch(run):
-    """By autograd over the batch at once, and Adam as torch has it."""
+@pytest.mark.parametrize("num_dead", [0, 2, 30])
+def test_a_step_is_the_gradient_of_the_whole_batch(run, num_dead):
+    """By autograd over the batch at once, and Adam as torch has it. Dead features share out the
+    error that is left among the strongest of them (Gao et al., A.2)."""
     (trainer,) = trainers(run, 1, dead_after=1000)
+    trainer.since_active[:num_dead] = 1000
     tensors = {name: value.clone().requires_grad_() for name, value in trainer.tensors.items()}
     x = torch.cat([trainer._read(0, number) for number in range(8)])
     values, indices = network.encode(tensors, x, 4)
-    loss = (x - network.decode(tensors, values, indices)).square().sum() / x.numel()
+    left = x - network.decode(tensors, values, indices)
+    loss = left.square().sum() / x.numel()
+    if num_dead:
+        dead = network.pre_activations(tensors, x)[:, :num_dead]
+        least = dead.topk(min(num_dead, WIDTH // 2), sorted=True).values[:, -1:]
+        rebuilt = dead.where(dead >= least, 0) @ tensors["W_dec"][:num_dead]
+        share = min(1, num_dead / (WIDTH // 2)) / 32
+        loss = loss + share * (rebuilt - left.detach()).square().sum() / x.numel()
     loss.backward()
     weights, gradient = tensors["W_dec"].detach(), tensors["W_dec"].grad
     gradient -= (gradient * weights).sum(1, keepdim=True) * weights
@@ -293,16 +303,38 @@ def test_a_step_is_the_gradient_of_the_whole_batch(run):
     torch.testing.assert_close(trainer.window.scalars[2], loss.item(), rtol=1e-5, atol=0)
 
 
+def test_the_rate_rises_for_a_fiftieth_of_the_steps_and_falls_in_the_last_fifth(run):
+    (trainer,) = trainers(run, 1, steps=100)
+    shares = []
+    for trainer.step in range(100):
+        shares.append(trainer._share_of_rate())
+    assert shares == pytest.approx([0.5] + [1.0] * 80 + [left / 20 for left in range(19, 0, -1)])
+
+
+def test_what_is_stored_takes_vectors_as_the_run_has_them(run):
+    (trainer,) = trainers(run, 1)
+    list(trainer.run())
+    x = trainer._read(0, 0)
+    values, indices = network.encode(trainer.tensors, x, 4)
+    ours, same = network.encode(trainer.finished(), x / trainer.scale, 4)
+    assert trainer.scale != 1 and trainer.tensors["b_enc"].any()
+    assert torch.equal(indices.sort().values, same.sort().values)
+    torch.testing.assert_close(
+        ours.sort().values * trainer.scale, values.sort().values, atol=1e-5, rtol=1e-4
+    )
+
+
 @pytest.mark.parametrize("step", [1, 23])
 def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_path, step):
     torch.set_num_threads(1)
-    (undisturbed,) = trainers(run, 1)
+    (undisturbed,) = trainers(run, 1, k=1, dead_after=10)
     list(undisturbed.run())
-    (first,), (second,) = trainers(run, 1), trainers(run, 1, seed=0)
+    (first,), (second,) = trainers(run, 1, k=1, dead_after=10), trainers(run, 1, k=1, dead_after=10)
     for _ in first.run():
         if first.step == step:
             first.save(tmp_path / card.CHECKPOINT, {"k": 4})
             break
+    assert step == 1 or first.since_active.max() >= 10
     second.load(tmp_path, {"k": 4})
     *_, row = (row for row in second.run() if row)
     for name, tensor in undisturbed.finished().items():
@@ -331,6 +363,15 @@ def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, 
     told = json.loads((trained / "sae.json").read_text())
     assert told["source"]["recipe"] == Results(run).find_plan().recipe
     assert told["options"]["seed"] == 0 and told["versions"]["torch"] == torch.__version__
+    vectors = Vectors(run, "residues")
+    is_held_out = vectors.is_held_out(0.2, 0)
+    num_vectors = vectors.num_of_row * ~is_held_out
+    assert told["counts"] == {
+        "records": np.count_nonzero(num_vectors),
+        "vectors": num_vectors.sum(),
+        "held_out": np.count_nonzero(is_held_out & (vectors.num_of_row > 0)),
+    }
+    assert 0 < told["counts"]["held_out"] < 60
     *_, row = map(json.loads, (trained / "training.jsonl").read_text().splitlines())
     assert row["step"] == 30 and 0 < row["fvu"] < 1 and row["ranks"] == 1
     capsys.readouterr()
@@ -508,6 +549,12 @@ def test_anothers_folder_or_checkpoint_is_refused(run, trained, tmp_path, capfd)
     trainer.save(tmp_path / "s" / card.CHECKPOINT, {"seed": 7})
     said = refusal(capfd, *words, "--output", tmp_path / "s")
     assert said.startswith(f"{tmp_path / 's'}: the checkpoint there is of another training (")
+    source = train.source_of(Vectors(run, "residues"))
+    of_other_vectors = card.identity(options_of(), source.model_copy(update={"parts": "e5"}))
+    trainer.save(tmp_path / "s" / card.CHECKPOINT, of_other_vectors)
+    assert f"(parts e5 and not {source.parts})" in refusal(
+        capfd, *words, "--output", tmp_path / "s"
+    )
     (tmp_path / "s" / card.CHECKPOINT).write_bytes(b"nothing")
     said = refusal(capfd, *words, "--output", tmp_path / "s")
     assert said.endswith("this is no checkpoint of a training; delete it to begin anew.")
