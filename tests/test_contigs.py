@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Desk
+from programs import Desk, jobs_listed
 
 from featuremill.base.errors import UserError
 from featuremill.config.contigs import ContigsConfig
@@ -208,8 +208,13 @@ def test_a_head_is_held_against_the_features_that_runs_will_have(
 
 def test_the_verb_run_takes_it_by_its_contigs_and_refuses_in_one_line(line):
     line.label(contigs(16))
-    said = line.type("featuremill", "run", "config.yaml", "-n").text
-    assert re.search(r"translate +1\n", said) and re.search(r"verdict +1\n", said)
+    train = {"labels": "kinds.csv", "column": "kind", "group": "genus", "kind": "mlp"}
+    line.configure(train=train, verdict="--by mean")
+    said = line.type("featuremill", "run", "config.yaml", "-n", "-p").text
+    assert {"translate", "head_train", "head_predict", "verdict"} <= jobs_listed(said)
+    assert re.search("featuremill translate .*--by chunks --window 90", said)
+    assert re.search("featuremill head train .*--group=genus --kind=mlp", said)
+    assert re.search("featuremill verdict .*--by mean", said)
     line.configure(verdict="--by meen")
     said = line.type("featuremill", "run", "config.yaml", status=2).text
     assert said.splitlines()[-1].startswith("config.yaml:") and said.count("\n") <= 2, said

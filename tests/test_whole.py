@@ -11,6 +11,8 @@ import re
 import signal
 import subprocess
 from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -27,8 +29,12 @@ from test_properties import holds
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
+from featuremill.base.locking import locked
+from featuremill.config.runs import named
 from featuremill.head import card, predict
+from featuremill.status import whole
 from featuremill.translate.command import translate
+from featuremill.translate.folder import LOCK
 from featuremill.verdict import predictions as predictions_module
 from featuremill.verdict.write import write
 
@@ -333,6 +339,64 @@ def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
     for verb in ("retry", "clean"):
         assert "there is no" in line(verb, status=2).err
     assert line.state(1) == before
+
+
+@pytest.mark.parametrize(("of_runs", "of_all"), [((0, 0), 0), ((0, 2), 2), ((2, 1), 1)])
+def test_the_whole_stands_as_the_least_of_its_runs(of_runs, of_all):
+    step = whole.Step(Path("a"), "yes")
+    states = {str(n): SimpleNamespace(exit_status=status) for n, status in enumerate(of_runs)}
+    state = whole.WholeState(None, step, step, step, step, states=states)
+    assert state.exit_status == of_all
+    state.verdicts = step._replace(made="older")
+    assert state.exit_status == 1
+
+
+@pytest.fixture
+def translated(tmp_path, monkeypatch):
+    """Contigs that are translated, and a head of their labels; no runs."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.fa").write_text(f">a\n{FIRST}\n")
+    Path("kinds.csv").write_text("id,kind\na,virus\n")
+    train = {"labels": "kinds.csv", "column": "kind"}
+    config = {"run": "soil", "contigs": "a.fa", "proteins": {"workload": "composition"}}
+    Path("soil.yaml").write_text(yaml.safe_dump({**config, "head": "kinds", "train": train}))
+    translate([Path("a.fa")], Path("translated/soil"), "chunks", window=WINDOW)
+    Path("heads/kinds").mkdir(parents=True)
+    labels = {"sha256": hashlib.sha256(Path("kinds.csv").read_bytes()).hexdigest()}
+    Path("heads/kinds/head.json").write_text(json.dumps({"labels": labels}))
+    for path in (Path("a.fa"), Path("kinds.csv")):
+        os.utime(path, (1, 1))
+
+
+def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
+    def made():
+        state = whole.read_whole(named(Path("soil.yaml")))
+        return state.translated.made, state.head.made
+
+    assert made() == ("yes", "yes")
+    labels = Path("kinds.csv").read_text()
+    os.utime("heads/kinds/head.json", (2, 2))
+    Path("kinds.csv").write_text(labels + "b,virus\n")
+    assert made() == ("yes", "older")
+    Path("kinds.csv").write_text(labels)
+    assert made() == ("yes", "yes"), "by its content"
+    config = Path("soil.yaml").read_text()
+    Path("b.fa").write_text(Path("a.fa").read_text())
+    Path("soil.yaml").write_text(config.replace("contigs: a.fa", "contigs: [a.fa, b.fa]"))
+    assert made() == ("older", "yes")
+    Path("soil.yaml").write_text(config)
+    Path("a.fa").write_text(f">a\n{FIRST[::-1]}\n")
+    assert made() == ("older", "yes")
+
+
+def test_what_a_translate_is_at_is_not_cleaned(translated):
+    runs = named(Path("soil.yaml"))
+    assert "translated/soil" in runs.around()
+    with (
+        locked(Path("translated/soil") / LOCK),
+        pytest.raises(UserError, match="soil: a featuremill translate is at it"),
+    ):
+        runs.around()
 
 
 @pytest.mark.parametrize("verb", ["status", "top", "retry", "clean"])
