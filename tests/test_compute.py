@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 from featuremill.base import faults, finite
 
@@ -72,6 +73,77 @@ def test_errors_of_libraries_are_told_apart(text, is_memory, is_device):
     error = RuntimeError(text)
     assert faults.is_out_of_memory(error) == is_memory
     assert faults.is_device_error(error) == is_device
+
+
+REFUSALS = [
+    "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx(handle, opa, opb, …)`",
+    "CUDA error: CUBLAS_STATUS_INVALID_VALUE when calling `cublasLtMatmul(…)`",
+    "CUDA error: invalid argument",
+    "CUDA error: too many resources requested for launch",
+    "CUDA error: the provided PTX was compiled with an unsupported toolchain.",
+    "CUDA error: peer access is not supported between these two devices",
+    "Triton Error [CUDA]: device kernel image is invalid",
+    "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",
+]
+
+
+@pytest.mark.parametrize("text", REFUSALS)
+def test_a_refusal_is_no_dead_device_where_the_devices_still_compute(monkeypatch, text):
+    error, asked = RuntimeError(text), []
+    assert faults.is_device_error(error), "CUDA is not in use: there are its words alone"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for dead in ("cuda:1", "cuda:0", ""):
+        monkeypatch.setattr(faults, "computes", lambda d: asked.append(d) or d != dead)  # noqa: B023
+        assert faults.is_device_error(error) == bool(dead)
+        assert faults.is_device_error(ValueError("any other")) == bool(dead)
+    assert asked[-2:] == ["cuda:0", "cuda:1"]
+
+
+def test_a_device_computes_that_only_has_an_error_left_from_before(monkeypatch):
+    def ask(*answers):
+        left = [*answers]
+
+        def ones(*_, **__):
+            if isinstance(answer := left.pop(0), Exception):
+                raise answer
+            return torch.tensor([1.0, answer])
+
+        monkeypatch.setattr(torch, "ones", ones)
+        return faults.computes("cuda:0")
+
+    refused = RuntimeError("CUDA error: invalid argument")
+    assert faults.computes("cpu")
+    assert ask(1.0) and ask(refused, 1.0)
+    assert ask(RuntimeError("CUDA error: out of memory")), "who says so is alive"
+    assert not ask(refused, refused) and not ask(5.0)
+
+
+ON_A_GPU = """
+import torch
+from featuremill.base import faults
+
+def raised(call):
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception as error:
+        return error
+
+torch.ones(1, device="cuda")
+refused = raised(lambda: torch.cuda.check_error(int(torch.cuda.cudart().cudaHostRegister(1, 1, 0))))
+print(faults.is_device_error(refused), faults.computes("cuda:0"))
+dead = raised(lambda: torch.zeros(2, device="cuda")[torch.tensor([9], device="cuda")])
+print(faults.is_device_error(dead), faults.is_device_error(ValueError("later")))
+"""
+
+
+@pytest.mark.gpu
+def test_a_gpu_says_itself_whether_it_is_dead(environment):
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_GPU], env=environment, text=True, capture_output=True
+    )
+    assert done.stdout.split() == ["False", "True", "True", "True"], done.stderr
 
 
 def test_a_batch_that_goes_well_imports_no_pandas():

@@ -8,6 +8,7 @@ implementation of the same operation here.
 import contextlib
 import importlib
 import inspect
+import itertools
 import json
 import os
 import sys
@@ -31,9 +32,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from featuremill.base import faults
-from featuremill.base.errors import WorkloadError
+from featuremill.base.errors import UserError, WorkloadError
 from featuremill.lease import devices
-from featuremill.workload import weights
+from featuremill.workload import loading, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     attention,
@@ -48,6 +49,8 @@ from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import twins
 
 HOST = torch.device("cpu")
+TAKES_SPLITS = attention._takes("num_splits")
+"""From torch 2.12 on."""
 
 
 @pytest.fixture(scope="module")
@@ -188,15 +191,44 @@ def test_a_layer_of_each_device_is_checked_and_its_last_one(found, monkeypatch, 
 @pytest.mark.parametrize(
     "text", ["CUDA error: an illegal memory access was encountered", "CUDA error: out of memory"]
 )
-def test_what_is_the_devices_fault_is_no_operations(found, monkeypatch, caplog, text):
-    def fail(*_):
-        raise RuntimeError(text)
-
-    good = attention.backends(HOST, torch.bfloat16, 4, 16)
-    monkeypatch.setattr(attention, "backends", lambda *_: [attention.Backend("dead", fail), *good])
+def test_what_is_the_devices_fault_is_no_operations(found, failing, caplog, text):
+    failing(text)
     with pytest.raises(RuntimeError, match=text):
         load(found)
     assert not caplog.records
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Return a function that has the first way of attention fail in these words."""
+
+    def put(text):
+        def fail(*_):
+            raise RuntimeError(text)
+
+        good = attention.backends(HOST, torch.bfloat16, 4, 16)
+        bad = attention.Backend("a bad one", fail)
+        monkeypatch.setattr(attention, "backends", lambda *_: [bad, *good])
+
+    return put
+
+
+@pytest.mark.parametrize("is_dead", [False, True])
+def test_a_device_that_still_computes_has_only_refused(
+    found, failing, monkeypatch, caplog, is_dead
+):
+    text = "CUDA error: too many resources requested for launch"
+    failing(text)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(faults, "computes", lambda device: not is_dead)
+    if is_dead:
+        with pytest.raises(RuntimeError, match=f"^attention by a bad one: {text}$"):
+            load(found)
+        return
+    assert "a bad one" not in load(found).backend
+    (record,) = caplog.records
+    assert f"attention of a bad one fails its check (RuntimeError: {text})" in record.getMessage()
 
 
 def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
@@ -278,6 +310,8 @@ def hopper(monkeypatch):
     libraries = []
 
     def put(flash, takes_splits=True):
+        if takes_splits and not TAKES_SPLITS:
+            pytest.skip("this torch's FlashAttention has no num_splits")
         library = torch.library.Library("aten", "IMPL")
         library.impl("_flash_attention_forward", flash, "CPU")
         libraries.append(library)
@@ -511,9 +545,9 @@ def test_a_product_that_is_small_beside_the_stream_is_no_fault(found, monkeypatc
     """What it adds has few digits then, rightly computed or not."""
     read = Encoder._weights
 
-    def small(self, get, number, name):
+    def small(self, get, number, name, device):
         factor = 1e-4 if name in ("out", "down") else 1
-        return tuple(tensor * factor for tensor in read(self, get, number, name))
+        return tuple(tensor * factor for tensor in read(self, get, number, name, device))
 
     class Inexact(products.Plain):
         """Off by less than its bound, which is enough for another rounding of the stream."""
@@ -669,6 +703,129 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
     assert launches.names == ["embedding", *layer * 3, first]
 
 
+class Casts(TorchDispatchMode):
+    """Notes where numbers change their type."""
+
+    def __init__(self):
+        super().__init__()
+        self.devices = []
+
+    def __torch_dispatch__(self, operation, _, arguments=(), more=None):
+        result = operation(*arguments, **(more or {}))
+        if operation is torch.ops.aten._to_copy.default and result.dtype != arguments[0].dtype:
+            self.devices.append(arguments[0].device.type)
+        return result
+
+
+def test_weights_are_rounded_on_the_device(found, cuda_that_computes_nothing, monkeypatch):
+    """But for the embedding and what is small; the host needs seconds for a large model."""
+    device, tensors = torch.device("cuda", 0), load_file(found.path)
+    with FakeTensorMode() as mode, Casts() as casts:
+        weights = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
+        file = contextlib.nullcontext(SimpleNamespace(get_tensor=weights.get))
+        monkeypatch.setattr(encoder, "safe_open", lambda *_, **__: file)
+        model = Encoder(found.path, found.metadata, [device], torch.bfloat16)
+    assert model.stages[0].layers[0].qkv.weight_OI.device == device
+    rounded = [place for place in casts.devices if place == "cuda"]
+    assert len(rounded) >= 3 * len(encoder.PRODUCTS) * 2
+    assert casts.devices.count("cpu") <= 1 + 4 * 3 + 3
+
+
+# Products with as many rows as a batch has.
+
+
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [*itertools.product(("Adding", "Plain", "Apart"), ("bf16", "fp16")), ("Plain", "fp32")],
+)
+def test_products_are_right_with_all_rows_of_a_batch(
+    found, adding, monkeypatch, caplog, form, dtype
+):
+    adding()
+    monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
+    Encoder(found.path, found.metadata, [HOST], DTYPES[dtype], 1000)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("operation", ["__call__", "gelu", "add_"])
+def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
+    found, adding, monkeypatch, caplog, operation
+):
+    """In one row of a thousand, and where there are few it is right."""
+    adding()
+    kinds = {"add_": products.Adding}
+    good = kinds.get(operation, products.Plain)
+    right = getattr(good, operation)
+
+    def wrong(self, *given):
+        found = right(self, *given)
+        target = given[0] if found is None else found
+        if len(target) == 1000:
+            target[-1] = 7
+        return found
+
+    bad = type("Bad", (good,), {"NAME": "bad for many rows", operation: wrong})
+    monkeypatch.setattr(products, "forms", lambda *_: [bad, products.Plain])
+    load(found)
+    assert not caplog.records, "few rows"
+    model = Encoder(found.path, found.metadata, [HOST], torch.bfloat16, 1000)
+    (record,) = caplog.records
+    assert "bad for many rows fails its check (relative error" in record.getMessage()
+    assert "products: torch;" in model.backend
+
+
+def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkeypatch, caplog):
+    seen = []
+
+    class Short(products.Plain):
+        NAME = "short of memory"
+
+        def __call__(self, rows):
+            seen.append(len(rows))
+            if len(rows) > 300:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().__call__(rows)
+
+    monkeypatch.setattr(products, "forms", lambda *_: [Short])
+    Encoder(found.path, found.metadata, [HOST], torch.bfloat16, 1000)
+    assert {1000, 500, 250} <= set(seen) and not caplog.records
+
+
+# What is left out by hand, and what kills or stops the process.
+
+
+@pytest.mark.parametrize(("words", "backend"), [
+    ("", "attention: varlen flash_attention FA2; products: torch, added to the residual stream;"),
+    ("adding", "attention: varlen flash_attention FA2; products: torch;"),
+    ("FA2, llvm,adding", "attention: sdpa"),
+])  # fmt: skip
+def test_a_way_can_be_left_out(found, hopper, adding, monkeypatch, caplog, words, backend):
+    hopper(Flash(), TAKES_SPLITS)
+    adding()
+    monkeypatch.setenv("FEATUREMILL_WITHOUT", words)
+    assert load(found).backend.startswith(backend) and not caplog.records
+
+
+def test_the_last_way_is_not_left_out_and_a_typo_is_refused(found, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_WITHOUT", "llvm,onednn,triton,direct")
+    assert "products: torch" in load(found).backend
+    monkeypatch.setenv("FEATUREMILL_WITHOUT", "FA33")
+    with pytest.raises(UserError, match="FEATUREMILL_WITHOUT: 'FA33' is no way of computing; kno"):
+        load(found)
+
+
+def test_what_is_tried_is_named_before_it_is(found, hopper, adding, monkeypatch):
+    hopper(Flash(), TAKES_SPLITS)
+    adding()
+    said = []
+    monkeypatch.setattr(loading, "_watchers", [lambda step, seconds: said.append(step)])
+    load(found, devices=(HOST, HOST))
+    without = " (FEATUREMILL_WITHOUT={} goes on without)"
+    assert "attention by varlen flash_attention FA2" + without.format("FA2") in said
+    assert "copy between GPUs by direct" + without.format("direct") in said
+    assert any(step.startswith("product by torch, added") for step in said) and said[-1] == ""
+
+
 # A fault of the installation is no record's, and no device's.
 
 
@@ -686,6 +843,17 @@ def test_a_kernel_that_always_raises_costs_no_record(verbs):
     planned = plan(verbs)  # mended: nothing of it is left
     verbs.extract(planned)
     assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(100, 0), (100, 0)]
+
+
+@pytest.mark.parametrize(("trial", "said"), [
+    ("crash", "the last worker was killed by SIGSEGV, trying another kernel; see"),
+    ("hang", "FEATUREMILL_STALL_SECONDS higher), trying another kernel; see"),
+])  # fmt: skip
+def test_what_killed_or_stopped_the_load_is_named(verbs, trial, said):
+    """In the time that it said it takes, not that of a whole load."""
+    planned = plan(verbs, 20, trial=trial)
+    assert said in verbs.extract(planned, 3)
+    verbs.extract(plan(verbs, 20))
 
 
 def test_records_that_fail_alike_fail_where_others_went_well(verbs):

@@ -7,8 +7,11 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from esm2_models import fair_esm, save_fair_esm
 from programs import Verbs
+
+from featuremill.extract import peak_memory
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
@@ -163,12 +166,31 @@ def test_products_go_on_where_onednn_had_no_memory_for_its_code(environment, num
     assert (done.returncode, done.stdout) == (0, "could not create a primitive\n"), done.stderr
 
 
+def test_what_is_free_on_a_gpu_is_said_where_it_can_be(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * 10**9, 80 * 10**9))
+    assert peak_memory.free_on_gpu() == "2.0 GB of 80.0 GB are free"
+
+    def fail(_):
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
+    assert peak_memory.free_on_gpu() == ""
+
+
+ON_A_GPU = {"batch_tokens": 131_072}
+
+
+def test_the_run_for_a_gpu_can_be_planned(verbs, narrow, gpu_node):
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    Cramped(verbs, narrow, proteins(20, 500), device="cuda", **ON_A_GPU)
+
+
 @pytest.mark.gpu
 def test_batches_get_smaller_on_a_gpu(verbs, narrow):
-    run = Cramped(verbs, narrow, proteins(2000, 500), batch_tokens=500_000, device="cuda")
+    run = Cramped(verbs, narrow, proteins(2000, 500), device="cuda", **ON_A_GPU)
     whole, expected, _ = run()
     assert (whole["ok"], whole["oom_splits"]) == (2000, 0)
-    receipt, found, said = run(1000)
+    receipt, found, said = run(300)  # a full batch takes 500 MB
     assert (receipt["ok"], receipt["failed"], receipt["retries"]) == (2000, 0, 0)
     assert receipt["devices"][0]["kind"] == "cuda"
     assert 1 <= receipt["oom_splits"] <= 4

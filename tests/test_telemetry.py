@@ -541,12 +541,27 @@ def test_the_peak_of_memory_is_that_of_the_fullest_device(monkeypatch):
     assert peak_memory_mb([Device("cpu", "cpu", "", True)]) > 10
 
 
+@pytest.fixture
+def plan_for_a_gpu(verbs):
+    """Return a function that plans a run of the bundled model on a GPU."""
+
+    def plan():
+        verbs("weights", "mill_t6_8M", "--output", verbs.folder / "w.json")
+        options = {"model": "mill_t6_8M", "batch_tokens": 400}
+        more = ("--weights", verbs.folder / "w.json")
+        return verbs.plan(GOOD, "esm2", options, cost=10**6, more=more, device="cuda")
+
+    return plan
+
+
+def test_the_run_for_a_real_gpu_can_be_planned(verbs, gpu_node, plan_for_a_gpu):
+    verbs.environment = verbs.environment | gpu_node(1).environment
+    assert len(plan_for_a_gpu()["shards"]) == 1
+
+
 @pytest.mark.gpu
-def test_a_real_gpu_is_sampled(verbs):
-    verbs("weights", "mill_t6_8M", "--output", verbs.folder / "w.json")
-    options = {"model": "mill_t6_8M", "batch_tokens": 400}
-    more = ("--weights", verbs.folder / "w.json")
-    plan = verbs.plan(GOOD, "esm2", options, cost=10**6, more=more, device="cuda")
+def test_a_real_gpu_is_sampled(verbs, plan_for_a_gpu):
+    plan = plan_for_a_gpu()
     verbs.extract(plan)
     (attempt,) = telemetry.read(file_of(verbs, plan))
     (values,) = attempt.samples[-1]["devices"]

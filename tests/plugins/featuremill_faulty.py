@@ -1,9 +1,11 @@
 """A workload on a faulty installation: it raises a given text, always or above a size."""
 
 import logging
+import os
+import signal
 
 from featuremill.inputs import proteins
-from featuremill.workload import WorkloadOptions
+from featuremill.workload import WorkloadOptions, loading
 from featuremill.workloads import composition
 from featuremill.workloads.composition import prepare, resolve, schema, weights
 
@@ -15,7 +17,7 @@ COST_UNIT = "records"
 class Options(WorkloadOptions):
     """What a test sets; the values are the same whatever it is."""
 
-    EXECUTION = frozenset({"where", "text", "warning", "above", "batch_records"})
+    EXECUTION = frozenset({"where", "text", "warning", "above", "batch_records", "trial"})
     hydropathy: bool = True
     """As composition's."""
     where: str = "run"
@@ -26,6 +28,8 @@ class Options(WorkloadOptions):
     """What loading the model warns of."""
     above: int = 0
     """More rows than this raise it."""
+    trial: str = ""
+    """How the process ends in what loading the model tries: crash or hang."""
     batch_records: int = 10
     """Records in a batch."""
 
@@ -43,6 +47,11 @@ def batch_cost(options, device):
 
 
 def load(options, devices, weights):
+    loading.at("a first kernel")
+    loading.at("")
+    if options.trial:
+        loading.at("another kernel", 0.1)
+        os.kill(os.getpid(), signal.SIGSEGV) if options.trial == "crash" else signal.pause()
     if options.where == "load":
         raise RuntimeError(options.text)
     if options.warning:

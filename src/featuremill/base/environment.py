@@ -166,6 +166,12 @@ STALL_SECONDS = Setting(
     *("STALL_SECONDS", SECONDS, 600.0),
     "A batch that takes longer, and 20 times what was predicted, is taken for a hang.",
 )
+WITHOUT = Setting(
+    *("WITHOUT", LIST, ""),
+    "Ways of computing ESM-2 that are left out, where there are others: of `triton`, `llvm`, "
+    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md says when.",
+    "none",
+)
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
     "Go on where the file system has no locks, as long as nothing else computes the run.",
@@ -214,7 +220,7 @@ TYPED = Setting(
 )
 SETTINGS: tuple[Setting[Any], ...] = (
     *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
-    *(STALL_SECONDS, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
+    *(STALL_SECONDS, WITHOUT, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
     *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, PACKAGE, SLURM_JOBS, TYPED),
 )
 """All of ours."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 
 from featuremill.base.text import plain
 
@@ -36,11 +37,31 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def is_device_error(error: Exception) -> bool:
-    """Tell whether the CUDA context is dead: every later call would fail as well."""
+    """Tell whether a device is dead: every later call would fail as well.
+
+    Once CUDA is in use the device is asked, as a library refuses an operation in the same words in
+    which a dead device answers. Before that, the words are all that there is.
+    """
     if is_out_of_memory(error) or fault_of_installation(error):
         return False
+    torch = sys.modules.get("torch")
+    if torch and torch.cuda.is_initialized():
+        return not all(computes(f"cuda:{n}") for n in range(torch.cuda.device_count()))
     is_told = any(mark in str(error) for mark in STICKY_CUDA_ERRORS)
     return isinstance(error, RuntimeError) and is_told
+
+
+def computes(device: str) -> bool:
+    """Tell whether `device`, as torch names it, still adds two numbers; wait for what it is at."""
+    import torch
+
+    for _ in range(2):  # a call that was refused may leave its error for the next one to find
+        try:
+            return int(torch.ones(2, device=device).sum()) == 2
+        except Exception as error:
+            if is_out_of_memory(error):
+                return True
+    return False
 
 
 def fault_of_installation(error: Exception) -> str:

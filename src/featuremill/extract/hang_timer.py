@@ -28,11 +28,14 @@ class Watch:
     def arm(self, cost: int) -> None:
         """Restart the timer for all that is on the device: it fires even when C code holds the
         interpreter."""
-        allowed = max(self._stall_seconds, SLOWER * self._predicted(cost))
+        self.arm_for(max(self._stall_seconds, SLOWER * self._predicted(cost)))
+
+    def arm_for(self, seconds: float) -> None:
+        """Restart the timer, to fire after `seconds`."""
         # The timer is a thread. Where memory is so short that none can start (a limit on addresses,
         # as some schedulers set), this batch goes unwatched, and the next one is watched again.
         with contextlib.suppress(RuntimeError):
-            faulthandler.dump_traceback_later(allowed, exit=True, file=self._stacks)
+            faulthandler.dump_traceback_later(seconds, exit=True, file=self._stacks)
 
     def done(self, cost: int, launched: float) -> None:
         """Note that a batch which was launched then is complete now; call in order.

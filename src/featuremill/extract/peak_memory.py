@@ -1,4 +1,5 @@
-"""The most memory that a worker has had: of its devices, or its own on a CPU."""
+"""A worker's memory: the most that it has had of its devices (on a CPU, its own), and what is free.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from featuremill.base import this_process
+from featuremill.base.words import human_bytes
 from featuremill.lease.devices import Device
 
 
@@ -22,3 +24,16 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
         peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
         return int(max(peaks) // 2**20)
     return this_process.peak_of_process_mb()
+
+
+def free_on_gpu() -> str:
+    """Return how much of the first GPU is free, as in "1.2 GB of 80.0 GB are free"; "" where nobody
+    can tell."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    try:
+        free, whole = torch.cuda.mem_get_info(0)
+    except RuntimeError:
+        return ""
+    return f"{human_bytes(free)} of {human_bytes(whole)} are free"

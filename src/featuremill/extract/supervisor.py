@@ -217,7 +217,7 @@ class Supervisor:
         assert worker.stdin and worker.stdout
         with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
             pipe.write(job.model_dump_json())
-        trouble = Trouble()
+        trouble, at = Trouble(), ""
         progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:
             event = json.loads(line)
@@ -229,6 +229,8 @@ class Supervisor:
                 progress.show(event)
             elif kind == "warning":
                 log.warning("%s: %s", self._name, event["message"])
+            elif kind == "loads":
+                at = f", trying {event['message']}" if event["message"] else ""
             elif kind == "note":
                 log.debug("worker: %s", event["message"])
             elif kind == "done":  # and synced: how the process ends does not matter any more
@@ -253,10 +255,10 @@ class Supervisor:
         if status == DeviceError.exit_status:
             raise _WorkerDiedError(f"gave up its device: {message}", blames_device=True)
         if status > 0 and os.fstat(job.stacks).st_size:
-            raise _WorkerDiedError(WHEN_IT_HUNG, kind=reasons.HANG)
+            raise _WorkerDiedError(WHEN_IT_HUNG + at, kind=reasons.HANG)
         if -status == signal.SIGKILL:
             time.sleep(LAST_MOMENT_SECONDS)
-        raise _WorkerDiedError(_manner_of_death(status))
+        raise _WorkerDiedError(_manner_of_death(status) + at)
 
 
 def _log_lines(pipe: IO[str], level: int) -> None:

@@ -31,7 +31,7 @@ from featuremill.extract import staging
 from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
-from featuremill.extract.peak_memory import peak_memory_mb
+from featuremill.extract.peak_memory import free_on_gpu, peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.lease.devices import with_processors
 from featuremill.store import journal
@@ -42,6 +42,7 @@ from featuremill.workload import (
     Weights,
     Workload,
     find_workload,
+    loading,
     mistakes,
     option_files,
     refuse_without_packages,
@@ -204,6 +205,7 @@ class Worker:
         refuse_without_packages(type(self.options))
         start = time.monotonic()
         logging.getLogger("featuremill").addHandler(_ToUser(self._warn))
+        loading.watched_by(self._loads)
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
         try:
@@ -221,14 +223,20 @@ class Worker:
         self._refuse_other_files()  # once more: `load` has read them by now
         self.seconds["load"] = time.monotonic() - start
 
+    def _loads(self, step: str, seconds: float) -> None:
+        """Say what `load` is at, before that can kill or stop this process."""
+        self.watch.arm_for(seconds if step else LOAD_SECONDS)
+        _say(self.events, "loads", message=step)
+
     def _too_large(self, error: Exception) -> str:
         """Return what to do where there is not enough memory for the model."""
-        where = "a machine with more memory"
+        where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
+            free = f"; {free}" if (free := free_on_gpu()) else ""
             more = len(self.devices) + 1
             where = f"a GPU with more memory, `gpus: {more}` (a model spread over several)"
         return (
-            f"memory ran out while the model was loaded ({faults.one_line(error)}); "
+            f"memory ran out while the model was loaded ({faults.one_line(error)}{free}); "
             f"take {where} or a smaller model"
         )
 

@@ -170,6 +170,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     """Return the encoder with its weights, the layers spread over `devices` in their order."""
     import torch
 
+    from featuremill.workloads.esm2 import packing
     from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
@@ -184,7 +185,10 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")
         for number, device in enumerate(devices)
     ]
-    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype])
+    num_rows = 0
+    if devices[0].kind == "cuda":
+        num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])
+    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype], num_rows)
     return Model(encoder, options, encoder.backend)
 
 

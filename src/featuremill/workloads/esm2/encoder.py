@@ -174,8 +174,11 @@ class Encoder:
         metadata: Mapping[str, str],
         devices: Sequence[torch.device],
         dtype: torch.dtype,
+        num_rows: int = 0,
     ) -> None:
+        """Products are proved with `num_rows`, those of a batch, too; 0 for none."""
         self.dtype = dtype
+        self._num_rows = num_rows
         self.num_layers = int(metadata["num_layers"])
         self.num_heads = int(metadata["attention_heads"])
         self.width = int(metadata["embed_dim"])
@@ -218,8 +221,8 @@ class Encoder:
                 stage.append(layer)
                 if number in (numbers[0], numbers[-1]):
                     exact = self._exact(get, number, device)
-                    checked = (stage, layer, exact, self.embedding, self._turns, self.dtype)
-                    if fault := fault_of(*checked):
+                    what = (self.embedding, self._turns, self.dtype, self._num_rows)
+                    if fault := fault_of(stage, layer, exact, *what):
                         break
             if not fault:
                 return stage
@@ -232,10 +235,7 @@ class Encoder:
         device: torch.device,
         form: type[Product],
     ) -> Layer:
-        made = {
-            name: form(*(tensor.to(device) for tensor in self._weights(get, number, name)))
-            for name in PRODUCTS
-        }
+        made = {name: form(*self._weights(get, number, name, device)) for name in PRODUCTS}
         prefix = f"layers.{number}."
         return Layer(
             attention_norm=_norm(get, f"{prefix}attention_norm", device),
@@ -247,13 +247,18 @@ class Encoder:
         """Return the numbers of a layer's products once more, and plainly."""
         exact = {}
         for name in PRODUCTS:
-            weight_OI, bias_O = self._weights(get, number, name)
-            exact[name] = weight_OI.to(device).float(), bias_O.to(device).float()
+            weight_OI, bias_O = self._weights(get, number, name, device)
+            exact[name] = weight_OI.float(), bias_O.float()
         return exact
 
-    def _weights(self, get: Get, number: int, name: str) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of a product in the dtype that computes."""
-        weight_OI, bias_O = (get(f"layers.{number}.{name}.{part}") for part in ("weight", "bias"))
+    def _weights(
+        self, get: Get, number: int, name: str, device: torch.device
+    ) -> tuple[Tensor, Tensor]:
+        """Return weight and bias of a product in the dtype that computes; rounded on `device`, as a
+        GPU does that in the time of the copy."""
+        weight_OI, bias_O = (
+            get(f"layers.{number}.{name}.{part}").to(device) for part in ("weight", "bias")
+        )
         if name == "qkv":
             weight_OI, bias_O = self._neighbours(weight_OI), self._neighbours(bias_O)
         return weight_OI.to(self.dtype), bias_O.to(self.dtype)
@@ -264,8 +269,8 @@ class Encoder:
         ESM-2 turns element i of a head with i + d/2 (NeoX halves); as neighbours they are one
         complex number. Query times key stays what it was, as both are reordered alike.
         """
-        qkv = qkv.view(3, self.num_heads, 2, self.head_dim // 2, -1)
-        reordered = torch.cat((qkv[:2].transpose(2, 3).reshape(2, -1), qkv[2:].reshape(1, -1)))
+        turned, value = qkv.view(3, self.num_heads, 2, self.head_dim // 2, -1).split((2, 1))
+        reordered = torch.cat((turned.transpose(2, 3).reshape(2, -1), value.reshape(1, -1)))
         return reordered.view(3 * self.width, -1).squeeze(-1)
 
     @torch.inference_mode()

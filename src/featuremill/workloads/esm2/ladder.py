@@ -4,26 +4,31 @@ Each operation of a layer is computed once while a model is loaded, in the ways 
 be, and held against plain fp32 arithmetic on the same weights. What fails there steps down to its
 next way, with a warning; where there is none left, nothing is computed at all. So kernels are
 compiled and handles made before the first batch, and a fault of an installation is no record's.
+What kills the process instead is named before it is tried, and can be left out by hand.
 
-Shape legend: T tokens, D width, H heads, d width of a head, O and I outputs and inputs.
+Shape legend: T tokens, D width, H heads, d width of a head, O and I outputs and inputs, S rows of a
+sample.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.base import faults
-from featuremill.base.errors import WorkloadError
+from featuremill.base import environment, faults
+from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.words import listed
+from featuremill.workload import loading
 from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
+from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import Copies
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import Kernels, twins
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.products import Product
 from featuremill.workloads.esm2.residual import Stream
@@ -55,10 +60,24 @@ HINTS_ON_CPU = HINTS | {
     "attention": "attention takes two to three times as long",
     "kernels": "a little slower",
 }
+WORDS = {
+    "triton": "triton",
+    "llvm": "llvm",
+    "adding": "added to the residual stream",
+    "onednn": "onednn",
+    "FA4": "FA4",
+    "FA3": "FA3",
+    "FA2": "FA2",
+    "direct": "direct",
+}
+"""By what FEATUREMILL_WITHOUT may hold: what is in the names of the ways that are meant."""
+SAMPLE = 64
+"""Rows of a full batch that are compared: the first, the last, and some between."""
 PROBE_NUMBERS = 2**18
 """A MiB that goes from device to device and back."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
 """Weight (OI) and bias (O) of a layer's products, as rounded as the layer has them, in fp32."""
+W = TypeVar("W", Backend, Kernels, Copies, type[Product])
 log = logging.getLogger("featuremill.workloads.esm2")
 
 
@@ -76,11 +95,12 @@ class Ladder:
         self, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
     ) -> None:
         self._device = device
-        self.attention = attention.backends(device, dtype, num_heads, head_dim)
+        left_out = _left_out()
+        self.attention = _kept(attention.backends(device, dtype, num_heads, head_dim), left_out)
         """What may compute attention, the best first; so are the others."""
-        self.kernels = kernels.ways(device, dtype, num_heads, head_dim)
-        self.products = products.forms(device, dtype)
-        self.copies = copies.ways()
+        self.kernels = _kept(kernels.ways(device, dtype, num_heads, head_dim), left_out)
+        self.products = _kept(products.forms(device, dtype), left_out)
+        self.copies = _kept(copies.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:
         """Go on without the way that is at fault.
@@ -88,27 +108,48 @@ class Ladder:
         Raises:
             WorkloadError: when it was the last one.
         """
-        names = {
-            "attention": [way.name for way in self.attention],
-            "kernels": [way.name for way in self.kernels],
-            "products": [way.NAME for way in self.products],
-            "copies": [way.name for way in self.copies],
-        }
         kind = WAYS_OF[fault.operation]
+        names = [*map(_way, getattr(self, kind))]
         place = _name(self._device)
-        if len(names[kind]) < 2:
+        if len(names) < 2:
             raise WorkloadError(
                 f"{fault.operation} on {place} is not computed as it should be ({fault.text}), and "
                 "there is no other way to compute it there; nothing was computed: see whether this "
                 "torch fits the driver and the device (featuremill doctor)"
             )
         getattr(self, kind).pop(0)
-        failed, instead, *_ = names[kind]
+        failed, instead, *_ = names
         hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
             "%s: %s of %s fails its check (%s), so %s stands in: %s.",
             *(place, fault.operation, failed, fault.text, instead, hints[kind]),
         )
+
+
+def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
+    return way.NAME if isinstance(way, type) else way.name
+
+
+def _left_out() -> list[str]:
+    """Return the words that FEATUREMILL_WITHOUT holds.
+
+    Raises:
+        UserError: when one of them means nothing.
+    """
+    words = [word for part in environment.WITHOUT.value().split(",") if (word := part.strip())]
+    for word in words:
+        if word not in WORDS:
+            raise UserError(
+                f"{environment.WITHOUT}: {word!r} is no way of computing; known are "
+                f"{listed(WORDS)}."
+            )
+    return words
+
+
+def _kept(ways: list[W], words: Collection[str]) -> list[W]:
+    """Return the ways that `words` do not leave out; of all, the last one is kept."""
+    kept = [way for way in ways if not any(WORDS[word] in _way(way) for word in words)]
+    return kept or ways[-1:]
 
 
 def _name(device: torch.device) -> str:
@@ -122,8 +163,10 @@ def fault_of(
     embedding_VD: Tensor,
     turns: Callable[[int, torch.device], Tensor],
     dtype: torch.dtype,
+    num_rows: int,
 ) -> Fault | None:
-    """Return the first operation of `layer` that does not do on its stage what fp32 does.
+    """Return the first operation of `layer` that does not do on its stage what fp32 does; products
+    are looked at with `num_rows` as well, where these are not 0.
 
     Raises:
         RuntimeError: where memory ran out or the device is dead, which is no operation's fault.
@@ -132,9 +175,12 @@ def fault_of(
     try:
         with stage.current(), torch.inference_mode():
             trial.run(layer, exact, embedding_VD, turns)
+            trial.run_full(layer, exact, num_rows)
             errors = torch.stack(trial.errors).tolist()
     except Exception as error:
-        return _fault(trial.at, error)
+        return _fault(trial.operation, trial.named, error)
+    finally:
+        loading.at("")
     for operation, off in zip(trial.operations, errors, strict=True):
         if not off <= BOUNDS[dtype]:  # also where it is not a number
             return Fault(operation, f"relative error {off:.1g}, at most {BOUNDS[dtype]:g}")
@@ -148,19 +194,31 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
         RuntimeError: where memory ran out or a device is dead, which is no copy's fault.
     """
     operation = "copy between GPUs"
+    loading.at(named := _named(operation, way.name))
     probe = torch.arange(1, 1 + PROBE_NUMBERS, dtype=torch.int32)
     try:
         there = way.bring(probe.to(source), target)
         back = way.bring(there, source)
         num_wrong = sum(int((arrived.cpu() != probe).sum()) for arrived in (there, back))
     except Exception as error:
-        return _fault(operation, error)
+        return _fault(operation, named, error)
+    finally:
+        loading.at("")
     return Fault(operation, f"{num_wrong:,} of {2 * PROBE_NUMBERS:,} wrong") if num_wrong else None
 
 
-def _fault(operation: str, error: Exception) -> Fault:
-    if faults.is_out_of_memory(error) or faults.is_device_error(error):
+def _named(operation: str, way: str) -> str:
+    """Return what is tried, and how to go on without it."""
+    word = next((word for word, mark in WORDS.items() if mark in way), "")
+    advice = f" ({environment.WITHOUT}={word} goes on without)" if word else ""
+    return f"{operation} by {way}{advice}"
+
+
+def _fault(operation: str, named: str, error: Exception) -> Fault:
+    if faults.is_out_of_memory(error):
         raise error
+    if faults.is_device_error(error):
+        raise RuntimeError(f"{named}: {error}") from error
     return Fault(operation, f"{type(error).__name__}: {faults.one_line(error)}")
 
 
@@ -168,12 +226,22 @@ class _Trial:
     """Computes a layer's operations on a few tokens, one after the other, and plainly as well."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
-        self.at = ""
-        """The operation that is being computed."""
+        self.operation = self.named = ""
+        """The operation that is being computed, and the same with what computes it."""
         self.operations: list[str] = []
         self.errors: list[Tensor] = []
         """Relative L2 of each result, on the device: to look at one would be to wait for it."""
         self._stage, self._dtype = stage, dtype
+
+    def _at(self, operation: str) -> None:
+        stage, kind = self._stage, WAYS_OF[operation]
+        names = {
+            "attention": stage.backend.name,
+            "products": stage.form.NAME,
+            "kernels": stage.kernels.name,
+        }
+        self.operation, self.named = operation, _named(operation, names[kind])
+        loading.at(self.named)
 
     def run(
         self,
@@ -190,7 +258,7 @@ class _Trial:
         stream = stage.form.STREAM(residual_TD, stage.running_D[-3:])
 
         normed_TD = self._norm(stream, layer.attention_norm, self._dtype)
-        self.at = "product"
+        self._at("product")
         qkv_TO = layer.qkv(normed_TD)
         self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
         qkv_T3Hd = self._rotate(stage, qkv_TO, turns(pack.longest, stage.device), pack)
@@ -198,20 +266,62 @@ class _Trial:
         self._add(stream, layer.out, context_TD, exact["out"])
 
         normed_TD = self._norm(stream, layer.feed_forward_norm, self._dtype)
-        self.at = "product with GELU"
+        self._at("product with GELU")
         hidden_TO = layer.up.gelu(normed_TD)
         self._is(hidden_TO, F.gelu(F.linear(normed_TD.float(), *exact["up"])))
         self._add(stream, layer.down, hidden_TO, exact["down"])
         self._norm(stream, layer.attention_norm, torch.float32)  # as after the last layer
-        self.at = "mean"
+        self._at("mean")
         hidden_TD = stream.whole()
         bounds = torch.tensor(pack.bounds, device=stage.device)
         means_ND = stage.kernels.mean_rows(hidden_TD, bounds[:-1].clone(), bounds[1:].clone())
         rows = zip(pack.bounds, pack.bounds[1:], strict=False)
         self._is(means_ND, torch.stack([hidden_TD[a:b].mean(0) for a, b in rows]))
 
+    def run_full(self, layer: Layer, exact: Weights, num_rows: int) -> None:
+        """Compute the layer's products with as many rows as a batch has, for which cuBLAS takes
+        another kernel than for few; with fewer where memory does not reach, as batches will have.
+        """
+        while num_rows > SAMPLE:
+            try:
+                self._products(layer, exact, num_rows)
+            except Exception as error:
+                if not faults.is_out_of_memory(error):
+                    raise
+                num_rows //= 2
+            else:
+                return
+
+    def _products(self, layer: Layer, exact: Weights, num_rows: int) -> None:
+        device, (num_hidden, width) = self._stage.device, exact["up"][0].shape
+        # All rows are those of a sample, over and over.
+        numbers = torch.arange(SAMPLE * num_hidden, device=device).sin().view(SAMPLE, -1)
+        chosen_S = torch.linspace(0, num_rows - 1, SAMPLE, device=device).long()
+
+        def rows_of(num_inputs: int) -> Tensor:
+            sample_SI = numbers[:, :num_inputs].to(self._dtype)
+            return sample_SI.repeat(-(-num_rows // SAMPLE), 1)[:num_rows]
+
+        def expected(name: str, rows_TI: Tensor) -> Tensor:
+            return F.linear(rows_TI[chosen_S].float(), *exact[name])
+
+        rows_TD, rows_TH = rows_of(width), rows_of(num_hidden)
+        self._at("product")
+        self._is(layer.qkv(rows_TD)[chosen_S], expected("qkv", rows_TD))
+        residual_TD = torch.zeros(num_rows, width, device=device)
+        stream = self._stage.form.STREAM(residual_TD, self._stage.running_D[-3:])
+        added_SD = stream.copy()[chosen_S]
+        for name, product, rows_TI in (("out", layer.out, rows_TD), ("down", layer.down, rows_TH)):
+            stream.add(product, rows_TI)
+            before_SD, added_SD = added_SD, stream.copy()[chosen_S]
+            stream.whole()
+            rounding_SD = torch.finfo(torch.float32).eps * added_SD.abs()
+            self._is(added_SD - before_SD, expected(name, rows_TI), rounding_SD)
+        self._at("product with GELU")
+        self._is(layer.up.gelu(rows_TD)[chosen_S], F.gelu(expected("up", rows_TD)))
+
     def _norm(self, stream: Stream, norm: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
-        self.at = "LayerNorm"
+        self._at("LayerNorm")
         sum_TD = stream.copy()
         normed_TD = stream.norm(self._stage.kernels, *norm, dtype)
         self._is(stream.copy(), sum_TD)
@@ -223,7 +333,7 @@ class _Trial:
     ) -> None:
         """Add a product to the stream, and see that its change there is the right one, but for the
         stream's own rounding, beside which it may be small."""
-        self.at = "product"
+        self._at("product")
         before_TD = stream.copy()
         stream.add(product, rows_TI)
         after_TD = before_TD + F.linear(rows_TI.float(), *exact)
@@ -231,7 +341,7 @@ class _Trial:
         self._is(stream.copy() - before_TD, after_TD - before_TD, rounding_TD)
 
     def _attend(self, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
-        self.at = "attention"
+        self._at("attention")
         context_TD = self._stage.backend.attend(qkv_T3Hd, pack).flatten(1)
         plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
         plain_TD = plain_THd.flatten(1)
@@ -241,7 +351,7 @@ class _Trial:
         return context_TD
 
     def _rotate(self, stage: Stage, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
-        self.at = "rotary"
+        self._at("rotary")
         head_dim = 2 * turns_Pf2.shape[1]
         qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, head_dim)
         wide_T3Hd = qkv_T3Hd.float()
@@ -254,7 +364,7 @@ class _Trial:
         return qkv_T3Hd
 
     def _is(self, found: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
-        self.operations.append(self.at)
+        self.operations.append(self.operation)
         off = ((found.float() - expected).abs() - granted).clamp(min=0)
         self.errors.append(off.norm() / expected.norm())
 
