@@ -1,5 +1,4 @@
-"""A worker's memory: the most that it has had of its devices (on a CPU, its own), and what is free.
-"""
+"""A worker's memory: the most that it has had (of its devices, or its own), and what is free."""
 
 from __future__ import annotations
 
