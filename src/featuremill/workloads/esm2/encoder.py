@@ -269,7 +269,8 @@ class Encoder:
         ESM-2 turns element i of a head with i + d/2 (NeoX halves); as neighbours they are one
         complex number. Query times key stays what it was, as both are reordered alike.
         """
-        turned, value = qkv.view(3, self.num_heads, 2, self.head_dim // 2, -1).split((2, 1))
+        qkv = qkv.view(3, self.num_heads, 2, self.head_dim // 2, -1)
+        turned, value = qkv.narrow(0, 0, 2), qkv.narrow(0, 2, 1)
         reordered = torch.cat((turned.transpose(2, 3).reshape(2, -1), value.reshape(1, -1)))
         return reordered.view(3 * self.width, -1).squeeze(-1)
 
