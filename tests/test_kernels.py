@@ -7,13 +7,17 @@ Triton is imported, and stays on: it gets a process of its own.
 
 import multiprocessing
 import os
+import re
+import subprocess
 import sys
 import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib import metadata
 from importlib.util import find_spec
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -549,54 +553,121 @@ def test_triton_comes_first_on_a_gpu_and_the_twins_behind_it():
 # Triton's compiler needs no GPU.
 
 
-@pytest.mark.parametrize(
-    "capability, narrow", [(75, "fp16"), (80, "bf16"), (90, "bf16"), (120, "bf16")]
-)
-def test_kernels_compile_to_machine_code(capability, narrow, tmp_path, monkeypatch):
-    """From Turing to Blackwell, and with the wide loads that their speed rests on."""
-    triton = pytest.importorskip("triton", reason="Triton is for Linux")
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+class Compiled(NamedTuple):
+    """What a launch was compiled to."""
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    shapes = {
-        "_rotate": (
-            {"qkv": f"*{narrow}", "turns": "*fp32", "positions": "*i64", "num_rows": "i32"},
-            {"HEADS": 20, "HEAD_DIM": 64, "ROWS": 32, "COLUMNS": 64},
+    kernel: str
+    code: bytes
+    ptx: str
+    stack_bytes: int
+    """What registers did not hold."""
+
+
+class Pretended:
+    """Triton's driver of a GPU that is not there: it says of what architecture it would be."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_device(self):
+        return self.capability  # kernels are kept by it
+
+    def get_current_stream(self, _):
+        return 0
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self):
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, kind):
+        return kind
+
+
+def launched(capability, folder, width, heads, dtype, lengths):
+    """Return what our launches of a model's shapes, in batches of these lengths, are compiled to by
+    Triton as it would do it on such a GPU, in order and each once. For a process of its own."""
+    os.environ["TRITON_CACHE_DIR"] = folder
+    from triton.backends import nvidia
+    from triton.runtime.driver import driver
+    from triton.runtime.jit import JITFunction
+
+    tool = Path(nvidia.__file__).parent / "bin" / "cuobjdump"
+    found, launch = {}, JITFunction.run
+
+    def only_compile(function, *arguments, grid, warmup, **more):
+        compiled = launch(function, *arguments, grid=grid, warmup=True, **more)
+        code, ptx = compiled.asm["cubin"], compiled.asm["ptx"]
+        if code not in found:
+            file = Path(folder) / "code"
+            file.write_bytes(code)
+            told = subprocess.run([tool, "-res-usage", file], check=True, capture_output=True)
+            used = dict(re.findall(r"(STACK|LOCAL):(\d+)", told.stdout.decode()))
+            stack = int(used["STACK"]) + int(used["LOCAL"])
+            found[code] = Compiled(function.fn.__name__, code, ptx, stack)
+        return compiled
+
+    driver.set_active(Pretended(capability))
+    JITFunction.run = only_compile
+    try:
+        ours, of_row = triton_kernels(), torch.empty(width)
+        for num_rows in lengths:
+            residual, narrow = torch.empty(num_rows, width), torch.empty(num_rows, width).to(dtype)
+            positions = torch.zeros(num_rows, dtype=torch.int64)
+            turns = torch.empty(num_rows + 3, width // heads // 2, 2)
+            ours.rotate_(narrow.new_empty(num_rows, 3, heads, width // heads), turns, positions)
+            ours.add_norm(residual, None, of_row, of_row, dtype)
+            ours.add_norm(residual, narrow, of_row, of_row, dtype)
+            ours.norm(residual, None, of_row, of_row, dtype)
+            ours.norm(residual, of_row, of_row, of_row, dtype)
+            ours.mean_rows(residual, positions[:3].clone(), positions[:3].clone())
+    finally:
+        JITFunction.run = launch
+    return list(found.values())
+
+
+MODELS = {"8M": (320, 20), "35M": (480, 20), "150M": (640, 20), "3B": (2560, 40), "15B": (5120, 40)}
+
+
+@pytest.mark.parametrize("capability", [75, 80, 90, 100, 120])
+@pytest.mark.parametrize(
+    ("width", "heads", "wide"),
+    [
+        (1280, 20, False),
+        pytest.param(1280, 20, True, marks=pytest.mark.slow),
+        *(
+            pytest.param(*shape, wide, marks=pytest.mark.slow)
+            for shape in MODELS.values()
+            for wide in (False, True)
         ),
-        "_add_norm": (
-            {"residual": "*fp32", "delta": f"*{narrow}", "weight": "*fp32", "bias": "*fp32"}
-            | {"normed": f"*{narrow}", "num_rows": "i32"},
-            {"running": None, "WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
-        ),
-        "_add_norm with running biases": (
-            {"residual": "*fp32", "running": "*fp32", "weight": "*fp32", "bias": "*fp32"}
-            | {"normed": f"*{narrow}", "num_rows": "i32"},
-            {"delta": None, "WIDTH": 1280, "EPSILON": 1e-5, "ROWS": 1, "COLUMNS": 2048},
-        ),
-        "_mean_rows": (
-            {"hidden": "*fp32", "starts": "*i64", "ends": "*i64", "means": "*fp32"},
-            {"WIDTH": 1280, "ROWS": 32, "COLUMNS": 64},
-        ),
-    }
-    for name, (signature, constants) in shapes.items():
-        kernel = getattr(triton_kernels(), name.partition(" ")[0])
-        places = {argument: (place,) for place, argument in enumerate(kernel.arg_names)}
-        aligned = [argument for argument, kind in signature.items() if kind[0] == "*"]
-        source = ASTSource(
-            fn=kernel,
-            signature=signature | dict.fromkeys(constants, "constexpr"),
-            constexprs={places[argument]: value for argument, value in constants.items()},
-            attrs={places[argument]: [["tt.divisibility", 16]] for argument in aligned},
-        )
-        target = GPUTarget("cuda", capability, 32)
-        compiled = triton.compile(source, target=target, options={"num_warps": 4})
-        assert len(compiled.asm["cubin"]) > 1000
-        assert "ld.global.v4.b32" in compiled.asm["ptx"], name
-        # Four numbers a thread; where nothing of 32 bits is stored these are half as wide. A mean
-        # is one number for many that are read.
-        width = "v4" if "delta" in signature or "qkv" in signature else "v2"
-        assert f"st.global.{width}.b32" in compiled.asm["ptx"] or name == "_mean_rows", name
+    ],
+)
+def test_launches_compile_to_machine_code_once(capability, width, heads, wide, tmp_path, compiler):
+    """From Turing to Blackwell, with the wide loads that their speed rests on, without a spill, and
+    for any number of rows alike."""
+    narrow = FP16 if capability < 80 else BF16
+    given = (capability, str(tmp_path), width, heads, FP32 if wide else narrow)
+    found = compiler(launched, *given, (256,))
+    assert {each.kernel for each in found} == {"_rotate", "_add_norm", "_mean_rows"}
+    for each in found:
+        assert len(each.code) > 1000 and each.stack_bytes == 0, each.kernel
+        assert "ld.global.v4.b32" in each.ptx, each.kernel
+        # Of 16 bits a thread stores half as much; a mean is one number for many that are read.
+        assert re.search(r"st\.global\.v[24]\.b32", each.ptx) or each.kernel == "_mean_rows"
+    again = compiler(launched, *given, (256, 1, 77, 333))
+    assert [each.code for each in again] == [each.code for each in found]
+
+
+@pytest.fixture(scope="module")
+def compiler():
+    """Return a function that calls another one in a process that compiles for pretended GPUs."""
+    if not find_spec("triton"):
+        pytest.skip("Triton is for Linux")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        yield lambda *call: process.submit(*call).result()
 
 
 # The compiled kernels.

@@ -11,12 +11,14 @@ import inspect
 import itertools
 import json
 import os
+import subprocess
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from esm2_models import (
     Compared,
     fair_esm,
@@ -41,14 +43,18 @@ from featuremill.workloads.esm2 import (
     copies,
     encoder,
     kernels,
+    ladder,
     packing,
+    pooling,
     products,
     transfer,
 )
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.tokens import tokenize
+from featuremill.workloads.esm2.tokens import windows as windows_of
 
-HOST = torch.device("cpu")
+HOST, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 TAKES_SPLITS = attention._takes("num_splits")
 """From torch 2.12 on."""
 
@@ -69,8 +75,8 @@ def found_wide(tmp_path_factory):
     return weights.weights_of(weights.convert(str(path), cache))
 
 
-def load(found, dtype="bf16", devices=(HOST,)):
-    return Encoder(found.path, found.metadata, devices, DTYPES[dtype])
+def load(found, dtype="bf16", devices=(HOST,), num_rows=0):
+    return Encoder(found.path, found.metadata, devices, DTYPES[dtype], num_rows)
 
 
 def features(model):
@@ -229,6 +235,54 @@ def test_a_device_that_still_computes_has_only_refused(
     assert "a bad one" not in load(found).backend
     (record,) = caplog.records
     assert f"attention of a bad one fails its check (RuntimeError: {text})" in record.getMessage()
+
+
+class Refusing(TorchDispatchMode):
+    """Refuses one of torch's operations, by its number, in the words of a library of CUDA."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.left = number
+
+    def __torch_dispatch__(self, operation, _, arguments=(), more=None):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("CUDA error: invalid argument")
+        return operation(*arguments, **(more or {}))
+
+
+@pytest.mark.parametrize("first", [1, 8, 15])
+def test_whatever_is_refused_something_else_stands_in(
+    found, hopper, adding, monkeypatch, caplog, first
+):
+    """One operation of the check after the other; all but what every way needs has another way."""
+    hopper(Flash(), TAKES_SPLITS)
+    adding()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(kernels, "compiled_on_cpu", lambda *_: None)
+    ways = [kernels.TORCH._replace(name="triton"), kernels.TORCH]
+    monkeypatch.setattr(kernels, "ways", lambda *_: ways)
+    right = ladder._Trial.run
+    for number in itertools.count(first, 21):
+        caplog.clear()
+        refusing, trials = Refusing(number), []
+
+        def run(trial, *given, refusing=refusing, trials=trials):
+            trials.append(trial)
+            with refusing:
+                right(trial, *given)
+
+        monkeypatch.setattr(ladder._Trial, "run", run)
+        try:
+            load(found)
+        except RuntimeError as error:
+            assert str(error) == "CUDA error: invalid argument" and not trials[-1].operation
+        else:
+            assert len(caplog.records) == (refusing.left <= 0), caplog.text
+        if refusing.left > 0:
+            break
+    assert number > 200
 
 
 def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
@@ -623,6 +677,21 @@ def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatc
     assert len(brought) == 4, "the pack's three tensors and the stream"
 
 
+@pytest.mark.parametrize("chosen", ["bf16 and 64", pytest.param("width", marks=pytest.mark.slow)])
+def test_the_whole_way_of_a_gpu_is_close_to_fp32(environment, chosen):
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    words = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*words, ROOT / "tests" / "gpu_way.py", "-k", chosen],
+        cwd=ROOT,
+        env={**environment, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert f"{1 if 'bf16' in chosen else 12} passed" in done.stdout
+
+
 # Launches.
 
 
@@ -674,6 +743,14 @@ def cuda_that_computes_nothing(monkeypatch):
     return launches
 
 
+def fake_encoder(found, tensors, mode, monkeypatch):
+    """Return the encoder with weights that are on a GPU, as far as torch can tell."""
+    tensors = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
+    file = contextlib.nullcontext(SimpleNamespace(get_tensor=tensors.get))
+    monkeypatch.setattr(encoder, "safe_open", lambda *_, **__: file)
+    return load(found, devices=[CUDA])
+
+
 @pytest.mark.parametrize("form, first", [("Adding", "norm"), ("Plain", "add_norm")])
 def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatch, form, first):
     """Of a batch in bf16: five of torch's operations, of which attention is one, and three kernels.
@@ -681,16 +758,12 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
     Nothing else is computed or copied, and nothing is waited for, which these tensors refuse.
     """
     monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
-    device, launches = torch.device("cuda", 0), cuda_that_computes_nothing
+    device, launches = CUDA, cuda_that_computes_nothing
     pack = packing.pack([np.arange(4, 4 + n) for n in (20, 5, 18)], 256, device)
     tensors = load_file(found.path)
     with FakeTensorMode() as mode:
-        weights = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
-        file = contextlib.nullcontext(SimpleNamespace(get_tensor=weights.get))
-        monkeypatch.setattr(encoder, "safe_open", lambda *_, **__: file)
-        pack = pack.each(mode.from_tensor)
-        model = Encoder(found.path, found.metadata, [device], torch.bfloat16)
-        pack = pack.to(device)
+        model = fake_encoder(found, tensors, mode, monkeypatch)
+        pack = pack.each(mode.from_tensor).to(device)
         model._turns(pack.longest, device)
         with launches:
             ((_, hidden_TD),) = model.representations(pack, [3])
@@ -701,6 +774,41 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
     ]
     assert len(layer) == 8
     assert launches.names == ["embedding", *layer * 3, first]
+
+
+@pytest.mark.parametrize("asked", [
+    {},
+    {"pool": ("mean", "bos"), "per_residue": True},
+    {"layers": (0, 1, -1), "pool": "none", "per_residue": True},
+    {"long": "chunk", "max_residues": 12, "chunk_overlap": 4, "per_residue": True},
+])  # fmt: skip
+def test_no_batch_waits_for_the_gpu(found, cuda_that_computes_nothing, monkeypatch, asked):
+    """From the pack to what goes to the host; to look at a number would be to wait for it."""
+    launches = cuda_that_computes_nothing
+    options = esm2.Options(**asked, dtype="bf16")
+    options = options.model_copy(update={"layers": tuple(sorted(n % 4 for n in options.layers))})
+    payloads = [b"MKVLAAGIVGLCAKAYMKVL"[:n] for n in (20, 5, 18)]
+    windows = [windows_of(len(payload), options) for payload in payloads]
+    both = zip(payloads, windows, strict=True)
+    pack = packing.pack([tokenize(each, w) for each, ws in both for w in ws], 256, CUDA)
+    places, tensors = pooling.places(windows), load_file(found.path)
+
+    def mean(hidden_TD, starts_N, _):
+        return hidden_TD.new_empty(len(starts_N), hidden_TD.shape[1])
+
+    with FakeTensorMode() as mode:
+        model = fake_encoder(found, tensors, mode, monkeypatch)
+        pack = pack.each(mode.from_tensor).to(CUDA)
+        places = places.each(mode.from_tensor).to(CUDA)
+        model._turns(pack.longest, CUDA)
+        with launches:
+            values = [
+                tensor
+                for _, hidden_TD in model.representations(pack, options.layers)
+                for tensor in pooling.tensors_of_layer(hidden_TD, places, options, mean)
+            ]
+    assert values and all(tensor.device == CUDA for tensor in values)
+    assert not {"_local_scalar_dense", "nonzero", "item"} & set(launches.names)
 
 
 class Casts(TorchDispatchMode):
@@ -719,13 +827,10 @@ class Casts(TorchDispatchMode):
 
 def test_weights_are_rounded_on_the_device(found, cuda_that_computes_nothing, monkeypatch):
     """But for the embedding and what is small; the host needs seconds for a large model."""
-    device, tensors = torch.device("cuda", 0), load_file(found.path)
+    tensors = load_file(found.path)
     with FakeTensorMode() as mode, Casts() as casts:
-        weights = {name: mode.from_tensor(tensor) for name, tensor in tensors.items()}
-        file = contextlib.nullcontext(SimpleNamespace(get_tensor=weights.get))
-        monkeypatch.setattr(encoder, "safe_open", lambda *_, **__: file)
-        model = Encoder(found.path, found.metadata, [device], torch.bfloat16)
-    assert model.stages[0].layers[0].qkv.weight_OI.device == device
+        model = fake_encoder(found, tensors, mode, monkeypatch)
+    assert model.stages[0].layers[0].qkv.weight_OI.device == CUDA
     rounded = [place for place in casts.devices if place == "cuda"]
     assert len(rounded) >= 3 * len(encoder.PRODUCTS) * 2
     assert casts.devices.count("cpu") <= 1 + 4 * 3 + 3
@@ -743,7 +848,7 @@ def test_products_are_right_with_all_rows_of_a_batch(
 ):
     adding()
     monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
-    Encoder(found.path, found.metadata, [HOST], DTYPES[dtype], 1000)
+    load(found, dtype, num_rows=1000)
     assert not caplog.records
 
 
@@ -768,7 +873,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
     monkeypatch.setattr(products, "forms", lambda *_: [bad, products.Plain])
     load(found)
     assert not caplog.records, "few rows"
-    model = Encoder(found.path, found.metadata, [HOST], torch.bfloat16, 1000)
+    model = load(found, num_rows=1000)
     (record,) = caplog.records
     assert "bad for many rows fails its check (relative error" in record.getMessage()
     assert "products: torch;" in model.backend
@@ -787,7 +892,7 @@ def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkey
             return super().__call__(rows)
 
     monkeypatch.setattr(products, "forms", lambda *_: [Short])
-    Encoder(found.path, found.metadata, [HOST], torch.bfloat16, 1000)
+    load(found, num_rows=1000)
     assert {1000, 500, 250} <= set(seen) and not caplog.records
 
 

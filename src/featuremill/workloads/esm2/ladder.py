@@ -178,6 +178,8 @@ def fault_of(
             trial.run_full(layer, exact, num_rows)
             errors = torch.stack(trial.errors).tolist()
     except Exception as error:
+        if not trial.operation:  # what all of them need
+            raise
         return _fault(trial.operation, trial.named, error)
     finally:
         loading.at("")

@@ -112,7 +112,7 @@ def tensors_of_layer(
         if pool == "mean":
             tensors.append(mean_rows(residues_RD, *places.residues))
         else:
-            tensors.append(mean_rows(hidden_TD[places.bos_W], *places.windows))
+            tensors.append(mean_rows(hidden_TD.index_select(0, places.bos_W), *places.windows))
     if options.per_residue:
         tensors.append(residues_RD.to(OUTPUT_DTYPES[options.output_dtype]))
     return tensors
@@ -130,7 +130,7 @@ def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
     """Return one vector a residue; where windows overlap, the mean over the windows."""
     residues_RD = hidden_TD.index_select(0, places.rows_R)
     for which, rows in places.further:
-        residues_RD[which] += hidden_TD[rows]
+        residues_RD.index_add_(0, which, hidden_TD.index_select(0, rows))
     if places.shown_R1 is not None:
         residues_RD /= places.shown_R1
     return residues_RD

@@ -1,0 +1,56 @@
+"""The whole way of a GPU at once, on a CPU: Triton's kernels interpreted, products that add
+themselves, one call of FlashAttention a layer, and one block of all rows.
+
+Run by test_ladder.py with TRITON_INTERPRET=1, which has to be set before Triton is imported.
+"""
+
+import numpy as np
+import pytest
+import torch
+from esm2_models import fair_esm, relative_l2, save_fair_esm
+from test_ladder import TAKES_SPLITS, Flash, adding, hopper, load
+
+from featuremill.workload import weights
+from featuremill.workloads.esm2 import attention, encoder, kernels, packing
+from featuremill.workloads.esm2.kernels import triton_kernels
+
+__all__ = ["adding", "hopper"]
+BOUNDS = {"fp32": 1e-5, "fp16": 3e-3, "bf16": 2.5e-2}
+LENGTHS = (20, 5, 118, 61)
+ROWS = 256
+"""Of a batch: with filling, as a GPU's has."""
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize(
+    "shape", [(3, 64, 4), (2, 320, 20), (2, 480, 20), (2, 128, 2)], ids=lambda s: f"width {s[1]}"
+)
+def test_each_layer_is_close_to_fp32(shape, dtype, monkeypatch, tmp_path, caplog, hopper, adding):
+    path = save_fair_esm(fair_esm(*shape), tmp_path / "random.pt")
+    found = weights.weights_of(weights.convert(str(path), tmp_path))
+    sequences = [np.arange(n) * 7 % 20 + 4 for n in LENGTHS]
+    wanted, num_real = range(shape[0] + 1), sum(LENGTHS)
+    exact = load(found, "fp32").representations(packing.pack(sequences), wanted)
+    expected = [hidden[:num_real].clone() for _, hidden in exact]
+
+    ours = triton_kernels
+    interpreted = kernels.Kernels(
+        "interpreted", ours.rotate_, ours.add_norm, ours.norm, ours.mean_rows
+    )
+    monkeypatch.setattr(kernels, "ways", lambda *_: [interpreted])
+    monkeypatch.setattr(encoder.Stage, "block_rows", lambda self, num_rows: num_rows)
+    monkeypatch.setattr(encoder.Stage, "each", lambda self, compute, blocks: compute(*blocks))
+    if dtype == "fp32":
+        ways = [attention.Backend("per sequence", attention.attend_per_sequence)]
+        monkeypatch.setattr(attention, "backends", lambda *_: ways)
+    else:
+        hopper(Flash(), TAKES_SPLITS)
+    adding()
+    model = load(found, dtype, num_rows=ROWS)
+    assert not caplog.records, caplog.text
+    assert "rest: interpreted" in model.backend
+    assert dtype == "fp32" or "varlen flash_attention FA2; products: torch, ad" in model.backend
+    pack = packing.pack(sequences, ROWS, torch.device("cuda"))
+    assert len(pack.tokens_T) == ROWS
+    for (number, hidden), right in zip(model.representations(pack, wanted), expected, strict=True):
+        assert relative_l2(hidden[:num_real], right) < BOUNDS[dtype], number
