@@ -150,6 +150,47 @@ def test_layers_raw_and_columns_of_genes_are_read_where_options_say(place, tmp_p
         read(path, options_of(place, counts="raw", gene_column="symbol"))
 
 
+def test_ids_in_small_letters_are_read_as_geneformer_reads_them(place, tmp_path):
+    counts = some_counts(4, len(GENES), seed=2)
+    small = [f"{name.lower()}.3" for name in GENES]
+    path = write_cells(tmp_path / "small.h5ad", cells_of(counts, small))
+    wanted = [list(each) for each in expected_tokens(counts, GENES, place, "V2")]
+    found = read(path, options_of(place))
+    assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
+
+
+@pytest.mark.parametrize("form", ["json", "pickle"])
+def test_older_ids_are_mapped_and_counts_of_one_gene_are_added_up(place, tmp_path, form):
+    """As Geneformer's tokenizer does with its ensembl_mapping_dict."""
+    counts = some_counts(6, len(GENES), seed=5)
+    old = [ensembl(number) for number in range(900, 910)]  # of ten genes there are two columns
+    mapping = dict(zip(old, KNOWN[:10], strict=True)) | {name: name for name in KNOWN}
+    more = some_counts(6, 10, seed=6)
+    both = cells_of(np.hstack((counts, more)), [*GENES, *old])
+    path = write_cells(tmp_path / "old.h5ad", both)
+    summed = counts.copy()
+    summed[:, 5:15] += more
+    assert GENES[5:15] == KNOWN[:10]
+    told = tmp_path / f"mapping.{form}"
+    told.write_bytes(json.dumps(mapping).encode() if form == "json" else pickle.dumps(mapping, 4))
+    found = read(path, options_of(place, gene_mapping=str(told)))
+    wanted = [list(each) for each in expected_tokens(summed, GENES, place, "V2")]
+    assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
+    alone = [list(each) for each in expected_tokens(counts, GENES, place, "V2")]
+    assert alone != wanted
+    assert [cells.cell_of(r.payload).tokens.tolist() for r in read(path, options_of(place))] == alone
+
+
+@pytest.mark.parametrize(("num_unknown", "is_told"), [(9, False), (49, True)])
+def test_a_file_of_genes_that_the_model_hardly_knows_is_warned_of(
+    place, tmp_path, caplog, num_unknown, is_told
+):
+    names = [KNOWN[0], *(ensembl(number) for number in range(500, 500 + num_unknown))]
+    path = write_cells(tmp_path / "few.h5ad", cells_of(np.ones((2, len(names))), names))
+    assert [record.length for record in read(path, options_of(place))] == [1, 1]
+    assert ("the model knows 1 of the 50 genes" in caplog.text) == is_told
+
+
 def test_frames_of_older_files_are_read(place, tmp_path):
     """As AnnData before 0.7 wrote them: tables, and a matrix that says itself what it is; and 0.7's
     own categories, which stand beside the columns."""
@@ -320,6 +361,7 @@ def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
             f"{GENES[9]!r} has '1.5', and a text with a whole",
         ),
         ("vocabulary", [1, 2], "a dict is meant"),
+        ("gene_mapping", {GENES[9]: 1}, "a text with another text is meant"),
         ("medians", {"other": 1.0}, "no gene of"),
         ("medians", {GENES[9]: "2"}, "a text with a number is meant"),
     ):
@@ -782,10 +824,10 @@ def test_deleting_a_token_equals_encoding_real_cells_anew(human, tmp_path):
         counts[number, columns[int(gone[-1])]] = 0
     path = write_cells(tmp_path / "less.h5ad", cells_of(counts, names))
     less = [cells.cell_of(r.payload).tokens for r in read(path, options)]
+    asked = options_of(human, perturb="delete")
     for own, token, found in zip(whole, gone, less, strict=True):
-        asked = options_of(place, perturb="delete")
         (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked)
-        assert np.array_equal(found, deleted)
+        assert np.array_equal(found, deleted.tokens)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ the others'. Of equal ones, the gene with the smaller token is first.
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from featuremill.workloads.geneformer import h5ad
 from featuremill.workloads.geneformer.genes import TOKEN, Genes
 from featuremill.workloads.geneformer.options import Options
 
+log = logging.getLogger("featuremill.geneformer")
 BLOCK = 64
 """Perturbations of a record, at most: what a kill costs."""
 BETWEEN = "_block_"
@@ -82,7 +84,8 @@ def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
 
 def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> Tokens:
     """Return the token of each gene of a file; -1 for those that the model does not know."""
-    found = np.array([genes.tokens.get(id, -1) for id in file.genes], np.int64)
+    mapping = genes.mapping or {}
+    found = np.array([genes.tokens.get(mapping.get(id, id), -1) for id in file.genes], np.int64)
     known = np.flatnonzero(found >= 0)
     if not len(known):
         is_ensembl = any(map(h5ad.ENSEMBL.fullmatch, file.genes))
@@ -96,10 +99,19 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
             f"{path}: {file.column}, such as {example!r}, are taken as the genes' ids, and these "
             f"are {problem}; {remedy}."
         )
+    if 10 * len(known) < len(found):
+        log.warning(
+            "%s: the model knows %d of the %d genes, so its cells have few tokens; look whether the "
+            "vocabulary is of this organism, and whether older ids need gene_mapping",
+            *(path, len(known), len(found)),
+        )
+    if genes.mapping is not None:
+        return found
     in_order = known[np.argsort(found[known], kind="stable")]
     if len(twice := np.flatnonzero(np.diff(found[in_order]) == 0)):
         id = one_line(file.genes[in_order[twice[0]]])
-        raise UserError(f"{path}: two genes are called {id} in it; add them up, or drop one.")
+        raise UserError(f"{path}: two genes are called {id} in it; add them up, drop one, or set "
+            "gene_mapping under options.")
     return found
 
 
@@ -128,8 +140,11 @@ def _ranked(
     tokens, values = tokens[is_known], block.values[is_known]
     scores = values / genes.medians[tokens]
     for name, start, end in zip(block.names, edges[:-1], edges[1:], strict=True):
-        own = tokens[start:end]
-        yield name, own[np.lexsort((own, -scores[start:end]))]
+        own, ranks = tokens[start:end], scores[start:end]
+        if genes.mapping is not None:
+            own, places = np.unique(own, return_inverse=True)
+            ranks = np.bincount(places, values[start:end]) / genes.medians[own]
+        yield name, own[np.lexsort((own, -ranks))]
 
 
 def _blocks(

@@ -49,6 +49,8 @@ class Genes(NamedTuple):
     version: str
     words: Vocabulary
     """The same as the workload encoder has it: a payload's letters are genes' tokens."""
+    mapping: dict[str, str] | None = None
+    """The gene that counts are of, by the id in a file; None where no two are added up."""
 
 
 def of(options: Options, facts: Facts) -> Genes:
@@ -58,6 +60,8 @@ def of(options: Options, facts: Facts) -> Genes:
         UserError: a file cannot be read, or does not belong to the model.
     """
     tokens = _table(options.vocabulary, "vocabulary", int)
+    path = options.gene_mapping
+    mapping = _table(path, "gene_mapping", str) if path is not None else None
     medians = _table(options.medians, "medians", float)
     width = int(facts.config.get("vocab_size") or 0)
     if sorted(tokens.values()) != list(range(width)) or width > MOST_TOKENS:
@@ -93,6 +97,7 @@ def of(options: Options, facts: Facts) -> Genes:
         perturbed=_perturbed(options, known),
         version=version,
         words=Vocabulary(_as_tokens, first, last, tokens[PAD], tokens[PAD], 1, size=width),
+        mapping=mapping,
     )
 
 
@@ -159,8 +164,8 @@ def _perturbed(options: Options, known: Mapping[str, int]) -> tuple[int, ...] | 
     return tuple(known[gene] for gene in options.genes)
 
 
-def _table(name: str, option: str, kind: type[int] | type[float]) -> dict[str, Any]:
-    """Return the numbers in the file `name`, by text."""
+def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, Any]:
+    """Return the numbers, or texts, in the file `name`, by text."""
     path = Path(name)
     try:
         content = path.read_bytes()
@@ -174,12 +179,13 @@ def _table(name: str, option: str, kind: type[int] | type[float]) -> dict[str, A
             f"options.{option}: {path}: this is neither JSON nor a pickle of texts and numbers "
             f"({one_line(str(error))[:120]}); download it again, or write it as JSON."
         ) from None
-    kinds = (int,) if kind is int else (int, float)
+    kinds = (int, float) if kind is float else (kind,)
     if not isinstance(found, dict) or not found:
-        raise UserError(f'options.{option}: {path}: a dict is meant, such as {{"ENSG…": 1}}.')
+        example = '"ENSG…"' if kind is str else "1"
+        raise UserError(f'options.{option}: {path}: a dict is meant, such as {{"ENSG…": {example}}}.')
     for gene, number in found.items():
         if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
-            what = "a whole number" if kind is int else "a number"
+            what = {int: "a whole number", float: "a number", str: "another text"}[kind]
             raise UserError(
                 f"options.{option}: {path}: {str(gene)[:40]!r} has {str(number)[:40]!r}, and a "
                 f"text with {what} is meant; give the file of the model."

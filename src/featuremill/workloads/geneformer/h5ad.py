@@ -29,7 +29,7 @@ PASS_VALUES = 64_000_000
 """Numbers that are held of a matrix by columns: a larger one is read several times."""
 GENE_COLUMNS = ("ensembl_id", "gene_ids")
 """What var calls a column of Ensembl ids: Geneformer's own readers, and scanpy's of 10x files."""
-ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(\.\d+)?")
+ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(\.\d+)?", re.IGNORECASE)
 """A gene's id, and its version."""
 
 
@@ -54,7 +54,7 @@ class Cells:
         self._matrix, var = self._places(file, counts)
         self._obs = file["obs"]
         self.column, self.genes = self._genes(var, gene_column)
-        """Where the genes' ids are from, in words, and the ids, without versions."""
+        """Where the genes' ids are from, in words, and the ids, without versions, in capitals."""
         shape = self._shape()
         num_cells = len(self._obs[_index_of(self._obs)])
         if shape != (num_cells, len(self.genes)):
@@ -85,7 +85,9 @@ class Cells:
         found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
         ids = [id.strip() for id in _texts(var, found or _index_of(var))]
         told = f"column {found} of var" if found else "the names of the genes"
-        return told, [match[1] if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
+        return told, [
+            match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids
+        ]
 
     def _shape(self) -> tuple[int, int]:
         told = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
