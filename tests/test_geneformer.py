@@ -178,7 +178,8 @@ def test_older_ids_are_mapped_and_counts_of_one_gene_are_added_up(place, tmp_pat
     assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
     alone = [list(each) for each in expected_tokens(counts, GENES, place, "V2")]
     assert alone != wanted
-    assert [cells.cell_of(r.payload).tokens.tolist() for r in read(path, options_of(place))] == alone
+    unmapped = read(path, options_of(place))
+    assert [cells.cell_of(record.payload).tokens.tolist() for record in unmapped] == alone
 
 
 @pytest.mark.parametrize(("num_unknown", "is_told"), [(9, False), (49, True)])

@@ -604,6 +604,23 @@ def test_folds_keep_groups_whole_and_classes_spread():
             assert set(folds[classes == number]) == set(range(5))
 
 
+def test_no_fit_lacks_a_class_that_has_three_groups():
+    """Neither one that is judged nor one that chooses its setting, whatever groups are mixed of."""
+    rng, num_tried = np.random.default_rng(0), 0
+    for _ in range(400):
+        groups = rng.integers(0, rng.integers(5, 40), rng.integers(40, 300))
+        y = rng.choice(4, len(groups), p=rng.dirichlet(np.ones(4)))
+        if set(y) != {0, 1, 2, 3} or min(len(set(groups[y == c])) for c in range(4)) < 3:
+            continue
+        num_tried += 1
+        outer = fitting.outer_folds(groups, y)
+        for seen in (outer != fold for fold in range(5)):
+            assert set(y[seen]) == {0, 1, 2, 3}
+            inner = fitting.inner_folds(groups[seen], y[seen])
+            assert all(set(y[seen][inner != fold]) == {0, 1, 2, 3} for fold in range(5))
+    assert num_tried > 100
+
+
 def test_scores_of_a_rare_class_are_probabilities():
     x, y, groups = rare()
     scores = out_of_fold(Logistic(), x, y, groups)

@@ -188,6 +188,18 @@ def test_a_filter_delays_nothing_and_keeps_the_middle_of_its_band():
     assert abs(found[middle] - np.exp(2j * np.pi * 4.5 * seconds[middle])).max() < 0.02
 
 
+@pytest.mark.parametrize(
+    ("hz", "band", "kept"),
+    [(6, [8, 13], (0.185, 0.034)), (4, [4, 8], (0.51, 0.26)), (8, [4, 8], (0.51, 0.26))],
+)
+def test_the_softness_of_bands_is_what_the_page_says(hz, band, kept):
+    wave = np.cos(2 * np.pi * hz * np.arange(8000) / RATE_HZ)
+    for passes, share in zip((1, 2), kept, strict=True):
+        bands = {"phase_bands": [band], "amplitude_bands": [[30, 50]], "passes": passes}
+        found = abs(analytic(wave, RATE_HZ, **bands)[0, 2000:6000])
+        assert found.mean() == pytest.approx(share, abs=0.01)
+
+
 # What a segment sees of its neighbours
 
 
@@ -293,6 +305,7 @@ def test_p_is_uniform_where_there_is_no_coupling():
     _, z, p = computed(payloads_of(data, 250.0), **bands, permutations=99)
     assert stats.kstest(p.ravel(), "uniform").pvalue > 0.01
     assert abs(z.mean()) < 0.1 and z.std() == pytest.approx(1, abs=0.1)
+    assert (z > 3).mean() == pytest.approx(0.008, abs=0.002), "docs/pac.md: z is not normal"
 
 
 # Recordings

@@ -82,6 +82,20 @@ def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_d
     assert tab.console == [] and tab.requests == []
 
 
+def test_a_wide_chart_keeps_its_right_side_on_paper(root: Path, tab: Tab) -> None:
+    """A page is drawn for the window and printed on less: charts become smaller, not cut."""
+    tab.open_drawn(root / "demo/report.html", width=1280)
+    over = """(() => { const main = document.querySelector("main"); main.style.width = "700px";
+        const right = main.getBoundingClientRect().right + 1;
+        return Array.from(document.querySelectorAll(".vega-embed svg, .vega-embed canvas")).filter(
+            each => each.getBoundingClientRect().right > right).length; })()"""
+    assert tab.value(over) > 5, "on a screen they would be cut"
+    tab.ask("Emulation.setEmulatedMedia", media="print")
+    cut = tab.value(over)
+    tab.ask("Emulation.setEmulatedMedia", media="")
+    assert cut == 0
+
+
 def test_a_chart_answers_to_a_pointer(root: Path, tab: Tab) -> None:
     tab.open_drawn(root / "demo/report.html", width=1200)
     place = tab.value("""(() => { const bar = document.querySelector(

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -33,7 +34,7 @@ from featuremill.base.errors import UserError
 from featuremill.config.runs import named
 from featuremill.lease.devices import Device
 from featuremill.merge.command import merge
-from featuremill.sae import card, estimate, network, order, report, train, training
+from featuremill.sae import card, estimate, names, network, order, report, train, training
 from featuremill.sae import page as sae_page
 from featuremill.sae.command import as_typed
 from featuremill.sae.encode import Encoder
@@ -445,6 +446,7 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     assert ("of the features are dead" in text) == (held.dead >= sae_page.MANY_DEAD)
     assert "Train with fewer --features" in sae_page._of_dead(0.756, 512, 811)
     assert sae_page._of_dead(0.01, 512, 811) == ""
+    assert table.columns[-1] == "description" and "Words in common" in text
     assert best["id"].item() in text and "http-equiv" in text and 'src="http' not in text
     strongest = max(
         forward(trained, vectors_of(seq.encode()))[0][:, best["feature"].item()].max()
@@ -452,6 +454,19 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
         if id not in ("fails", "bad")
     )
     assert best["value"].item() == pytest.approx(strongest, rel=1e-4)
+
+
+def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_elsewhere(tmp_path):
+    texts = [f"Protein L{n} ribosomal OS=Coli" for n in range(5)] + ["Some protein"] * 45
+    texts[4] = "Protein kinase OS=Coli"
+    rows = [{"id": f"r{n}", "description": text} for n, text in enumerate(texts)]
+    rows.append({"id": "none", "description": None})
+    pq.write_table(pa.Table.from_pylist(rows, ledger.SCHEMA), tmp_path / "manifest.parquet")
+    asked = [["r0", "r1", "r2", "r3", "r4"], ["r0", "r10", "r11"], ["none"], []]
+    found = names.names_of(tmp_path / "manifest.parquet", asked)
+    assert found.words_M == [["coli", "ribosomal"], [], [], []]  # all have "protein"
+    assert found.descriptions["r4"] == texts[4] and found.descriptions["none"] == ""
+    assert set(found.descriptions) == {"r0", "r1", "r2", "r3", "r4", "r10", "r11", "none"}
 
 
 def test_the_estimate_counts_what_is_there_at_once():

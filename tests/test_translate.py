@@ -3,6 +3,7 @@
 import csv
 import functools
 import gzip
+import hashlib
 import json
 import lzma
 import os
@@ -292,19 +293,33 @@ def test_virnucpros_windows_are_its_own_at_every_length(window):
     assert last_of_501 == (2, 250, 501), "shorter than the window"
 
 
+OF_ITS_PROGRAM = {
+    300: (31_325, "23de04ac1bf363261c9ebf0fe23c4769760323d3848e5f845f5f7b528874beca"),
+    500: (16_948, "cb8c9e0a655045190a90e34c671193897b288f6c09bf10556cb9f761e51d45e2"),
+}
+"""By window: fragments, and the sha256 of their ids, nucleotides and proteins. They are those of
+split_fasta_chunk and identify_seq in units.py of github.com/Li-Jing-1997/VirNucPro, in the order in
+which its prediction.py writes them, for the contigs of the test below."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [300, 500])
 def test_virnucpros_fragments_are_its_own_at_many_lengths(window, tmp_path):
     rng = random.Random(window)
-    letters = "".join(rng.choices("ACGT", k=20_000))
+    letters = "".join(rng.choices("ACGT", (1, 6, 6, 1), k=20_000))  # few stops
     letters = letters[:9_000] + "N" + letters[9_001:12_000] + "RYK" + letters[12_003:]
     lengths = [*range(3, 1_600), *range(1_601, 20_001, 211)]
+    number, digest = 0, hashlib.sha256()
     for first in range(0, len(lengths), 200):
         given_contigs = {f"c{n}": letters[-n:] for n in lengths[first : first + 200]}
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
         path = write(tmp_path / "in.fna", given_contigs.items())
         translate([path], tmp_path / "out", "virnucpro", window=window)
         check(given_contigs, tmp_path / "out", "virnucpro", {"window": window})
+        for id, *_, protein, coding in written(tmp_path / "out"):
+            digest.update(f">{id}\n{coding}\n{protein}\n".encode())
+            number += 1
+    assert (number, digest.hexdigest()) == OF_ITS_PROGRAM[window]
 
 
 @pytest.mark.parametrize("length", range(1, 41))

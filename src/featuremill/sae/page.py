@@ -9,15 +9,19 @@ import altair as alt
 import numpy as np
 
 from featuremill.base import words
+from featuremill.base.text import clipped
 from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
 from featuremill.sae.card import FEATURES, Card
+from featuremill.sae.names import Names
 from featuremill.sae.report import Held, Top
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
 """Features that the page lists: the most frequent ones."""
 MOST_POINTS = 400
+MOST_TEXT = 60
+"""Letters of a record's description."""
 MOST_ROWS = 30
 """Features that are listed unfolded."""
 MANY_DEAD = 0.2
@@ -26,12 +30,24 @@ TERMS = (
     ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
     ("L0", "features that are active in a vector, on average; k at most"),
     ("dead", "features that are active in no vector that is looked at"),
+    (
+        "words in common",
+        "at least three of the strongest records have them in their descriptions, where they are "
+        "at least five times as frequent as among all records",
+    ),
     ("frequency", "the share of all vectors in which a feature is active"),
 )
 
 
 def write_page(
-    path: Path, name: str, run: str, card: Card, held: Held, top: Top, rows: list[dict[str, Any]]
+    path: Path,
+    name: str,
+    run: str,
+    card: Card,
+    held: Held,
+    top: Top,
+    names: Names,
+    rows: list[dict[str, Any]],
 ) -> None:
     """Write the page of the autoencoder called `name`, looked at on `run`, to `path`."""
     order = np.argsort(-top.frequency_M, kind="stable")
@@ -40,10 +56,10 @@ def write_page(
         (
             int(feature),
             f"{top.frequency_M[feature]:.2%}".replace("%", " %"),
+            ", ".join(names.words_M[feature]),
             [
-                (id, f"{value:.3g}")
-                for id, value in zip(top.ids_MT[feature], top.values_MT[feature], strict=True)
-                if value > 0
+                (id, f"{value:.3g}", clipped(names.descriptions[id], MOST_TEXT))
+                for id, value in top.records_of(feature)
             ],
         )
         for feature in order[:MOST_FEATURES]

@@ -17,8 +17,10 @@ from featuremill.base.text import one_line
 from featuremill.sae import network
 from featuremill.sae.card import FEATURES, PAGE
 from featuremill.sae.encode import Encoder
+from featuremill.sae.names import Names, names_of
 from featuremill.status.top.training import TRAINING
 from featuremill.store.files import replacing
+from featuremill.store.results import Results
 
 MOST_RECORDS = 5
 """Records that are named of each feature."""
@@ -45,6 +47,11 @@ class Top(NamedTuple):
     ids_MT: npt.NDArray[np.object_]
     frequency_M: npt.NDArray[np.float64]
     """Share of all vectors in which it is active."""
+
+    def records_of(self, feature: int) -> list[tuple[str, float]]:
+        """Return the ids of those in which a feature is active, with its value there."""
+        pairs = zip(self.ids_MT[feature], self.values_MT[feature].tolist(), strict=True)
+        return [(id, value) for id, value in pairs if value > 0]
 
 
 class _Sums:
@@ -78,9 +85,11 @@ def report(
     if page.suffix != ".html":
         raise UserError(f"{page}: the page is an .html; give such a name.")
     held, top = look(encoder)
-    _write_features(page.with_name(FEATURES), top)
+    ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
+    names = names_of(Results(encoder.vectors.root).manifest, ids_M)
+    _write_features(page.with_name(FEATURES), top, names)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
-    write_page(page, sae.name, str(run), encoder.card, held, top, [*map(json.loads, lines)])
+    write_page(page, sae.name, str(run), encoder.card, held, top, names, [*map(json.loads, lines)])
     log.info(
         "on %s held-out vectors: FVU %.4f, L0 %.1f, %.1f %% dead",
         f"{held.vectors:,}",
@@ -147,13 +156,11 @@ def _strongest(
     return np.take_along_axis(values, best, 1), np.take_along_axis(names, best, 1)
 
 
-def _write_features(path: Path, top: Top) -> None:
+def _write_features(path: Path, top: Top, names: Names) -> None:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["feature", "frequency", "rank", "id", "value"])
+        table.writerow(["feature", "frequency", "rank", "id", "value", "description"])
         for feature, frequency in enumerate(top.frequency_M.tolist()):
-            pairs = zip(top.ids_MT[feature], top.values_MT[feature].tolist(), strict=True)
-            for rank, (id, value) in enumerate(pairs, 1):
-                if value > 0:
-                    told = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
-                    table.writerow(told)
+            for rank, (id, value) in enumerate(top.records_of(feature), 1):
+                told = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                table.writerow([*told, one_line(names.descriptions[id])])

@@ -101,7 +101,7 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
         )
     if 10 * len(known) < len(found):
         log.warning(
-            "%s: the model knows %d of the %d genes, so its cells have few tokens; look whether the "
+            "%s: the model knows %d of the %d genes, so cells have few tokens; look whether the "
             "vocabulary is of this organism, and whether older ids need gene_mapping",
             *(path, len(known), len(found)),
         )
@@ -110,8 +110,10 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
     in_order = known[np.argsort(found[known], kind="stable")]
     if len(twice := np.flatnonzero(np.diff(found[in_order]) == 0)):
         id = one_line(file.genes[in_order[twice[0]]])
-        raise UserError(f"{path}: two genes are called {id} in it; add them up, drop one, or set "
-            "gene_mapping under options.")
+        raise UserError(
+            f"{path}: two genes are called {id} in it; add them up, drop one, or set "
+            "gene_mapping under options."
+        )
     return found
 
 

@@ -181,8 +181,8 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
         ) from None
     kinds = (int, float) if kind is float else (kind,)
     if not isinstance(found, dict) or not found:
-        example = '"ENSG…"' if kind is str else "1"
-        raise UserError(f'options.{option}: {path}: a dict is meant, such as {{"ENSG…": {example}}}.')
+        example = '{"ENSG…": "ENSG…"}' if kind is str else '{"ENSG…": 1}'
+        raise UserError(f"options.{option}: {path}: a dict is meant, such as {example}.")
     for gene, number in found.items():
         if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
             what = {int: "a whole number", float: "a number", str: "another text"}[kind]

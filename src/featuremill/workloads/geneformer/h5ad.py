@@ -85,9 +85,7 @@ class Cells:
         found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
         ids = [id.strip() for id in _texts(var, found or _index_of(var))]
         told = f"column {found} of var" if found else "the names of the genes"
-        return told, [
-            match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids
-        ]
+        return told, [match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
 
     def _shape(self) -> tuple[int, int]:
         told = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))

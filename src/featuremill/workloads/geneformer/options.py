@@ -31,9 +31,9 @@ class Options(NetworkOptions):
     """The file that gives each gene the median of its expression where it is not zero: JSON, or the
     pickle that Geneformer comes with (`gene_median_dictionary….pkl`)."""
     gene_mapping: OptionFile | None = None
-    """The file that gives ids of genes, such as older ones, the id that the vocabulary has: JSON, or
-    the pickle that Geneformer comes with (`ensembl_mapping_dict….pkl`). Counts of genes that get
-    the same id are added up. Without it ids are taken as they are, and two of one id are refused."""
+    """The file that gives ids of genes, such as older ones, the id that the vocabulary has: JSON,
+    or the pickle that Geneformer comes with (`ensembl_mapping_dict….pkl`). Counts of genes that get
+    the same id are added up. If not given, two genes of one id are refused."""
     version: Literal["auto", "V1", "V2"] = "auto"
     """How a cell becomes tokens: `V1` takes 2,048 genes, `V2` 4,094 between `<cls>` and `<eos>`.
     `auto` goes by the positions that the model has, 2,048 or 4,096."""

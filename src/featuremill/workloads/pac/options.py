@@ -85,7 +85,7 @@ class Options(WorkloadOptions):
     """How long the filters are, in cycles of a band's lower edge: those of phase bands, then those
     of amplitude bands. Longer ones are sharper and see less of how an amplitude changes."""
     passes: Literal[1, 2] = 1
-    """How often each filter is applied: 2 is forwards and backwards, as eegfilt and tensorpac do,
+    """How often each filter is applied: 2 is forwards and backwards, as tensorpac does,
     which is sharper."""
 
     @field_validator("phase_bands", "amplitude_bands")

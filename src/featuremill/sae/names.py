@@ -1,0 +1,66 @@
+"""What the strongest records of each feature are called, and which words they have in common."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.store import ledger
+
+WORD = re.compile(r"[^\W\d_]{4,}")
+SHARED = 3
+"""Strongest records of a feature that have a word, at least."""
+ENRICHED = 5
+"""Times as frequent as among all records that a word is among them, at least."""
+MOST_WORDS = 5
+
+
+class Names(NamedTuple):
+    """Of some records, by feature."""
+
+    descriptions: dict[str, str]
+    """By id."""
+    words_M: list[list[str]]
+    """Those that the most records of a feature have come first, then the rarest."""
+
+
+def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
+    """Return the descriptions of each feature's records, and words that are enriched in them."""
+    wanted = {id for ids in ids_M for id in ids}
+    told = {id: text for id, text in _descriptions(manifest) if id in wanted}
+    shared_M = []
+    for ids in ids_M:
+        counts = Counter(word for id in ids for word in _words(told[id]))
+        shared_M.append({word: n for word, n in counts.items() if n >= SHARED})
+    candidates = {word for shared in shared_M for word in shared}
+    among_all: Counter[str] = Counter()
+    num_all = 0
+    for _, text in _descriptions(manifest):
+        among_all.update(_words(text) & candidates)
+        num_all += 1
+    words_M = []
+    for ids, shared in zip(ids_M, shared_M, strict=True):
+        enriched = [
+            word
+            for word, n in shared.items()
+            if n * num_all >= ENRICHED * among_all[word] * len(ids)
+        ]
+        enriched.sort(key=lambda word: (-shared[word], among_all[word], word))
+        words_M.append(enriched[:MOST_WORDS])
+    return Names(told, words_M)
+
+
+def _descriptions(manifest: Path) -> Iterator[tuple[str, str]]:
+    for batch in ledger.batches(manifest, ["id", "description"]):
+        yield from zip(
+            batch["id"].to_pylist(),
+            (text or "" for text in batch["description"].to_pylist()),
+            strict=True,
+        )
+
+
+def _words(text: str) -> set[str]:
+    return {word.lower() for word in WORD.findall(text)}
