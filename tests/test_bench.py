@@ -670,11 +670,12 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     shutil.rmtree(project / ".venv")
     path = f"{bare_interpreter(tmp_path / 'image')}{os.pathsep}{os.environ['PATH']}"
     install, settings, first, second, tests = typed.strip().splitlines()
+    rehearsed = "--rehearse --part a --steps same_bits --engines 'featuremill fp32'"
     script = [
         f"set -e\n{install}\n{settings}",
         f"set +e\n{first}; test $? = 2 || exit 1\n{second}; test $? = 2 || exit 1\nset -e",
         f"{tests.replace('-m gpu', '-m gpu --collect-only')} -q",
-        first.replace("--gpu --part a", "--rehearse --part a --steps same_bits"),
+        first.replace("--gpu --part a", rehearsed),
     ]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
