@@ -56,6 +56,7 @@ GPU_PARTS = {
         Step(TESTS, needs_seconds=60, at_most_seconds=210),
         Step("compare", "650M", "mean", 100),
         Step("kernels", "650M", at_most_seconds=90),
+        Step("products", "650M", needs_seconds=40, at_most_seconds=90),
         Step("budget_sweep", "650M", at_most_seconds=90),
         Step("start_up", "650M", needs_seconds=40, at_most_seconds=90),
         Step("compare", "650M", "per_residue", 80),
@@ -65,6 +66,7 @@ GPU_PARTS = {
     "b": (
         Step("compare", "150M", "mean", 80),
         Step("compare", "3B", "mean", 120, 300),
+        Step("products", "3B", needs_seconds=60, at_most_seconds=120),
         Step("share_of_gpu", "150M", needs_seconds=60, at_most_seconds=120),
         Step("compare", "150M", "per_residue", 80),
         Step("peak_memory", "150M", needs_seconds=100, at_most_seconds=180),
@@ -92,9 +94,12 @@ REHEARSED = {"150M": "tiny narrow", "650M": "tiny", "3B": "tiny fp16"}
 
 def run_compare(stage: Stage, step: Step, settings: Settings, clock: Clock) -> Any:
     """Compare all engines for one output."""
-    found = compare(stage, step.output, clock, settings, step.rival_tokens)
     missing = {name: f"{name}: {reason}" for name, reason in stage.missing}
-    return found | {"bars": [bar._asdict() for bar in bars.of_comparison(found, missing)]}
+    found: dict[str, Any] = {}
+    for found in compare(stage, step.output, clock, settings, step.rival_tokens):
+        found |= {"bars": [bar._asdict() for bar in bars.of_comparison(found, missing)]}
+        stage.so_far(found)
+    return found
 
 
 def run_same_bits(stage: Stage, _step: Step, settings: Settings, _clock: Clock) -> Any:
@@ -104,20 +109,18 @@ def run_same_bits(stage: Stage, _step: Step, settings: Settings, _clock: Clock) 
     cases: list[tuple[str, int]] = [(dtype, usual) for dtype in dtypes]
     if stage.place.has_gpu_steps:
         cases += [(stage.dtype, budget) for budget in probes.BUDGETS if budget != usual]
-    return [
-        probes.same_bits(stage, *case, settings.probe_tokens, settings.num_alone) for case in cases
-    ]
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        rows.append(probes.same_bits(stage, *case, settings.probe_tokens, settings.num_alone))
+        stage.so_far({"rows": rows})
+    return rows
 
 
 def run_start_up(stage: Stage, _step: Step, settings: Settings, clock: Clock) -> Any:
     """Time the product's start."""
     found = start_up(stage, settings.probe_tokens, clock)
-    seconds = found["start_up_seconds"]
-    most = bars.START_UP_SECONDS.get(stage.shape.name)
-    if most is None:
-        return found
-    bar = bars.Bar("start-up of extract (s, at most)", seconds, most, seconds <= most)
-    return found | {"bars": [bar._asdict()]}
+    known = bars.of_start_up(stage.shape.name, found, stage.place.has_gpu_steps)
+    return found | ({"bars": [bar._asdict() for bar in known]} if known else {})
 
 
 KINDS: dict[str, Callable[[Stage, Step, Settings, Clock], Any]] = {
@@ -125,6 +128,7 @@ KINDS: dict[str, Callable[[Stage, Step, Settings, Clock], Any]] = {
     "same_bits": run_same_bits,
     "start_up": run_start_up,
     "kernels": lambda stage, *_: probes.kernels(stage),
+    "products": lambda stage, _, settings, __: probes.forms(stage, settings.probe_tokens),
     "budget_sweep": lambda stage, _, settings, __: probes.budget_sweep(
         stage, 2 * settings.probe_tokens
     ),

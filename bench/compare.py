@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from bench import gpu_only
@@ -137,8 +137,9 @@ class Roof:
 
 def compare(
     stage: Stage, output: Output, clock: Clock, settings: Settings, rival_tokens: int
-) -> dict[str, Any]:
-    """Return the passes of all contestants; fewer passes than asked for when time runs out."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the passes of all contestants after each of them; fewer than asked for when time runs
+    out."""
     contestants = _contestants(stage, output, settings.seconds)
     matmul = None
     if stage.place.has_gpu_steps:
@@ -153,6 +154,7 @@ def compare(
         most = max([rival_tokens, *(sizes[name] for name in rivals)])
         sizes |= dict.fromkeys(rivals, most)
     sets = {name: stage.sample.take(size) for name, size in sizes.items()}
+    gpu = {"gpu": stage.place.compute_device().name} if stage.place.device == "cuda" else {}
     passes: dict[str, list[tuple[float, int]]] = {name: [] for name in sizes}
     teraflops: list[float] = []
     longest = 0.0
@@ -173,18 +175,18 @@ def compare(
         }
         going_on = [contestant for contestant in going_on if contestant.name not in slow]
         longest = max(longest, time.monotonic() - started - sum(slow.values()))
-    rows = [
-        _row(stage, contestant, sets[contestant.name], passes[contestant.name])
-        for contestant in contestants
-    ]
-    return {
-        "shape": stage.shape.name,
-        "output": output,
-        "dtype": stage.dtype,
-        "passes": max(map(len, passes.values())),
-        "matmul_tflops": [round(value, 1) for value in teraflops],
-        "rows": rows,
-    }
+        yield {
+            "shape": stage.shape.name,
+            "output": output,
+            "dtype": stage.dtype,
+            **gpu,
+            "passes": number + 1,
+            "matmul_tflops": [round(value, 1) for value in teraflops],
+            "rows": [
+                _row(stage, contestant, sets[contestant.name], passes[contestant.name])
+                for contestant in contestants
+            ],
+        }
 
 
 def _contestants(stage: Stage, output: Output, seconds: float) -> list[Contestant]:

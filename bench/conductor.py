@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -173,23 +173,27 @@ class Run:
                 content["left_out"].append(step.name)
                 say(f"left out for lack of time: {step.name}")
                 continue
+            part = {"part": name} if name else {}
             started = time.monotonic()
-            answer = self._carry_out(step, clock)
-            if answer.stage:
-                self._learn(step.shape, answer)
-            if answer.gate_failed:
-                content["gate_failed"] = answer.gate_failed
-            else:
-                found = answer.found or {"error": answer.error}
-                took = round(time.monotonic() - started, 1)
-                part = {"part": name} if name else {}
-                content[MEASURED][step.name] = {**found, **part, "took_seconds": took}
-            self._record.save()
+            for answer in self._carry_out(step, clock):
+                if answer.stage:
+                    self._learn(step.shape, answer)
+                took = {"took_seconds": round(time.monotonic() - started, 1)}
+                if answer.gate_failed:
+                    content["gate_failed"] = answer.gate_failed
+                elif answer.found or answer.error:
+                    found = answer.found
+                    if not found:  # beside what was found before it
+                        kept = content[MEASURED].get(step.name, {})
+                        found = {**kept, "error": answer.error}
+                    content[MEASURED][step.name] = {**found, **part, **took}
+                self._record.save()
             if step.name in content[MEASURED]:
                 shown = table.measured(step.name, content[MEASURED][step.name])
                 print(f"\n{shown}", flush=True)
 
-    def _carry_out(self, step: Step, clock: Clock) -> Answer:
+    def _carry_out(self, step: Step, clock: Clock) -> Iterator[Answer]:
+        """Yield what a step tells while it is carried out, and last what it came to."""
         # What is for a GPU ends in time, as whoever lends one may end it; a CPU is one's own.
         seconds = clock.left()
         at_most = step.at_most_seconds
@@ -198,20 +202,26 @@ class Run:
         if step.kind == TESTS:
             self.close()  # they are alone on the GPU
             say("the tests that need a GPU")
-            return Answer(gpu_tests.run(self._place.name, self._scratch, at_most))
+            yield Answer(gpu_tests.run(self._place.name, self._scratch, at_most))
+            return
         try:
-            return self._ask(step, seconds, at_most)
+            yield from self._ask(step, seconds, at_most)
         except ChildError as error:
             self.close()
-            return Answer(error=str(error))
+            yield Answer(error=str(error))
 
-    def _ask(self, step: Step, seconds: float, at_most: float) -> Answer:
+    def _ask(self, step: Step, seconds: float, at_most: float) -> Iterator[Answer]:
         if not self._worker:
             command = [sys.executable, "-m", "bench.worker", json.dumps(self._setting._asdict())]
             self._worker = Child(command)
         order = Order(step, self._settings, seconds, self._judged.get(step.shape))
         self._worker.tell(json.dumps(order))
-        return Answer(**json.loads(self._worker.answer(at_most)))
+        end = time.monotonic() + at_most
+        is_last = False
+        while not is_last:
+            answer = Answer(**json.loads(self._worker.answer(end - time.monotonic())))
+            is_last = answer.is_last
+            yield answer
 
     def _learn(self, shape: str, answer: Answer) -> None:
         """Note what is known of a shape; a judgement is shown when it is made."""

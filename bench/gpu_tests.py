@@ -1,4 +1,4 @@
-"""The project's tests that need a GPU, as a step of a run.
+"""The project's tests that need a GPU, as a step of a run; by itself it prints their files.
 
 This module is also the plug-in that notes each test's end in a file: a run that is killed keeps
 what it has seen. It imports only what pytest has imported.
@@ -102,3 +102,7 @@ def _read(path: Path) -> list[dict[str, str]]:
         with contextlib.suppress(ValueError):  # the last one, cut off
             found.append(json.loads(line))
     return found
+
+
+if __name__ == "__main__":
+    print(*files())

@@ -18,9 +18,12 @@ from bench.lengths import Protein, describe, tokens_of
 from bench.place import Place
 from bench.sample import write_fasta
 from bench.stage import Stage, say
+from featuremill.base.errors import WorkloadError
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2.encoder import DTYPES
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)
 NUM_KERNELS = 12
@@ -128,6 +131,36 @@ def kernels(stage: Stage) -> dict[str, Any]:
         for time, event in found[:NUM_KERNELS]
     ]
     return {"backend": ours.backend(), "kernels": listed}
+
+
+def forms(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
+    """Return the device's tokens per second with each form of the matrix products, on the rows of
+    whole batches, interleaved; what a form cannot do there is told in place of its speed."""
+    say(f"{stage.shape.name}: forms of the products")
+    ours, budget = stage.ours(stage.dtype), batch_budget(stage.place)
+    proteins = stage.sample.take(num_tokens)
+    device = ours.model_for("mean").encoder.device
+    models: dict[str, Any] = {}
+    errors: dict[str, str] = {}
+    for form in products.forms(device, DTYPES[stage.dtype]):
+        try:
+            models[form.NAME] = ours.with_products(form)
+        except WorkloadError as error:
+            errors[form.NAME] = str(error)
+    batches = gpu_only.prepare(ours.model_for("mean"), proteins, budget)
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for number in range(4):
+        for name, model in models.items():
+            measured = gpu_only.seconds(stage.place, model, batches)
+            if number:  # the first pass warms up
+                seconds[name].append(measured)
+    tokens, rows = sum(tokens_of(proteins)), max(len(batch.pack.tokens_T) for batch in batches)
+    found = [
+        {"products": n, "rows": rows, "tokens_per_second": round(tokens / statistics.median(s), 1)}
+        for n, s in seconds.items()
+    ]
+    none = {"rows": rows, "tokens_per_second": 0.0}
+    return found + [{"products": n, **none, "error": error} for n, error in errors.items()]
 
 
 def _time_of(event: Any, place: Place) -> float:

@@ -6,6 +6,7 @@ import gc
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,8 @@ class Stage:
         """What torch was told of fp32 products when the reference was computed."""
         self.set_sizes: dict[str, int] = {}
         """Tokens that fill one pass of a contestant, by its name."""
+        self.so_far: Callable[[dict[str, Any]], None] = lambda _: None
+        """Takes what a step has found so far: what is told is kept, whatever comes after."""
         self._loaded: list[Engine] = []
         """The one used last at the end."""
 

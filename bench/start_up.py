@@ -20,6 +20,15 @@ from bench.stage import Stage, say
 from featuremill.base import this_process
 from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.store.results import Results
+from featuremill.workload import weights
+
+BARE_LOAD = """
+import sys, torch
+from safetensors.torch import load_file
+tensors = load_file(sys.argv[1], device=sys.argv[2])
+print(sum(float(tensor.sum()) for tensor in tensors.values()))
+"""
+"""What any program does that computes with these weights."""
 
 
 class Asked(NamedTuple):
@@ -42,10 +51,30 @@ def start_up(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     """Return the wall time of one `featuremill extract` and what of it was not computing."""
     say(f"{stage.shape.name}: a whole featuremill extract")
     compileall.compile_dir(ROOT / "src", quiet=1)  # as pip does when it installs
+    bare = _bare_load(stage, clock)
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "start_up.fasta", proteins)
     found = timed(fasta, stage.fresh_folder() / "run", of_stage(stage), clock)
-    return {"shape": stage.shape.name, "tokens": sum(tokens_of(proteins)), **found}
+    told = {"shape": stage.shape.name, "tokens": sum(tokens_of(proteins))}
+    return {**told, **found, "bare_load_seconds": round(bare, 3)}
+
+
+def _bare_load(stage: Stage, clock: Clock) -> float:
+    """Return the wall time of a process that brings the weights to the device, and no more; of two,
+    the second, which finds the files in memory as the extract does."""
+    path = stage.subject.weights
+    assert path
+    file = weights.read(path).path
+    command = [sys.executable, "-c", BARE_LOAD, str(file), stage.place.device]
+    log = stage.folder / "bare_load.log"
+    for _ in range(2):
+        log.unlink(missing_ok=True)
+        started = time.perf_counter()
+        if status := processes.run(command, clock.left(), log):
+            told = processes.last_words(log)
+            raise processes.ChildError(f"a bare load ended with {status}{told}")
+        seconds = time.perf_counter() - started
+    return seconds
 
 
 def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]:

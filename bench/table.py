@@ -60,8 +60,12 @@ def _share(name: str, of: str, rates: dict[str, float]) -> str:
 def measured(name: str, found: dict[str, Any]) -> str:
     """Return what one step found."""
     kind = name.split()[0]
-    has_nothing = "error" in found and kind != TESTS
-    return _facts(name, found) if has_nothing else KINDS.get(kind, _facts)(name, found)
+    if "error" in found and kind != TESTS:
+        if "rows" not in found:
+            return _facts(name, found)
+        whole = {key: value for key, value in found.items() if key != "error"}
+        return f"{measured(name, whole)}\ncut off, these are kept: {found['error']}"
+    return KINDS.get(kind, _facts)(name, found)
 
 
 def left_out(content: dict[str, Any]) -> str:
@@ -249,6 +253,7 @@ KINDS = {
     "budget_sweep": _listing,
     "peak_memory": _listing,
     "kernels": _listing,
+    "products": _listing,
 }
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -54,13 +55,14 @@ class Order(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a step came to: one of the first three."""
+    """What a step came to: one of the first three; or how far it has come."""
 
     found: dict[str, Any] | None = None
     error: str = ""
     gate_failed: str = ""
     stage: dict[str, Any] | None = None
     judged: list[str] | None = None
+    is_last: bool = True
 
 
 def main() -> None:
@@ -75,8 +77,11 @@ def main() -> None:
 
 
 def _serve(worker: Worker, orders: TextIO, answers: TextIO) -> None:
+    def tell(answer: Answer) -> None:
+        answers.write(json.dumps(answer._asdict()) + "\n")
+
     for line in orders:
-        answers.write(json.dumps(worker.carry_out(Order.read(line))._asdict()) + "\n")
+        tell(worker.carry_out(Order.read(line), tell))
 
 
 class Worker:
@@ -88,8 +93,9 @@ class Worker:
         self._sample = Sample(Path(setting.fasta))
         self._stage: Stage | None = None
 
-    def carry_out(self, order: Order) -> Answer:
-        """Return what a step found, or what went wrong; and what is known of its shape."""
+    def carry_out(self, order: Order, tell: Callable[[Answer], None]) -> Answer:
+        """Return what a step found, or what went wrong; and what is known of its shape. Tell the
+        same of all that is known before its end: it may be cut off there."""
         answer, judged = Answer(), order.judged
         stage: Stage | None = None
         try:
@@ -97,6 +103,9 @@ class Worker:
             if judged is None:
                 stage.pass_gate()
                 judged = [engine.name for engine in stage.engines]
+            known = Answer(stage=stage.facts(), judged=judged, is_last=False)
+            tell(known)
+            stage.so_far = lambda found: tell(known._replace(found=found))
             clock = Clock((order.seconds - RESERVED_SECONDS) / 60)
             found = KINDS[order.step.kind](stage, order.step, order.settings, clock)
             answer = Answer(found if isinstance(found, dict) else {"rows": found})

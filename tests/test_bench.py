@@ -5,25 +5,35 @@ import ast
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import venv
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
 import pytest
-from bench import agenda, bars, conductor, gpu_tests, needs, processes, table
+import torch
+from bench import agenda, bars, conductor, fp8, gpu_tests, needs, processes, table, worker
 from bench.clock import Clock
 from bench.place import Place
 from bench.record import torch_tried
 from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import ROOM, Stage
+from esm2_models import fair_esm, relative_l2, save_fair_esm
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from programs import fasta, is_running, random_records, wait_for
+
+from featuremill.lease.devices import cpu
+from featuremill.workload import weights
+from featuremill.workloads.esm2 import products
 
 ROOT = Path(__file__).parents[1]
 PEERS = {
@@ -150,6 +160,39 @@ def test_without_time_the_last_steps_are_left_out(environment, tmp_path):
     assert "left out for lack of time: compare tiny mean" in done.stdout
 
 
+@pytest.fixture
+def random_weights(tmp_path):
+    path = save_fair_esm(fair_esm(2, 64, 4), tmp_path / "random.pt")
+    return weights.weights_of(weights.convert(str(path), tmp_path))
+
+
+def test_products_in_fp8_are_rounded_row_by_row():
+    torch.manual_seed(0)
+    rows = torch.randn(51, 640) * torch.logspace(-8, 8, 51)[:, None]
+    rows[7] = 0
+    found, largest = fp8.rounded(rows), rows.abs().amax(1, keepdim=True)
+    assert torch.equal(found[7], rows[7])
+    # Half a unit in the last of three places; below 2⁻⁶ of e4m3 these are all 2⁻⁹ apart.
+    most = torch.maximum(rows.abs() * 2**-4, largest / fp8.LARGEST * 2**-10)
+    assert ((found - rows).abs() <= 1.001 * most).all()
+    exact = products.Plain(torch.randn(320, 640), torch.randn(320))
+    narrow, usual = fp8.Rounded(exact), rows[25:26]
+    assert 2e-2 < relative_l2(narrow(usual), exact(usual)) < 5e-2
+    expected = torch.nn.functional.gelu(exact(usual))
+    assert 2e-2 < relative_l2(narrow.gelu(usual), expected) < 8e-2
+
+
+def test_what_fp8_costs_is_told_by_product(random_weights):
+    proteins = Sample().take(3_000)
+    head, _, *lines, bound = fp8.against_fp32(random_weights, proteins).splitlines()
+    assert "residues' L2" in head and bound.startswith("bound")
+    l2 = {line[:20].strip(): float(line[20:].split()[0]) for line in lines}
+    assert list(l2) == list(fp8.VARIANTS)
+    assert l2["bf16"] < min(l2[name] for name in fp8.VARIANTS if name != "bf16")
+    assert l2["fp8: qkv, up, down"] > max(l2["fp8: qkv"], l2["fp8: up"], l2["fp8: down"])
+    assert lines[-1].endswith("pooled_cosine_min") and lines[0].endswith("none")
+
+
 # The steps for a GPU.
 
 
@@ -179,7 +222,9 @@ def test_both_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_p
     }
     assert by_part == expected
     assert found["measured"]["gpu_tests"]["passed"] > 5
-    assert found["measured"]["start_up tiny"]["device"] == "Simulated GPU"
+    start_up = found["measured"]["start_up tiny"]
+    assert start_up["device"] == "Simulated GPU" and 0 < start_up["bare_load_seconds"] < 60
+    assert "beyond a bare load" in start_up["bars"][0]["what"]
     for name, stage in found["stages"].items():
         judged = [verdict["engine"] for verdict in stage["gate"]]
         assert judged[0] == "fair-esm fp32" and "featuremill fp16" in judged, name
@@ -312,6 +357,89 @@ def test_a_step_that_hangs_is_noted_and_the_next_one_runs(tmp_path, monkeypatch,
     assert shown.index("kernels tiny: error") < shown.index("long_protein tiny: tokens 7")
 
 
+TELLS = """
+import json, time
+input()
+for passes in (1, 2):
+    rows = [{"budget": 8192, "tokens_per_second": 10.0 * passes}]
+    print(json.dumps({"found": {"rows": rows}, "is_last": False}), flush=True)
+time.sleep(600)
+"""
+
+
+def test_of_a_step_that_is_cut_off_the_last_pass_is_kept(tmp_path, monkeypatch, capsys):
+    """And written down when it is known: who lends the machine may end this process as well."""
+    given = SimpleNamespace(place="rehearsal", fasta="", engines=[], spoil=False)
+    content = {"stages": {}, "measured": {}, "left_out": []}
+    saved = []
+    record = SimpleNamespace(content=content, save=lambda: saved.append(json.dumps(content)))
+    run = conductor.Run(given, agenda.REHEARSAL, record, tmp_path)
+    child = processes.Child([sys.executable, "-c", TELLS])
+    monkeypatch.setattr(conductor, "Child", lambda _: child)
+    answer = child.answer
+
+    def late(seconds):
+        """Wait for what it tells, and not for what it does not."""
+        return answer(60 if len(saved) < 2 else 0)
+
+    monkeypatch.setattr(child, "answer", late)
+    run.part("a", [agenda.Step("budget_sweep", "tiny", needs_seconds=0)], Clock(5))
+    run.close()
+    found = content["measured"]["budget_sweep tiny"]
+    assert found["rows"][0]["tokens_per_second"] == 20 and "so it was killed" in found["error"]
+    assert found["part"] == "a" and "took_seconds" in found
+    assert ["10.0" in each for each in saved] == [True, False, False]
+    assert "error" not in saved[1]
+    shown = capsys.readouterr().out
+    assert shown.index("20.0") < shown.index("cut off, these are kept: no answer within")
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory):
+    """A worker that compares ours with the reference alone."""
+    folder = tmp_path_factory.mktemp("scratch")
+    sample = ROOT / "bench/ecoli.fasta.gz"
+    return worker.Worker(
+        worker.Setting("rehearsal", str(sample), str(folder), ["featuremill bf16"], False)
+    )
+
+
+def order(kind, **changes):
+    settings = agenda.REHEARSAL._replace(**changes)
+    return worker.Order(agenda.Step(kind, "tiny"), settings, 600, None)
+
+
+@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+def test_a_comparison_tells_its_judgement_and_each_pass(narrow):
+    told = []
+    last = narrow.carry_out(order("compare", num_passes=2), told.append)
+    judged, first, second = told
+    assert judged.found is None and len(judged.stage["gate"]) == 2 and judged.judged
+    assert [each.found["passes"] for each in (first, second, last)] == [1, 2, 2]
+    assert [each.is_last for each in (judged, first, second, last)] == [False] * 3 + [True]
+    for number, each in ((1, first), (2, second)):
+        assert {len(row["seconds"]) for row in each.found["rows"]} == {number}
+        assert each.found["bars"] and json.dumps(each._asdict())
+
+
+@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow, monkeypatch):
+    class Wrong(products.Plain):
+        NAME = "wrong"
+
+        def __call__(self, rows):
+            return super().__call__(rows) * 2
+
+    usual = products.forms(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(products, "forms", lambda *_: [*usual, Wrong])
+    *right, wrong = narrow.carry_out(order("products"), lambda _: None).found["rows"]
+    assert [row["products"] for row in right] == [form.NAME for form in usual]
+    for row in right:
+        assert row["tokens_per_second"] > 0 and row["rows"] >= 64
+    assert wrong["products"] == "wrong" and "product on this CPU" in wrong["error"]
+    assert "wrong" in table.measured("products tiny", {"rows": [*right, wrong]})
+
+
 class Card:
     """Counts what stands in a GPU's memory, at its most."""
 
@@ -364,6 +492,41 @@ def test_what_the_bar_for_a_gpu_is_about_leaves_plan_out():
     first, *_, over = bars.of_comparison(found)
     assert first == bars.Bar("fp16 extract without plan, share of GPU only", 0.96, 0.95, True)
     assert over.what == "fp16 over fair-esm fp32 (×)" and over.value == 8  # a peer reads its input
+
+
+@pytest.mark.parametrize(("gpu", "tokens", "share"), [
+    (bars.H100, 337e3, 0.58),
+    (bars.H200, 370e3, 0.65),
+    ("NVIDIA H100 PCIe", None, None),
+])  # fmt: skip
+def test_each_gpu_has_bars_of_its_own(gpu, tokens, share):
+    rows = [
+        {"name": "fair-esm fp32", "tokens_per_second": 10e3},
+        {
+            "name": "featuremill bf16",
+            "tokens_per_second": 330e3,
+            "tokens_per_second_of_extract": 340e3,
+        },
+        {
+            "name": "featuremill bf16, GPU only",
+            "tokens_per_second": 350e3,
+            "gflops_per_token": 1.37,
+        },
+    ]
+    found = {"shape": "650M", "output": "mean", "gpu": gpu, "matmul_tflops": [798.0], "rows": rows}
+    known = {bar.what: bar for bar in bars.of_comparison(found)}
+    speed, mfu = (known.get(f"bf16 GPU only{what}") for what in (" (tokens/s)", ", MFU"))
+    assert (speed and speed.bound, mfu and mfu.bound) == (tokens, share)
+    assert not speed or speed.is_met == (gpu == bars.H100)
+
+
+def test_a_start_up_is_held_against_what_was_measured_beside_it():
+    found = {"start_up_seconds": 7.5, "bare_load_seconds": 4.0}
+    (bar,) = bars.of_start_up("650M", found, on_gpu=True)
+    assert bar == bars.Bar("start-up beyond a bare load (s, at most)", 3.5, 3.0, False)
+    (bar,) = bars.of_start_up("8M", found, on_gpu=False)
+    assert bar.value == 7.5 and bar.bound == 1.5
+    assert bars.of_start_up("150M", found, on_gpu=False) == []
 
 
 @pytest.mark.parametrize(("version", "is_tried"), [("2.13.0+cu130", True), ("2.99.1", False)])
@@ -467,6 +630,64 @@ def test_what_is_missing_is_said_before_anything_runs():
     said = needs.sentence({"esm": "fair-esm"}, {"pyarrow": "pyarrow"})
     assert "lacks pyarrow, fair-esm; " in said and '`make bench-wheels WHEELS="pyarrow"`' in said
     assert needs.lacking({"no.such": "no-such", "json": "json"}) == {"no.such": "no-such"}
+
+
+def bare_interpreter(folder):
+    """Return a Python that has what an image for work with GPUs has, and nothing else."""
+    venv.create(folder, with_pip=False)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for name in with_what_they_need([*needs.THERE.values(), "pip"]):
+        found = metadata.distribution(name)
+        for part in {file.parts[0] for file in found.files} - {"..", "__pycache__"}:
+            if not (site / part).exists():
+                (site / part).symlink_to(found.locate_file(part))
+    return folder / "bin"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_recipe_for_a_machine_without_a_network(tmp_path):
+    """As the README has it, in another folder; on a CPU the benchmark says that it needs a GPU."""
+    pytest.importorskip("pip")
+    page = (ROOT / "bench/README.md").read_text("utf-8")
+    recipe = page.partition("## A GPU machine without a network")[2]
+    gather, typed = re.findall(r"```bash\n(.*?)```", recipe, re.DOTALL)
+    assert gather.startswith("make bench-wheels ")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    project = tmp_path / "project"
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (project / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, project / name)
+    for words in (["init", "-q"], ["add", "-A"]):
+        subprocess.run(["git", *words], cwd=project, check=True)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    words = ["make", "bench-wheels", f"WHEELS_PYTHON={version}", f"PYTHON={sys.executable}"]
+    made = subprocess.run(words, cwd=project, capture_output=True, text=True)
+    if "No matching distribution" in made.stderr or "Connection" in made.stderr:
+        pytest.skip("pip could not gather the wheels")
+    assert made.returncode == 0 and "travel" in made.stdout, made.stderr
+    shutil.rmtree(project / ".venv")
+    path = f"{bare_interpreter(tmp_path / 'image')}{os.pathsep}{os.environ['PATH']}"
+    install, settings, first, second, tests = typed.strip().splitlines()
+    rehearsed = "--rehearse --part a --steps same_bits --engines 'featuremill fp32'"
+    script = [
+        f"set -e\n{install}\n{settings}",
+        f"set +e\n{first}; test $? = 2 || exit 1\n{second}; test $? = 2 || exit 1\nset -e",
+        f"{tests.replace('-m gpu', '-m gpu --collect-only')} -q",
+        first.replace("--gpu --part a", rehearsed),
+    ]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(script)],
+        cwd=project,
+        env={"PATH": path, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("is a build for CPUs; take one for CUDA.") == 2, done.stderr
+    assert "tests/test_kernels.py::test_rotary_kernel" in done.stdout
+    assert json.loads((project / "a.json").read_text())["complete"]
 
 
 SEEN = """

@@ -33,6 +33,7 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featuremill.base import environment as variables_of_ours
 from featuremill.base import faults
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.lease import devices
@@ -237,6 +238,35 @@ def test_a_device_that_still_computes_has_only_refused(
     assert f"attention of a bad one fails its check (RuntimeError: {text})" in record.getMessage()
 
 
+class Late(TorchDispatchMode):
+    """A GPU that meets an illegal access in attention, and says so to whoever looks at a number."""
+
+    is_hurt = False
+
+    def __torch_dispatch__(self, operation, _, arguments=(), more=None):
+        name = operation.overloadpacket.__name__
+        self.is_hurt |= name == "_flash_attention_forward"
+        if self.is_hurt and name in ("item", "_local_scalar_dense"):
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return operation(*arguments, **(more or {}))
+
+
+def test_what_a_gpu_says_late_is_said_of_the_right_operation(found, hopper, monkeypatch):
+    hopper(Flash(), takes_splits=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    right = ladder._Trial.run
+
+    def run(*given):
+        with Late():
+            right(*given)
+
+    monkeypatch.setattr(ladder._Trial, "run", run)
+    monkeypatch.setattr(faults, "computes", lambda _: False)
+    with pytest.raises(RuntimeError, match=r"^attention by varlen flash_attention FA2 \("):
+        load(found)
+
+
 class Refusing(TorchDispatchMode):
     """Refuses one of torch's operations, by its number, in the words of a library of CUDA."""
 
@@ -418,15 +448,17 @@ def test_without_a_flash_attention_that_is_right_sequences_go_one_by_one(
 class Later(Flash):
     """FlashAttention-3 from a package of its own, as torch.nn.attention._fa3 puts it in place."""
 
-    module = "flash_attn_interface"
-
-    def __init__(self, how="right"):
+    def __init__(self, name="FA3", how="right"):
         super().__init__()
+        self.module = attention.FLASH_PACKAGES[name]
         self._how = how
         self.library = None
 
     def register(self):
         importlib.import_module(self.module)
+        torch._C._set_sdp_use_fa3(True)
+        if self._how == "is of another torch":
+            raise RuntimeError("no such operation")
         self.library = torch.library.Library("aten", "IMPL")
         self.library.impl("_flash_attention_forward", self, "CPU")
         return self
@@ -443,20 +475,27 @@ class Later(Flash):
 
 @pytest.fixture
 def later(monkeypatch, tmp_path):
-    """Return a function that has torch know a FlashAttention-3, and installs its package."""
+    """Return a function that has torch know a later FlashAttention, and installs its package."""
+    flags = []
+    monkeypatch.setattr(torch._C, "_set_sdp_use_fa3", flags.append)
 
-    def put(how="right", package=""):
-        (tmp_path / f"{Later.module}.py").write_text(package)
+    def put(how="right", package="", name="FA3"):
+        later = Later(name, how)
+        later.flags = flags
+        file = tmp_path.joinpath(*later.module.split(".")).with_suffix(".py")
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(package)
         monkeypatch.syspath_prepend(tmp_path)
-        later = Later(how)
         registered = torch.nn.attention._registry._FLASH_ATTENTION_IMPLS
-        monkeypatch.setitem(registered, "FA3", later.register)
+        monkeypatch.setitem(registered, name, later.register)
         return later
 
     yield put
     if torch.nn.attention.current_flash_attention_impl():
         torch.nn.attention.restore_flash_attention_impl()
-    sys.modules.pop(Later.module, None)
+    for package in attention.FLASH_PACKAGES.values():
+        sys.modules.pop(package, None)
+        sys.modules.pop(package.partition(".")[0], None)
 
 
 def test_flash_attention_3_is_used_where_its_package_is(found_wide, hopper, later, caplog):
@@ -493,6 +532,7 @@ def test_narrow_heads_and_other_gpus_keep_flash_attention_2(
     ("is wrong", "", "relative error 2"),
     ("refuses", "", "forward unsupported: a reason"),
     ("right", "import a_library_of_another_cuda", "No module named"),
+    ("is of another torch", "", "no such operation"),
 ])  # fmt: skip
 def test_a_flash_attention_3_that_fails_its_check_is_put_back(
     found_wide, hopper, later, caplog, how, package, said
@@ -507,10 +547,74 @@ def test_a_flash_attention_3_that_fails_its_check_is_put_back(
     features(model)
     assert (own.calls, newer.calls) == ([1, 1], [])
     assert torch.nn.attention.current_flash_attention_impl() is None
+    assert how != "is of another torch" or newer.flags == [True, False]
+
+
+@pytest.mark.parametrize("major, installed, offered", [
+    (8, ("FA3", "FA4"), ["FA2"]),
+    (9, (), ["FA2"]),
+    (9, ("FA3",), ["FA3", "FA2"]),
+    (9, ("FA4",), ["FA4", "FA2"]),
+    (9, ("FA3", "FA4"), ["FA3", "FA4", "FA2"]),
+    (10, ("FA3", "FA4"), ["FA4", "FA2"]),
+    (12, ("FA3", "FA4"), ["FA2"]),
+])  # fmt: skip
+def test_which_flash_attention_is_offered_where(later, monkeypatch, major, installed, offered):
+    for name in installed:
+        later(name=name)
+    monkeypatch.setattr(attention, "_capability", lambda _: (major, 0))
+    monkeypatch.setattr(attention, "_takes", lambda _: True)
+    found = attention.backends(HOST, torch.bfloat16, 20, 64)
+    names = [way.name.rpartition(" ")[2] for way in found if way.name.startswith("varlen")]
+    assert names == [*offered, "likes"]
+    narrow = attention.backends(HOST, torch.bfloat16, 20, 32)
+    assert narrow[0].name.endswith("FA2")
+
+
+@pytest.fixture
+def flash_cache(monkeypatch):
+    """The variables by which FlashAttention-4 keeps what it compiles, unset."""
+    variables = [variables_of_ours.FLASH_CACHE_DIR, variables_of_ours.FLASH_CACHE_ENABLED]
+    for each in variables:
+        monkeypatch.setenv(each.name, "")  # so that what follows is undone
+        each.unset()
+    return variables
+
+
+def test_flash_attention_4_on_a_hopper_keeps_what_it_compiles(
+    found_wide, hopper, later, monkeypatch, tmp_path, flash_cache
+):
+    """Inside Triton's folder; without that each job would compile it anew."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    expected = features(load(found_wide))
+    hopper(Flash())
+    seen, name = "seen_by_flash_attention", flash_cache[0].name
+    newer = later(package=f"import os\n{seen} = os.environ[{name!r}]", name="FA4")
+    model = load(found_wide)
+    assert model.backend.startswith("attention: varlen flash_attention FA4;")
+    newer.calls.clear()
+    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert newer.calls == [1] * 2
+    folder = tmp_path / "triton" / "flash_attention"
+    assert getattr(sys.modules[newer.module], seen) == str(folder) and folder.is_dir()
+    assert flash_cache[1].text() == "1"
+
+
+def test_where_no_folder_can_be_made_flash_attention_4_keeps_nothing(
+    monkeypatch, tmp_path, flash_cache
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "file" / "triton"))
+    kernels.keep_flash_attention()
+    assert [each.text() for each in flash_cache] == [None, None]
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    flash_cache[0].set("my own")
+    kernels.keep_flash_attention()
+    assert [each.text() for each in flash_cache] == ["my own", "1"]
 
 
 def test_torch_imports_the_packages_that_are_looked_for():
-    for name, package in attention.LATER_FLASH.values():
+    for name, package in attention.FLASH_PACKAGES.items():
         assert name in torch.nn.attention.list_flash_attention_impls()
         module = importlib.import_module(f"torch.nn.attention._{name.lower()}")
         register = getattr(module, f"register_flash_attention_{name.lower()}")
@@ -626,6 +730,23 @@ def test_products_that_do_not_add_themselves_rightly_are_added_after(found, addi
     assert ("must have the same dtype" if how == "refuses" else "relative error") in said
     assert "products: torch;" in model.backend
     assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("how", ["raises", "one number is wrong"])
+def test_a_gelu_that_fails_its_check_costs_no_more(found, adding, monkeypatch, caplog, how):
+    """The products go on being added in their own pass, and are not tried once more in between."""
+    expected = features(load(found))
+    right = products.Plain.gelu
+    for form in (products.Plain, products.Adding):
+        monkeypatch.setattr(form, "gelu", spoil_method(right, how))
+    operation = adding()
+    model = load(found)
+    (record,) = caplog.records
+    assert "product with GELU of torch, added to the residual stream fails" in record.getMessage()
+    assert "products: torch, added to the residual stream, gelu apart;" in model.backend
+    operation.num_calls = 0
+    assert torch.allclose(features(model), expected, rtol=2e-2, atol=2e-2)
+    assert operation.num_calls == 6, "two a layer"
 
 
 # Copies from GPU to GPU.
@@ -841,7 +962,10 @@ def test_weights_are_rounded_on_the_device(found, cuda_that_computes_nothing, mo
 
 @pytest.mark.parametrize(
     ("form", "dtype"),
-    [*itertools.product(("Adding", "Plain", "Apart"), ("bf16", "fp16")), ("Plain", "fp32")],
+    [
+        *itertools.product(("Adding", "AddingApart", "Plain", "Apart"), ("bf16", "fp16")),
+        ("Plain", "fp32"),
+    ],
 )
 def test_products_are_right_with_all_rows_of_a_batch(
     found, adding, monkeypatch, caplog, form, dtype

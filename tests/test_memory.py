@@ -11,7 +11,7 @@ import torch
 from esm2_models import fair_esm, save_fair_esm
 from programs import Verbs
 
-from featuremill.extract import peak_memory
+from featuremill.extract import compute, peak_memory
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
@@ -167,8 +167,12 @@ def test_products_go_on_where_onednn_had_no_memory_for_its_code(environment, num
 
 
 def test_what_is_free_on_a_gpu_is_said_where_it_can_be(monkeypatch):
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate`")
+    assert compute.reason_of(error).endswith("when calling `cublasCreate`")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * 10**9, 80 * 10**9))
     assert peak_memory.free_on_gpu() == "2.0 GB of 80.0 GB are free"
+    assert compute.reason_of(error).endswith("`cublasCreate`; 2.0 GB of 80.0 GB are free")
 
     def fail(_):
         raise RuntimeError("CUDA error: unspecified launch failure")

@@ -32,6 +32,7 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import products
 
 ONE_SHARD = 10**12
 STALL_SECONDS = 3600.0
@@ -79,6 +80,17 @@ class Ours:
             self._loaded = (options, esm2.load(resolved, [self.device], found))
         return self._loaded[1]
 
+    def with_products(self, form: type[products.Product]) -> Any:
+        """Return another model that delivers means, with this form of the matrix products.
+
+        Raises:
+            WorkloadError: where that form is not right here.
+        """
+        options = esm2.Options.model_validate(options_for(self.dtype, "mean"))
+        found = self._weights()
+        with patch.object(products, "forms", lambda *_: [form]):
+            return esm2.load(esm2.resolve(options, self.device, found), [self.device], found)
+
     def backend(self) -> str:
         """Return which attention kernel runs."""
         return str(getattr(self._loaded[1], "backend", ""))
@@ -104,7 +116,7 @@ class Ours:
         row_of = {digest: row for row, digest in enumerate(table["sha256"].to_pylist())}
         kind = "mean" if output == "mean" else "residues"
         (values,) = (table[name] for name in table.column_names if name.startswith(kind))
-        return {name: _array(values[row_of[_digest(text)]]) for name, text in proteins}
+        return {name: array_of(values[row_of[_digest(text)]]) for name, text in proteins}
 
     def _weights(self) -> Weights:
         return weights.read(self._subject.weights)
@@ -150,7 +162,8 @@ def _digest(sequence: str) -> bytes:
     return hashlib.sha256(sequence.encode()).digest()
 
 
-def _array(value: Any) -> Any:
+def array_of(value: Any) -> Any:
+    """Return a value of ours, a vector or a protein's residues, in fp32."""
     if pa.types.is_fixed_size_list(value.type):
         return as_float32(np.array(value.as_py()))
     width = value.type.value_type.list_size

@@ -13,6 +13,7 @@ import pyarrow as pa
 from featuremill.base import faults, finite, reasons
 from featuremill.base.text import one_line
 from featuremill.extract.batches import Batch, Queue
+from featuremill.extract.peak_memory import free_on_gpu
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
 from featuremill.workload.mistakes import REASON
@@ -48,8 +49,12 @@ def reason_of(error: Exception) -> str:
     """Return why a record failed that was computed by itself."""
     if isinstance(error, RecordFailed):
         return error.kind.reason(faults.one_line(error))
-    kind = reasons.OUT_OF_MEMORY if faults.is_out_of_memory(error) else reasons.ERROR
-    return kind.reason(f"{type(error).__name__}: {faults.one_line(error)}")
+    text = f"{type(error).__name__}: {faults.one_line(error)}"
+    if not faults.is_out_of_memory(error):
+        return reasons.ERROR.reason(text)
+    # Some words for want of memory have other causes, which much that is free gives away.
+    free = f"; {free}" if (free := free_on_gpu()) else ""
+    return reasons.OUT_OF_MEMORY.reason(text + free)
 
 
 def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ def free_on_gpu() -> str:
     """Return how much of the first GPU is free, as in "1.2 GB of 80.0 GB are free"; "" where nobody
     can tell."""
     torch = sys.modules.get("torch")
-    if torch is None:
+    if torch is None or not torch.cuda.is_initialized():
         return ""
     try:
         free, whole = torch.cuda.mem_get_info(0)

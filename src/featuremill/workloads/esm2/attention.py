@@ -23,9 +23,11 @@ from featuremill.workloads.esm2.packing import Packed
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
 """Widths of a head that FlashAttention-2 takes; all published models have such."""
 
-LATER_FLASH = {9: ("FA3", "flash_attn_interface"), 10: ("FA4", "flash_attn.cute")}
-"""By a GPU's major capability: the later FlashAttention that torch's operation can be given there,
-and the package that torch takes it from (torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
+LATER_FLASH = {9: ("FA3", "FA4"), 10: ("FA4",)}
+"""By a GPU's major capability: the later FlashAttentions that torch's operation can be given there,
+the best first (torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
+FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
+"""The package that torch takes each from. FA3's is nowhere to be installed from by name."""
 
 LATER_FLASH_HEAD_OVER = 32
 """For narrower heads it is no faster: its tiles are made for 64."""
@@ -65,10 +67,14 @@ def backends(
     if _takes("num_splits"):
         varlen[0] = Backend(f"{name}, cut as it likes", attend_varlen)
         varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
-        if head_dim > LATER_FLASH_HEAD_OVER and (later := _later_flash(device)):
-            attend = partial(attend_varlen, kernel=later, num_splits=1)
-            varlen.insert(0, Backend(f"varlen flash_attention {later}", attend))
+        if head_dim > LATER_FLASH_HEAD_OVER:
+            varlen = [*map(_later, _later_flash(device)), *varlen]
     return [*varlen, *last]
+
+
+def _later(kernel: str) -> Backend:
+    attend = partial(attend_varlen, kernel=kernel, num_splits=1)
+    return Backend(f"varlen flash_attention {kernel}", attend)
 
 
 def attend_per_sequence(
@@ -144,11 +150,12 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
-def _later_flash(device: torch.device) -> str | None:
-    """Return the name of the FlashAttention that this torch knows for `device`, if installed."""
-    name, package = LATER_FLASH.get(_capability(device)[0], ("", ""))
+def _later_flash(device: torch.device) -> list[str]:
+    """Return the names of the FlashAttentions that this torch knows for `device` and that are
+    installed."""
+    names = LATER_FLASH.get(_capability(device)[0], ())
     known: list[str] = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
-    return name if name in known and _is_installed(package) else None
+    return [name for name in names if name in known and _is_installed(FLASH_PACKAGES[name])]
 
 
 def _is_installed(package: str) -> bool:
@@ -173,11 +180,18 @@ def _put_in_place(kernel: str | None) -> None:
         return
     if kernel is None:
         attention.restore_flash_attention_impl()
-    else:
+        return
+    if kernel == "FA4":
+        kernels.keep_flash_attention()
+    try:
         with warnings.catch_warnings():
             # torch warns of what is wanted here: that its own is not used.
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
             attention.activate_flash_attention_impl(kernel)
+    except Exception:
+        # torch 2.13 sets this flag before it has FA3, and takes it back only with FA3 in place.
+        getattr(torch._C, "_set_sdp_use_fa3", bool)(False)
+        raise
 
 
 def _takes(argument: str) -> bool:

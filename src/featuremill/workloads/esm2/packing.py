@@ -60,8 +60,9 @@ def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
     """Return the rows to compute for a pack of `num_tokens` in batches of `batch_tokens`.
 
     cuBLAS picks a kernel by the number of rows, and kernels may round differently: on CUDA every
-    batch has as many rows as a full one (a sequence longer than that, as its length demands), so
-    that a protein gets the same bits in whatever batch it is.
+    batch has as many rows as a full one (a sequence longer than that, as its length demands). That
+    a protein then gets the same bits in whatever batch it is, no GPU has shown yet: a kernel whose
+    blocks share a sum (stream-K) may round by a row's place. `make bench-gpu` counts.
     """
     if device.type == "cuda":
         return _up(max(num_tokens, batch_tokens), CUDA_ROW_MULTIPLE)

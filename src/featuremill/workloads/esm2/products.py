@@ -89,6 +89,13 @@ class Apart(Plain):
         return F.gelu(self(rows_TI))
 
 
+class AddingApart(Adding):
+    """The product that adds itself, and GELU after its own product in a pass of its own."""
+
+    NAME: ClassVar[str] = f"{Adding.NAME}, gelu apart"
+    gelu = Apart.gelu
+
+
 class OneDnn:
     """oneDNN's product on a CPU, with weights laid out for it once.
 
@@ -139,7 +146,7 @@ class OneDnnAmx(OneDnn):
 def forms(device: torch.device, dtype: torch.dtype) -> list[type[Product]]:
     """Return the forms for `device` and `dtype`, the best first."""
     if device.type == "cuda" and dtype != torch.float32:
-        return [Adding, Plain, Apart]
+        return [Adding, AddingApart, Plain, Apart]
     is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     has_onednn = is_built and torch.backends.mkldnn.enabled
     if device.type != "cpu" or not has_onednn or platform.machine() != "x86_64":

@@ -3,6 +3,7 @@ on a CPU of x86, PyTorch elsewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -99,6 +100,16 @@ def keep_compiled() -> None:
     """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
     if folder := triton_cache.beside_weights():
         environment.TRITON_CACHE_DIR.set_default(folder)
+
+
+def keep_flash_attention() -> None:
+    """Have FlashAttention-4 keep what it compiles, as Triton does and inside its folder: it is
+    loaded from there. Without that each process compiles it anew."""
+    folder = triton_cache.folder() / "flash_attention"
+    with contextlib.suppress(OSError):  # then it is kept in memory
+        folder.mkdir(parents=True, exist_ok=True)
+        environment.FLASH_CACHE_DIR.set_default(str(folder))
+        environment.FLASH_CACHE_ENABLED.set_default("1")
 
 
 def _triton() -> Kernels:
