@@ -53,6 +53,7 @@ def bench(environment, out, *arguments, way="--quick"):
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_quick_run_judges_times_and_records_every_engine(environment, tmp_path):
     done = bench({**environment, **TF32, "HOME": str(tmp_path)}, tmp_path / "quick.json")
     assert done.returncode == 0, done.stderr

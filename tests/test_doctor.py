@@ -866,7 +866,7 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     [
         (4, "fp32", "fp32", 512),  # mostly weights
         pytest.param(1, "fp32", "fp32", 8192, marks=pytest.mark.slow),  # mostly activations
-        (4, "fp16", "bf16", 4096),
+        pytest.param(4, "fp16", "bf16", 4096, marks=pytest.mark.slow),
         pytest.param(4, "fp32", "bf16", 4096, marks=pytest.mark.slow),
     ],
 )

@@ -86,6 +86,7 @@ def expected():
     return means, lines
 
 
+@pytest.mark.slow
 def test_it_runs_from_two_wheels_with_its_own_output_and_reasons(terms, site):
     said = terms("run", "config.yaml")
     assert "22 of 24 records have features" in said and "Traceback" not in said

@@ -64,7 +64,7 @@ def test_a_worker_imports_torch_without_looks_for_garbage(environment):
         "    assert gc.isenabled() and gc.get_freeze_count() > 100_000\n"
         "job = Bare(settings=Bare(workload='esm2'))\n"
         "worker = Bare(options=esm2.Options(), workload=Bare(load=load), job=job, devices=[])\n"
-        "worker.__dict__.update(weights=None, seconds={}, _warn=print, "
+        "worker.__dict__.update(weights=None, seconds={}, _warn=print, _loads=print, "
         "_refuse_other_files=lambda: None)\n"
         "gc.collect(); gc.callbacks.append(lambda *told: looks.append(told)); Worker._load(worker)"
     )

@@ -75,6 +75,14 @@ def check_spans(spans, uuids, at_once, slots=1):
     assert 2 <= most_at_once(everything) <= at_once
 
 
+def check_receipts(receipts, uuids):
+    """Each of the devices is named by who held it; no job imported torch."""
+    devices = [device for receipt in receipts for device in receipt["devices"]]
+    assert {device["uuid"] for device in devices} == set(uuids)
+    assert {device["kind"] for device in devices} == {"cuda"}
+    assert not any("torch" in receipt["versions"] for receipt in receipts)
+
+
 def finish_held(hold, is_met, *processes, meanwhile=lambda: None):
     """Let jobs go on, which wait while `hold` is there, once `is_met()`; return what was said."""
     try:
@@ -111,10 +119,8 @@ ALLOCATIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "allocation",
-    ["workstation", pytest.param("one sbatch of four GPUs", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("allocation", ALLOCATIONS)
 def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, hold, allocation):
     node = gpu_node(4)
     node.environment |= ALLOCATIONS[allocation]
@@ -123,11 +129,7 @@ def test_the_literal_command_on_four_gpus(tmp_path, environment, gpu_node, hold,
     finish_held(hold, lambda: workflow.at_work() == node.uuids, process)
     check_spans(workflow.spans(), node.uuids, 4)
     assert most_of_all(workflow.spans()) == 4
-    receipts = workflow.receipts()
-    devices = [device for receipt in receipts for device in receipt["devices"]]
-    assert {device["uuid"] for device in devices} == set(node.uuids)
-    assert {device["kind"] for device in devices} == {"cuda"}
-    assert not any("torch" in receipt["versions"] for receipt in receipts)
+    check_receipts(workflow.receipts(), node.uuids)
 
 
 def by_device(spans):
@@ -141,7 +143,7 @@ def by_device(spans):
 
 def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):
     node = gpu_node(4)
-    workflow = GpuWorkflow(tmp_path, environment, node, 3, hold=str(hold))
+    workflow = GpuWorkflow(tmp_path, environment, node, 2, hold=str(hold))
     spread = ("--cores", "32", "--config", "gpus=2")
     said = workflow(*spread, "--resources", "gpu=1", status=1)
     assert "gpus: one job needs 2, but 1 can be had; lower it" in said
@@ -194,27 +196,28 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
 
 
 def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node, hold):
-    node = gpu_node(3)
+    node = gpu_node(2)
     runs = []
     for name in ("capped", "uncapped"):
         (tmp_path / name).mkdir()
-        runs.append(GpuWorkflow(tmp_path / name, environment, node, 3, hold=str(hold)))
-    processes = [runs[0].start(NO_REPORT, "--cores", "32", "--resources", "gpu=3")]
+        runs.append(GpuWorkflow(tmp_path / name, environment, node, 2, hold=str(hold)))
+    processes = [runs[0].start(NO_REPORT, "--cores", "32", "--resources", "gpu=2")]
     processes += [runs[1].start(NO_REPORT, "--cores", "32")]
 
     def are_all_there():
-        """Three jobs of either run, of which three are at work."""
+        """Two jobs of either run, of which two are at work."""
         jobs = [len(list(run.folder.glob("logs/test/extract/*/*.log"))) for run in runs]
-        return jobs == [3, 3] and sorted(runs[0].at_work() + runs[1].at_work()) == node.uuids
+        return jobs == [2, 2] and sorted(runs[0].at_work() + runs[1].at_work()) == node.uuids
 
     finish_held(hold, are_all_there, *processes)
     both = defaultdict(list)
     for run in runs:
-        assert run.counts()["ok"] == 30
+        assert run.counts()["ok"] == 20
         for device, spans in run.spans().items():
             both[device] += spans
-    check_spans(both, node.uuids, 3)
-    assert most_of_all(both) == 3
+    check_spans(both, node.uuids, 2)
+    assert most_of_all(both) == 2
+    check_receipts([receipt for run in runs for receipt in run.receipts()], node.uuids)
 
 
 def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node, hold):

@@ -80,6 +80,7 @@ def below(heading, said):
     return [line.strip() for line in block.splitlines()]
 
 
+@pytest.mark.slow
 def test_from_a_machine_that_is_ready_to_results_that_were_lost(checkout):
     checkout.write("my.fa", GOOD)
     (command,) = below("To run", checkout.type("featuremill doctor"))

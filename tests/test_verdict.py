@@ -18,6 +18,8 @@ from featuremill.base.errors import UserError
 from featuremill.head import card, held_out
 from featuremill.translate.command import translate
 from featuremill.verdict import predictions as predictions_module
+from featuremill.verdict.page import MOST_POINTS, tracks_of
+from featuremill.verdict.predictions import Scored
 from featuremill.verdict.trained_on import trained_on
 from featuremill.verdict.write import write
 
@@ -260,14 +262,28 @@ def test_the_verb_writes_the_table_and_a_page_that_draws_it(translated, tmp_path
     for text in ("What the contigs are", "Scores for virus along", "no fragment has a prediction"):
         assert text in page
     drawn = json.loads(page.partition('id="data-tracks">')[2].partition("</script>")[0])
-    marks = drawn["data"]["values"]
-    assert {mark["contig"] for mark in marks} == set(verdicts(tmp_path / "my.tsv")) & {
-        fragment["contig"] for fragment in fragments(translated) if fragment["contig"] != "c2"
-    }
+    place = ("contig", "start", "end")
+    marks = [tuple(mark[key] for key in place) for mark in drawn["data"]["values"]]
+    known = [tuple(f[key] for key in place) for f in fragments(translated) if f["id"] in some]
+    assert sorted(marks) == sorted(known)
+    assert [drawn["encoding"][key]["field"] for key in ("x", "x2")] == ["start", "end"]
     said = desk.type("featuremill", "verdict", translated, path, "--output", "my.csv", status=2)
     assert "my.csv: verdicts are a .tsv" in said.err
     asked = ("featuremill", "verdict", translated, path, "--output", "my.tsv", "--prefer", "plants")
     assert "has others and virus; name one" in desk.type(*asked, status=2).err
+
+
+def test_of_more_fragments_than_can_be_drawn_the_best_around_each_place_stay():
+    """What begins where others do and ends far from them stands for none of them."""
+    short = [("long", 10 * n, 10 * n + 10, 0.5) for n in range(MOST_POINTS + 1)]
+    rows = [*short, ("long", 0, 1005, 0.9), ("other", 0, 10, 0.5)]
+    columns = zip(*rows, strict=True)
+    fragments = pa.table(dict(zip(("contig", "start", "end", "score"), columns, strict=True)))
+    scores = np.array(fragments["score"].to_pylist())
+    block = Scored(fragments, np.stack([1 - scores, scores], 1), np.zeros(len(rows), np.int64))
+    (track,) = tracks_of(["long"], [block], 1)
+    assert len(track.spans) <= MOST_POINTS and track.spans[-1] == (0, 1005, 0.9)
+    assert (0, 10, 0.5) in track.spans and not {span.start for span in track.spans} & {490, 500}
 
 
 @pytest.mark.slow
