@@ -15,7 +15,7 @@ import pyarrow as pa
 from featuremill import config
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.extract.at_hand import Refuse, values_in_batches
+from featuremill.extract.in_process import Refuse, values_in_batches
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge import vectors

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.finite import not_finite
-from featuremill.extract.at_hand import values_in_batches
+from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
 from featuremill.store.formats import kind_of
 from featuremill.store.journal import Journal, part_schema
