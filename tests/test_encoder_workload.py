@@ -23,8 +23,8 @@ from safetensors.torch import load_file, save_file
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.contract import WorkloadContract
-from featuremill.extract.at_hand import values_in_batches
 from featuremill.extract.compute import values_of
+from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, plain_weights, weights
 from featuremill.workloads import encoder

@@ -15,7 +15,7 @@ from programs import Verbs
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.extract import compute
-from featuremill.extract.at_hand import values_in_batches
+from featuremill.extract.in_process import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
@@ -157,7 +157,7 @@ PICKY = SimpleNamespace(
 )
 
 
-def test_values_at_hand_are_delivered_without_the_record_that_failed():
+def test_values_in_process_are_delivered_without_the_record_that_failed():
     refused = {}
     payloads = [b"MK", b"LONG", b"MKV", b"MKVA", b"LONG", b"MK"]
 

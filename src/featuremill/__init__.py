@@ -2,8 +2,9 @@
 
 featuremill.load("results/demo")           a run's results as a pandas DataFrame
 featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memory-mapped
-featuremill.embed(sequences, model=…)      features of sequences at hand, with the same engine
-featuremill.forget_model()                 gives back the memory of the model that embed keeps
+featuremill.compute(inputs, workload)      features of records in memory or files, without a run
+featuremill.embed(sequences, model=…)      ESM-2's of sequences, as NumPy arrays
+featuremill.forget_model()                 gives back the memory of the model that these keep
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
@@ -15,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from featuremill.api import embed, forget_model
+    from featuremill.api import compute, embed, forget_model
     from featuremill.merge.loading import load, load_matrix
     from featuremill.search.command import search
 
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     """The workflow: in the wheel beside this file, in a checkout at its root."""
 
 __version__ = "0.1.0"
-__all__ = ["SNAKEFILE", "embed", "forget_model", "load", "load_matrix", "search"]
+__all__ = ["SNAKEFILE", "compute", "embed", "forget_model", "load", "load_matrix", "search"]
 
 _WHERE = {
+    "compute": "api",
     "embed": "api",
     "forget_model": "api",
     "load": "merge.loading",

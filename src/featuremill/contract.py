@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +27,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.api import compute
 from featuremill.base.finite import not_finite
-from featuremill.extract.at_hand import values_in_batches
+from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
 from featuremill.store.formats import kind_of
 from featuremill.store.journal import Journal, part_schema
@@ -65,6 +67,12 @@ class Finished(NamedTuple):
     plan: Plan
     table: pa.Table
     merge_peak_mb: int
+
+
+def _left_out(run: Finished) -> dict[str, str]:
+    """Return the records without values, each with its reason."""
+    lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()[1:]
+    return {line.split("\t")[0]: line.rsplit("\t", 1)[1] for line in lines}
 
 
 class WorkloadContract:
@@ -115,8 +123,7 @@ class WorkloadContract:
         self, tmp_path_factory: Any
     ) -> None:
         run = self._finished(tmp_path_factory)
-        lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()[1:]
-        left_out = {line.split("\t")[0]: line.rsplit("\t", 1)[1] for line in lines}
+        left_out = _left_out(run)
         assert all(left_out.values()), "a record that has no values has a reason"
         first = dict.fromkeys(record.id for record in self._records)  # duplicates count once
         assert run.table["id"].to_pylist() == [id for id in first if id not in left_out]
@@ -132,8 +139,7 @@ class WorkloadContract:
         (record,) = self._module.records([path], self._options)
         place = tmp_path_factory.mktemp("poisoned")
         run = self._merged(*self._planned(place, more_inputs=[path]))
-        lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()
-        assert record.id in {line.split("\t")[0] for line in lines}
+        assert record.id in _left_out(run)
         self._compare(self._finished(tmp_path_factory).table, run.table)
 
     def test_the_number_of_shards_changes_no_value(self, tmp_path_factory: Any) -> None:
@@ -159,6 +165,21 @@ class WorkloadContract:
 
         usual = self._module.batch_cost(self._resolved, device[0])
         self._compare(values(usual), values(1))
+
+    def test_a_call_in_python_gives_the_table_of_a_run(self, tmp_path_factory: Any) -> None:
+        run = self._finished(tmp_path_factory)
+        with warnings.catch_warnings():  # of what was cut, and of what is left out
+            warnings.simplefilter("ignore", UserWarning)
+            frame = compute(
+                self._paths,
+                self.workload,
+                self._options.model_dump(mode="json"),
+                device="cpu",
+                max_failed=len(self._records),
+            )
+        columns = frame.reset_index()
+        self._compare(run.table, pa.Table.from_pandas(columns, run.table.schema, False))
+        assert [row["id"] for row in frame.attrs["failed"]] == list(_left_out(run))
 
     def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory: Any) -> None:
         for _ in range(TRIES):

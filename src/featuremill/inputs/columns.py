@@ -89,6 +89,11 @@ def find(
     return Columns(id, sequence, described[0] if len(described) == 1 else None)
 
 
+def has_id(names: Sequence[str]) -> bool:
+    """Tell whether one of `names` is that of an id column."""
+    return bool(_matches(names, IDS))
+
+
 def find_id(path: Path, names: Sequence[str]) -> int:
     """Return where the id stands in `names`; UserError where that is not clear."""
     places = _matches(names, IDS)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from featuremill.base import faults
 from featuremill.base.errors import UserError
-from featuremill.extract.at_hand import values_in_batches
+from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix

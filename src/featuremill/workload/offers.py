@@ -168,3 +168,12 @@ class TellsWays(Protocol):
         Raises:
             WorkloadError: no way to compute an operation is right.
         """
+
+
+@runtime_checkable
+class TakesOtherOptions(Protocol):
+    """A loaded model that can compute by other options; for calls in Python, which keep it."""
+
+    def with_options(self, model: Any, options: Any) -> Any:
+        """Return what `load` made, with other resolved `options` of the same weights and device;
+        None where these need another `load`."""

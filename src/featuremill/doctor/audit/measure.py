@@ -26,7 +26,7 @@ from featuremill.base.progress import Progress
 from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
-from featuremill.extract.at_hand import values_in_batches
+from featuremill.extract.in_process import values_in_batches
 from featuremill.store.formats import kind_of
 from featuremill.workload import (
     Device,

@@ -53,6 +53,7 @@ __all__ = [
     "weights",
     "weights_ahead",
     "weights_mb",
+    "with_options",
 ]
 
 VERSION = "2"
@@ -190,6 +191,11 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])
     encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype], num_rows)
     return Model(encoder, options, encoder.backend)
+
+
+def with_options(model: Model, options: Options) -> Model | None:
+    """Return the loaded encoder with other options; None where the dtype is another."""
+    return model._replace(options=options) if options.dtype == model.options.dtype else None
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Values of payloads at hand: the batches of a run, without its journal, files and processes."""
+"""Values of payloads in this process: the batches of a run, without its journal and files."""
 
 from __future__ import annotations
 

@@ -1,0 +1,152 @@
+"""Records that a Python program has in memory, as a file that a workload's own reader takes.
+
+Sequences and DataFrames become a Parquet table, an AnnData an .h5ad: what is read, refused and
+noted is what a run reads, refuses and notes. pandas and anndata are not imported here: whoever has
+such an object has imported them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.inputs import RowOptions, columns
+from featuremill.workload import Workload, WorkloadOptions, said
+
+STEM = "inputs"
+
+
+def paths_of(inputs: Any) -> list[Path]:
+    """Return the files that `inputs` names, one path or several; none where it holds records."""
+    if isinstance(inputs, str | os.PathLike):
+        return [Path(inputs)]
+    is_listed = isinstance(inputs, list | tuple) and bool(inputs)
+    if is_listed and all(isinstance(each, os.PathLike) for each in inputs):
+        return [Path(path) for path in inputs]
+    return []
+
+
+def write(
+    inputs: Any, workload: Workload, options: WorkloadOptions, folder: Path
+) -> tuple[Path, WorkloadOptions]:
+    """Write the records in `inputs` to a file in `folder`; return it and the options to read it by.
+
+    Raises:
+        UserError: for what holds no records, or none that the workload reads.
+    """
+    if _is_a(inputs, "anndata", "AnnData"):
+        return _write_cells(inputs, folder / f"{STEM}.h5ad"), options
+    path = folder / f"{STEM}.parquet"
+    if _is_a(inputs, "pandas", "DataFrame"):
+        pq.write_table(_table_of(inputs, options), path)
+        return path, options
+    if said(workload, "TAKES_FILES") or isinstance(options, RowOptions):
+        raise UserError(
+            f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
+            "path of a file, a DataFrame for rows of a table, or an AnnData for cells."
+        )
+    pq.write_table(_table_of_sequences(inputs), path)
+    chosen = {"id_column", "sequence_column"} & type(options).model_fields.keys()
+    return path, options.model_copy(update=dict.fromkeys(chosen, ""))
+
+
+def _is_a(value: Any, module: str, name: str) -> bool:
+    """Tell whether `value` is of a class, without importing its module."""
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(value, getattr(loaded, name))
+
+
+def _class_of(value: Any) -> str:
+    return type(value).__name__
+
+
+def _write_cells(cells: Any, path: Path) -> Path:
+    """Write an AnnData without what no reader of counts looks at; it stays as it is."""
+    raw = cells.raw
+    held = None if raw is None else {"X": raw.X, "var": _in_plain_types(raw.var)}
+    obs, var = _in_plain_types(cells.obs), _in_plain_types(cells.var)
+    try:
+        copy = type(cells)(cells.X, obs, var, layers=cells.layers, raw=held)
+        copy.write_h5ad(path, convert_strings_to_categoricals=False)
+    except Exception as error:
+        problem = one_line(f"{type(error).__name__}: {error}")[:200].rstrip(".")
+        raise UserError(
+            f"inputs: anndata cannot write this AnnData ({problem}); give the path of an .h5ad."
+        ) from None
+    return path
+
+
+def _in_plain_types(frame: Any) -> Any:
+    """Return a DataFrame with its texts and categories as Python's strings, since anndata 0.12 does
+    not write pandas 3's own; what is missing is "", as readers have it."""
+    names, found = frame.index.astype(object), {}
+    for name, column in frame.items():
+        if column.dtype.kind not in "iufb":
+            values = zip(column.tolist(), column.isna().tolist(), strict=True)
+            texts = ["" if is_missing else str(value) for value, is_missing in values]
+            column = type(column)(texts, index=column.index, dtype=object)
+        found[str(name)] = column.set_axis(names)
+    return type(frame)(found, index=names)
+
+
+def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
+    """Return a DataFrame as a table. Its index is a column where it has a name, and the ids where
+    no column has them."""
+    names, index = [str(name) for name in frame.columns], frame.index
+    if index.nlevels == 1 and index.name is not None and str(index.name) not in names:
+        frame = frame.reset_index()
+    elif index.nlevels == 1 and not (getattr(options, "id_column", "") or columns.has_id(names)):
+        frame = frame.reset_index(names=columns.IDS[0][0])
+    try:
+        return pa.Table.from_pandas(frame.rename(columns=str), preserve_index=False)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        # Of two texts the first quotes a value, and the second names the column.
+        problem = one_line(str(error.args[-1]))[:200].rstrip(".")
+        raise UserError(
+            f"inputs: this DataFrame cannot be read ({problem}); give each column one name and "
+            "values of one type."
+        ) from None
+
+
+def _table_of_sequences(inputs: Any) -> pa.Table:
+    """Return sequences with their ids: the keys of a mapping, the index of a Series, else numbers
+    from 0."""
+    ids: Iterable[Any]
+    if isinstance(inputs, Mapping):
+        ids, texts = inputs.keys(), list(inputs.values())
+    elif _is_a(inputs, "pandas", "Series"):
+        ids, texts = inputs.index, inputs.tolist()
+    elif isinstance(inputs, Iterable) and not isinstance(inputs, bytes):
+        texts = list(inputs)
+        ids = range(len(texts))
+    else:
+        raise UserError(
+            f"inputs: this is of type {_class_of(inputs)}; give the path of a file, sequences, a "
+            "DataFrame or an AnnData."
+        )
+    names = list(map(str, ids))
+    for name, text in zip(names, texts, strict=True):
+        if not isinstance(text, str):
+            raise UserError(f"inputs[{name}]: this is of type {_class_of(text)}; give a string.")
+    if texts and "." in texts[0] and os.path.isfile(texts[0]):  # noqa: PTH113  (any length)
+        raise UserError(
+            f"inputs[{names[0]}]: {texts[0]} is a file, and a list of strings holds sequences; "
+            "give files as pathlib.Path."
+        )
+    columns_of = {"id": names, "sequence": texts}
+    return pa.table(
+        {name: pa.array(map(_utf8, each), pa.large_string()) for name, each in columns_of.items()}
+    )
+
+
+def _utf8(text: str) -> str:
+    """Return a text that a file can hold; what is no letter of any alphabet is '?'."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
