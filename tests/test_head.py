@@ -29,6 +29,7 @@ from torch import nn
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import UserError
+from featuremill.features.columns import Column
 from featuremill.head import (
     calibration,
     card,
@@ -45,7 +46,6 @@ from featuremill.head.features import Joined, RunFeatures
 from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
 from featuremill.head.predict import _refuse_other_recipes
 from featuremill.merge.command import merge
-from featuremill.merge.loading import Pooled
 from featuremill.search.table import Table
 from featuremill.store.results import Results
 
@@ -424,7 +424,7 @@ def features_at(path, rows, width, group_rows):
     column = pa.FixedSizeListArray.from_arrays(pa.array(values), width)
     table = pa.table({"id": pa.array(ids, pa.string()), "v": column})
     pq.write_table(table, path, row_group_size=group_rows)
-    opened = Table(path, [pq.ParquetFile(path)], Pooled("v", width, 0, width))
+    opened = Table(path, [pq.ParquetFile(path)], Column("v", width, False, 0, width))
     results = SimpleNamespace(recipe="r", settings=None)
     return RunFeatures(
         SimpleNamespace(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from featuremill.api import embed, forget_model
-    from featuremill.merge.loading import load, load_matrix
+    from featuremill.features.loading import load, load_matrix
     from featuremill.search.command import search
 
     SNAKEFILE: str
@@ -28,8 +28,8 @@ __all__ = ["SNAKEFILE", "embed", "forget_model", "load", "load_matrix", "search"
 _WHERE = {
     "embed": "api",
     "forget_model": "api",
-    "load": "merge.loading",
-    "load_matrix": "merge.loading",
+    "load": "features.loading",
+    "load_matrix": "features.loading",
     "search": "search.command",
 }
 

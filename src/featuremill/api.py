@@ -16,9 +16,9 @@ from featuremill import config
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.extract.at_hand import Refuse, values_in_batches
+from featuremill.features.arrays import matrices, matrix
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.merge import vectors
 from featuremill.store.files import files_below
 from featuremill.workload import Weights, refuse_without_packages, weights
 from featuremill.workload.hugging_face import place_of
@@ -171,8 +171,8 @@ def _asked(model: str) -> tuple[object, ...]:
 def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
     """Return the array of each row of a column: a vector, or one a residue."""
     if pa.types.is_list(column.type):
-        return vectors.matrices(pa.chunked_array([column]))
-    return list(vectors.matrix(pa.chunked_array([column])))
+        return matrices(pa.chunked_array([column]))
+    return list(matrix(column))
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:

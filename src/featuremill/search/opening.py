@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
-from featuremill.merge.loading import CHOOSING, pooled_column
+from featuremill.features.columns import CHOOSING, chosen
 from featuremill.search.table import Mapped, Table, Vectors
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
@@ -130,7 +130,7 @@ def _table(root: Path, path: Path, column: str | None, choosing: str) -> Table:
     missing = {"id", "length", "sha256"} - set(schema.names)
     if missing or any(file.schema_arrow != schema for file in files):
         raise _not_whole(path, root)
-    return Table(path, files, pooled_column(schema, column, path, choosing))
+    return Table(path, files, chosen(schema, column, path, choosing))
 
 
 def _mapped(root: Path, path: Path, table: Table) -> Mapped:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from featuremill.base import faults
 from featuremill.base.errors import UserError
 from featuremill.extract.at_hand import values_in_batches
+from featuremill.features.arrays import matrix
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix
 from featuremill.search.opening import Searched
 from featuremill.workload import (

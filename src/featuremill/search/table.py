@@ -21,8 +21,8 @@ import pyarrow.parquet as pq
 from featuremill.base.accession import accessions
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped, one_line
-from featuremill.merge.loading import Pooled
-from featuremill.merge.vectors import matrix
+from featuremill.features.arrays import matrix
+from featuremill.features.columns import Column
 from featuremill.search.nearest import Matrix
 
 ROWS_AT_ONCE = 4096
@@ -65,7 +65,7 @@ class Mapped:
         ValueError, EOFError: when the file is not an array of numbers of this shape.
     """
 
-    def __init__(self, path: Path, column: Pooled, num_rows: int) -> None:
+    def __init__(self, path: Path, column: Column, num_rows: int) -> None:
         if not num_rows:  # nothing to map
             self.vectors: Matrix = np.empty((0, column.width), np.float32)
         else:
@@ -115,7 +115,7 @@ class Group(NamedTuple):
 class Table:
     """embeddings.parquet, or the files of embeddings/, read by row groups."""
 
-    def __init__(self, path: Path, files: list[pq.ParquetFile], column: Pooled) -> None:
+    def __init__(self, path: Path, files: list[pq.ParquetFile], column: Column) -> None:
         self.path = path
         self.column = column
         self.groups: list[Group] = []
