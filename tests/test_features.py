@@ -12,9 +12,9 @@ from programs import Verbs
 
 from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.features import failed, records, table
+from featuremill.features import records, table
 from featuremill.merge.command import merge, merge_partial
-from featuremill.store import ledger
+from featuremill.store import failed, ledger
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 

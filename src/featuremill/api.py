@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from featuremill import config
 from featuremill.base import reasons
+from featuremill.base.arrays import matrices, matrix
 from featuremill.base.errors import UserError
 from featuremill.extract.at_hand import Refuse, values_in_batches
-from featuremill.features.arrays import matrices, matrix
 from featuremill.inputs import residues
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.store.files import files_below

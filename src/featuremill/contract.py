@@ -29,6 +29,7 @@ import pyarrow.parquet as pq
 from featuremill.base.finite import not_finite
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
+from featuremill.store import failed
 from featuremill.store.formats import kind_of
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.journal_log import read_log
@@ -115,8 +116,7 @@ class WorkloadContract:
         self, tmp_path_factory: Any
     ) -> None:
         run = self._finished(tmp_path_factory)
-        lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()[1:]
-        left_out = {line.split("\t")[0]: line.rsplit("\t", 1)[1] for line in lines}
+        left_out = {one.id: one.reason for one in failed.read(run.folder.root / "failed.tsv")}
         assert all(left_out.values()), "a record that has no values has a reason"
         first = dict.fromkeys(record.id for record in self._records)  # duplicates count once
         assert run.table["id"].to_pylist() == [id for id in first if id not in left_out]
@@ -132,8 +132,7 @@ class WorkloadContract:
         (record,) = self._module.records([path], self._options)
         place = tmp_path_factory.mktemp("poisoned")
         run = self._merged(*self._planned(place, more_inputs=[path]))
-        lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()
-        assert record.id in {line.split("\t")[0] for line in lines}
+        assert record.id in {one.id for one in failed.read(run.folder.root / "failed.tsv")}
         self._compare(self._finished(tmp_path_factory).table, run.table)
 
     def test_the_number_of_shards_changes_no_value(self, tmp_path_factory: Any) -> None:

@@ -13,12 +13,12 @@ table, from the parts in its store. They are read in blocks, so a run may be lar
 It knows columns of vectors, and no workload that makes them or step that takes them.
 """
 
-from featuremill.features.failed import Failure
 from featuremill.features.index import NOWHERE, Index
 from featuremill.features.opening import open, open_parts  # noqa: A004  (features.open is its name)
 from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Record
 from featuremill.features.table import Matrix, Rows
+from featuremill.store.failed import Failure
 
 __all__ = [
     "NOWHERE",

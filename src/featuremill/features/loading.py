@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
-from featuremill.features.arrays import matrix
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files, files_of
 from featuremill.store.results import Results

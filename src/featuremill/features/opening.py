@@ -15,15 +15,13 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features.columns import CHOOSING, chosen
 from featuremill.features.parts import Parts
-from featuremill.features.records import Features
-from featuremill.features.table import Mapped, Stored, Table, Vectors
+from featuremill.features.records import Features, Record
+from featuremill.features.table import Matrix, Stored, Table, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.formats import bytes_of, files
 from featuremill.store.results import Results
 
-ABOUT_A_ROW = {"id", "length", "sha256", "description"}
-"""Columns that a table of results has."""
 log = logging.getLogger("featuremill.features")
 
 
@@ -143,13 +141,13 @@ def _opened(
         if getattr(error, "errno", None):
             raise
         raise UserError(_not_as_written(path, root)) from None
-    if not set(table.schema.names) >= ABOUT_A_ROW:
+    if not set(table.schema.names) >= set(Record._fields):
         raise UserError(_not_as_written(path, root))
     which = chosen(table.schema, column, path, choosing)
-    vectors: Vectors = Stored(table, which)
+    vectors: Stored | Matrix = Stored(table, which)
     if npy:
         try:
-            vectors = Mapped(npy, which, table.num_rows)
+            vectors = mapped(npy, which, table.num_rows)
         except (ValueError, EOFError):
             raise UserError(_not_as_written(npy, root)) from None
 

@@ -219,13 +219,10 @@ class RecordVectors:
         self._parts, self._rows = parts, rows
         self.dtype = parts.dtype
 
-    def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        for start in range(0, len(self._rows), num_rows):
-            rows = np.arange(start, min(start + num_rows, len(self._rows)))
-            yield start, self.take(rows)
-
-    def take(self, rows: Rows) -> Matrix:
-        return self._parts.take(self._rows[rows], np.zeros(len(rows), np.int64), self.dtype)
+    def __getitem__(self, records: Rows | slice) -> Matrix:
+        """Return the vectors (records, width) of some records."""
+        rows = self._rows[records]
+        return self._parts.take(rows, np.zeros(len(rows), np.int64), self.dtype)
 
 
 class _Named(Table):

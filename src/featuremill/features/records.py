@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.features import failed
 from featuremill.features.columns import Column
-from featuremill.features.failed import Failure
-from featuremill.features.table import Matrix, Rows, Table, Vectors
+from featuremill.features.parts import RecordVectors
+from featuremill.features.table import Matrix, Rows, Stored, Table
+from featuremill.store import failed
 from featuremill.store.delivery import Delivery
+from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -46,7 +47,7 @@ class Features:
         delivery: Delivery,
         column: Column,
         table: Table,
-        vectors: Vectors,
+        vectors: Stored | RecordVectors | Matrix,
         check: Callable[[], None],
     ) -> None:
         """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
@@ -67,12 +68,21 @@ class Features:
         in the number type of the results."""
         enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
         first, lot = 0, list[Matrix]()
-        for start, vectors in self.vectors.blocks(enough):
+        for start, vectors in self.vectors_in_blocks(enough):
             lot.append(vectors)
             end = start + len(vectors)
             if end - first >= enough or end == self.num_rows:
                 yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
                 first, lot = end, []
+
+    def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
+        row."""
+        if isinstance(self.vectors, Stored):
+            yield from self.vectors.blocks(num_rows)
+            return
+        for start in range(0, self.num_rows, num_rows):
+            yield start, self.vectors[start : start + num_rows]
 
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the ids of `rows`."""
@@ -84,7 +94,7 @@ class Features:
 
     def take(self, rows: Rows) -> Matrix:
         """Return the vectors (rows, width) of `rows`, which are in any order."""
-        return self.vectors.take(rows)
+        return self.vectors[rows]
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the rows of those of `ids` that are there, by one reading of all ids; for very
@@ -95,7 +105,7 @@ class Features:
         for first, batch in self.table.batches(["id"]) if wanted else ():
             places = pc.indices_nonzero(pc.is_in(batch["id"], value_set=asked))
             names = batch["id"].take(places).to_pylist()
-            found.update(zip(names, (first + int(place) for place in places), strict=True))
+            found.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
             if len(found) == len(wanted):
                 break
         return found

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.base.arrays import matrix
 from featuremill.base.errors import IntegrityError
-from featuremill.features.arrays import matrix
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
 
@@ -114,21 +114,8 @@ class Table:
             ) from None
 
 
-class Vectors(Protocol):
-    """One vector a row."""
-
-    dtype: np.dtype[Any]
-
-    def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        """Yield all vectors in order, (rows, width) with at most `num_rows` at a time, and the
-        first one's row."""
-
-    def take(self, rows: Rows) -> Matrix:
-        """Return the vectors (rows, width) of `rows`, which are in any order."""
-
-
 class Stored:
-    """A column of a table."""
+    """The vectors in a column of a table."""
 
     def __init__(self, table: Table, column: Column) -> None:
         self._table, self._column = table, column
@@ -136,39 +123,29 @@ class Stored:
         self.dtype = np.dtype(kind.to_pandas_dtype())
 
     def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield all vectors in order, at most `num_rows` together, and the first one's row."""
         for first, batch in self._table.batches([self._column.name]):
             vectors = matrix(batch.column(0))
             for start in range(0, len(vectors), num_rows):
                 yield first + start, vectors[start : start + num_rows]
 
-    def take(self, rows: Rows) -> Matrix:
+    def __getitem__(self, rows: Rows) -> Matrix:
+        """Return the vectors (rows, width) of `rows`, which are in any order."""
         taken = np.empty((len(rows), self._column.width), self.dtype)
         for places, batch in self._table.pieces(rows, [self._column.name]):
             taken[places] = matrix(batch.column(0))
         return taken
 
 
-class Mapped:
-    """A column of embeddings.npy, memory-mapped."""
+def mapped(path: Path, column: Column, num_rows: int) -> Matrix:
+    """Return a column (rows, width) of the embeddings.npy at `path`, memory-mapped.
 
-    def __init__(self, path: Path, column: Column, num_rows: int) -> None:
-        """Map the file at `path`.
-
-        Raises:
-            ValueError, EOFError: when it is not an array of numbers of this shape.
-        """
-        if not num_rows:  # nothing to map
-            self.vectors: Matrix = np.empty((0, column.width), np.float32)
-        else:
-            whole = np.asarray(np.load(path, mmap_mode="r"))
-            if whole.shape != (num_rows, column.total) or whole.dtype.kind not in NUMBERS:
-                raise ValueError(f"{path}: {whole.dtype} of shape {whole.shape}")
-            self.vectors = whole[:, column.start : column.start + column.width]
-        self.dtype = self.vectors.dtype
-
-    def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        for start in range(0, len(self.vectors), num_rows):
-            yield start, self.vectors[start : start + num_rows]
-
-    def take(self, rows: Rows) -> Matrix:
-        return self.vectors[rows]
+    Raises:
+        ValueError, EOFError: when it is not an array of numbers of this shape.
+    """
+    if not num_rows:  # nothing to map
+        return np.empty((0, column.width), np.float32)
+    whole: Matrix = np.asarray(np.load(path, mmap_mode="r"))
+    if whole.shape != (num_rows, column.total) or whole.dtype.kind not in NUMBERS:
+        raise ValueError(f"{path}: {whole.dtype} of shape {whole.shape}")
+    return whole[:, column.start : column.start + column.width]
