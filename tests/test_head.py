@@ -29,10 +29,14 @@ from torch import nn
 import featuremill
 from featuremill import __main__
 from featuremill.base.errors import UserError
+from featuremill.features import index
+from featuremill.features import records as feature_records
+from featuremill.features.columns import Column
+from featuremill.features.records import Features
+from featuremill.features.table import Stored, Table
 from featuremill.head import (
     calibration,
     card,
-    features,
     figures,
     fitting,
     held_out,
@@ -41,12 +45,10 @@ from featuremill.head import (
 )
 from featuremill.head import network as network_of
 from featuremill.head.card import Card
-from featuremill.head.features import Joined, RunFeatures
 from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
+from featuremill.head.joined import Joined
 from featuremill.head.predict import _refuse_other_recipes
 from featuremill.merge.command import merge
-from featuremill.merge.loading import Pooled
-from featuremill.search.table import Table
 from featuremill.store.results import Results
 
 COLUMN = ["--feature", "composition"]
@@ -424,18 +426,10 @@ def features_at(path, rows, width, group_rows):
     column = pa.FixedSizeListArray.from_arrays(pa.array(values), width)
     table = pa.table({"id": pa.array(ids, pa.string()), "v": column})
     pq.write_table(table, path, row_group_size=group_rows)
-    opened = Table(path, [pq.ParquetFile(path)], Pooled("v", width, 0, width))
-    results = SimpleNamespace(recipe="r", settings=None)
-    return RunFeatures(
-        SimpleNamespace(
-            folder=Results(path.parent),
-            place=Results(path.parent),
-            results=results,
-            vectors=opened,
-            table=opened,
-            num_rows=len(rows),
-        )
-    )
+    opened, which = Table(path), Column("v", width, False, 0, width)
+    run = Results(path.parent)
+    delivery = SimpleNamespace(recipe="r", settings=None)
+    return Features(run, run, delivery, which, opened, Stored(opened, which), lambda: None)
 
 
 IDS = st.lists(st.text(min_size=1, max_size=3), unique=True, min_size=1, max_size=30)
@@ -446,8 +440,8 @@ IDS = st.lists(st.text(min_size=1, max_size=3), unique=True, min_size=1, max_siz
 def test_no_id_meets_anothers_vector(tmp_path, monkeypatch, data):
     """Against a join by dictionaries; with hashes that tell nothing apart, too."""
     if data.draw(st.booleans()):
-        monkeypatch.setattr(features, "_hashes", lambda ids: np.zeros(len(ids), np.uint64))
-    monkeypatch.setattr(features, "BLOCK_BYTES", data.draw(st.sampled_from([1, 64, 2**20])))
+        monkeypatch.setattr(index, "_hashes", lambda ids: np.zeros(len(ids), np.uint64))
+    monkeypatch.setattr(feature_records, "BLOCK_BYTES", data.draw(st.sampled_from([1, 64, 2**20])))
     ids = data.draw(IDS)
     held = []
     for number in range(data.draw(st.integers(1, 3))):
@@ -826,9 +820,13 @@ def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
     (run / "partial" / "manifest.json").write_text(json.dumps(delivery))
     shutil.copy2(run / "embeddings.parquet", run / "partial")
     (run / "manifest.json").unlink()
-    assert "this run is not finished" in refusal(capfd, "train", run, *COLUMN, *words)
+    assert "there are no whole results of this run yet" in refusal(
+        capfd, "train", run, *COLUMN, *words
+    )
     shutil.rmtree(run / "partial")
-    assert "there are no results yet" in refusal(capfd, "train", run, *COLUMN, *words)
+    assert "there are no whole results of this run yet" in refusal(
+        capfd, "train", run, *COLUMN, *words
+    )
     (tmp_path / "h").mkdir()
     (tmp_path / "h" / "thesis.docx").touch()
     assert "holds 'thesis.docx'" in refusal(capfd, "train", runs[0], *COLUMN, *words)

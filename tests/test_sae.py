@@ -1,7 +1,6 @@
 """sae: a batch's vectors follow from seed and step, whoever computes them; what is written is what
 SAELens reads; and a training goes on from where it was, or says in one sentence why not."""
 
-import hashlib
 import json
 import logging
 import os
@@ -28,8 +27,7 @@ from hypothesis import strategies as st
 from programs import Verbs, is_running, wait_for
 from safetensors.torch import load_file
 
-import featuremill
-from featuremill import __main__
+from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.config.runs import named
 from featuremill.lease.devices import Device
@@ -39,11 +37,10 @@ from featuremill.sae import page as sae_page
 from featuremill.sae.command import as_typed
 from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
-from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.sae.vectors import Chosen, is_held_out
 from featuremill.status import view
-from featuremill.store import ledger
+
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(PLUGINS))
@@ -125,41 +122,19 @@ def test_orders_differ_by_seed_and_mix_what_stands_together():
 # ---- what is read ----
 
 
-def test_vectors_are_those_of_the_ledgers_records_in_the_order_of_their_digests(run):
-    of_residues = Vectors(run, "residues")
+def test_chosen_vectors_are_numbered_through(run):
+    of_residues = features.open_parts(run, "residues")
     rows = np.flatnonzero(of_residues.num_of_row)
-    found, counts = of_residues.of_rows(rows)
-    digest_of = {hashlib.sha256(text.encode()).digest(): text for _, text in RECORDS[:60]}
-    names = [entry.shard for entry in Results(run).find_plan().shards]
-    expected = []
-    for name in names:
-        shas = read_shard(Results(run).shard(name))["sha256"].to_pylist()
-        assert shas == sorted(shas)
-        expected += [vectors_of(digest_of[sha].encode()) for sha in shas if sha in digest_of]
-    assert counts.tolist() == [len(matrix) for matrix in expected] and len(expected) == 60
-    np.testing.assert_array_equal(found, np.concatenate(expected).astype(np.float32))
+    found, _ = of_residues.of_rows(rows)
     chosen = Chosen(of_residues, np.ones(len(of_residues.num_of_row), bool))
+    assert (len(chosen), chosen.num_records) == (len(found), 60)
     some = np.random.default_rng(0).permutation(len(chosen))[:500]
     np.testing.assert_array_equal(chosen.take(some), found[some])
-    pooled = Vectors(run, "mean")
-    ids, matrix = featuremill.load_matrix(run, "mean")
-    assert sorted(map(bytes, pooled.of_rows(rows)[0])) == sorted(
-        {bytes(row) for row in matrix.astype(np.float32)}
+    one = np.arange(len(of_residues.num_of_row)) == rows[7]
+    alone = Chosen(of_residues, one)
+    np.testing.assert_array_equal(
+        alone.take(np.arange(len(alone))), of_residues.of_rows(rows[7:8])[0]
     )
-    assert len(ids) == 61
-
-
-def test_vectors_that_the_ledger_does_not_have_are_not_there(run, monkeypatch):
-    all_of = ledger.batches
-
-    def first_ten(*words):
-        for batch in all_of(*words):
-            yield batch.slice(0, 10)
-
-    monkeypatch.setattr(ledger, "batches", first_ten)
-    some = Vectors(run, "residues")
-    assert np.count_nonzero(some.num_of_row) == 10
-    assert Chosen(some, np.ones(len(some.num_of_row), bool)).num_records == 10
 
 
 def test_the_variance_is_about_the_mean():
@@ -174,8 +149,8 @@ def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, e
     other = computed(tmp_path, environment, [*proteins(9, seed=3), *RECORDS[:30]])
 
     def held_out(root, seed):
-        encoder = Vectors(root, "mean")
-        is_one = encoder.is_held_out(0.3, seed)
+        encoder = features.open_parts(root, "mean")
+        is_one = is_held_out(encoder, 0.3, seed)
         return {bytes(row) for row in encoder.of_rows(np.flatnonzero(is_one))[0]}
 
     common = {
@@ -224,9 +199,9 @@ def options_of(**more):
 
 
 def trainers(run, count, **more):
-    vectors = Vectors(run, "residues")
+    vectors = features.open_parts(run, "residues")
     options = options_of(**more)
-    chosen = Chosen(vectors, ~vectors.is_held_out(options.held_out, options.seed))
+    chosen = Chosen(vectors, ~is_held_out(vectors, options.held_out, options.seed))
     room, barrier = {}, threading.Barrier(count)
     found = [
         Trainer(options, chosen, WIDTH, Together(n, count, room, barrier)) for n in range(count)
@@ -364,13 +339,13 @@ def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, 
     told = json.loads((trained / "sae.json").read_text())
     assert told["source"]["recipe"] == Results(run).find_plan().recipe
     assert told["options"]["seed"] == 0 and told["versions"]["torch"] == torch.__version__
-    vectors = Vectors(run, "residues")
-    is_held_out = vectors.is_held_out(0.2, 0)
-    num_vectors = vectors.num_of_row * ~is_held_out
+    vectors = features.open_parts(run, "residues")
+    held_out = is_held_out(vectors, 0.2, 0)
+    num_vectors = vectors.num_of_row * ~held_out
     assert told["counts"] == {
         "records": np.count_nonzero(num_vectors),
         "vectors": num_vectors.sum(),
-        "held_out": np.count_nonzero(is_held_out & (vectors.num_of_row > 0)),
+        "held_out": np.count_nonzero(held_out & (vectors.num_of_row > 0)),
     }
     assert 0 < told["counts"]["held_out"] < 60
     *_, row = map(json.loads, (trained / "training.jsonl").read_text().splitlines())
@@ -428,8 +403,8 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     sae("report", run, "--sae", trained, "--output", page)
     assert "held-out vectors: FVU 0." in capfd.readouterr().err
     held, _ = report.look(Encoder(run, trained, False, 1))
-    vectors = Vectors(run, "residues")
-    rows = np.flatnonzero(vectors.is_held_out(0.2, 0) & (vectors.num_of_row > 0))
+    vectors = features.open_parts(run, "residues")
+    rows = np.flatnonzero(is_held_out(vectors, 0.2, 0) & (vectors.num_of_row > 0))
     x = vectors.of_rows(rows)[0].astype(np.float64)
     z, back = forward(trained, x)
     fvu = np.square(x - back).sum() / np.square(x - x.mean(0)).sum()
@@ -500,11 +475,9 @@ def test_the_estimate_counts_what_is_there_at_once():
         ),
         (
             ["--column", "residue", *SMALL],
-            "RUN: there is no column 'residue' of vectors; choose one with --column: it has mean "
-            "and residues.",
+            "RUN: there is no column 'residue' of vectors; it has mean, residues.",
         ),
-        (SMALL, "RUN: it has several columns of vectors; choose one with --column: it has mean and "
-        "residues."),
+        (SMALL, "RUN: it has several columns; choose one of mean, residues with --column."),
         (
             ["--column", "mean", *SMALL, "--held-out", "1"],
             "--held-out 1.0: give a share from 0 to below 1.",
@@ -541,7 +514,9 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
     assert refusal(capfd, *words).startswith(f"{part}: this part of the run was removed, ")
     part.write_bytes(whole)
     (copy / "manifest.json").unlink()
-    assert refusal(capfd, *words).startswith(f"{copy}: this run is not whole, ")
+    assert refusal(capfd, *words).startswith(
+        f"{copy}: there are no whole results of this run yet; "
+    )
     said = refusal(capfd, "train", tmp_path, *words[2:])
     assert said == f"{tmp_path}: this is no run's folder; name one, such as results/demo."
 
@@ -564,7 +539,7 @@ def test_anothers_folder_or_checkpoint_is_refused(run, trained, tmp_path, capfd)
     trainer.save(tmp_path / "s" / card.CHECKPOINT, {"seed": 7})
     said = refusal(capfd, *words, "--output", tmp_path / "s")
     assert said.startswith(f"{tmp_path / 's'}: the checkpoint there is of another training (")
-    source = train.source_of(Vectors(run, "residues"))
+    source = train.source_of(features.open_parts(run, "residues"))
     of_other_vectors = card.identity(options_of(), source.model_copy(update={"parts": "e5"}))
     trainer.save(tmp_path / "s" / card.CHECKPOINT, of_other_vectors)
     assert f"parts e5 and not {source.parts}" in refusal(capfd, *words, "--output", tmp_path / "s")
@@ -787,11 +762,11 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
     held, _ = report.look(
         Encoder(example / "results/residues", example / "saes/residues", False, 2)
     )
-    vectors = Vectors(example / "results/residues", None)
-    is_held_out = vectors.is_held_out(0.05, 0)
+    vectors = features.open_parts(example / "results/residues")
+    held_out = is_held_out(vectors, 0.05, 0)
     x, y = (
         vectors.of_rows(np.flatnonzero(chosen))[0].astype(np.float64)
-        for chosen in (~is_held_out, is_held_out)
+        for chosen in (~held_out, held_out)
     )
     _, components = np.linalg.eigh(np.cov((x - x.mean(0)).T))
 
@@ -808,7 +783,7 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
 
 PEAK = """
 import sys
-from featuremill import __main__
+from featuremill import __main__, features
 from featuremill.config.runs import named
 from featuremill.base.this_process import peak_of_process_mb
 assert __main__.main(sys.argv[1:]) == 0
@@ -860,7 +835,7 @@ def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp
     if got.returncode:
         pytest.skip(f"sae-lens cannot be had here: {got.stderr.splitlines()[-1:]}")
     torch.set_num_threads(1)
-    vectors = Vectors(run, "residues")
+    vectors = features.open_parts(run, "residues")
     x, _ = vectors.of_rows(np.flatnonzero(vectors.num_of_row))
     np.save(tmp_path / "x.npy", x)
     subprocess.run([python, "-c", SAELENS, str(trained)], cwd=tmp_path, env=clean, check=True)

@@ -20,14 +20,15 @@ from plans import read_sealed, write_sealed
 from programs import Verbs
 
 import featuremill
-from featuremill import __main__
+from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.features import table
+from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
 from featuremill.merge.outputs import Target, open_writer
-from featuremill.search import hits, nearest, opening, recipe, table
+from featuremill.search import hits, nearest, recipe
 from featuremill.search.queries import Queries
-from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
@@ -257,7 +258,7 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
     assert third["id"] == "ünïcode🧬", "so the nearest may have its name"
 
 
-@pytest.mark.parametrize("outputs", [["parquet"], ["parquet_dataset"], ALL])
+@pytest.mark.parametrize("outputs", [["parquet"], ["parquet_dataset"], ["per_protein_h5"], ALL])
 def test_every_output_gives_the_same_hits(run, outputs, monkeypatch):
     asked = [id for id, _ in RECORDS if id not in VECTORLESS]
     expected = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
@@ -272,13 +273,13 @@ def test_exported_results_are_searched_too(run):
     expected = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     merge(run, ["per_protein_h5"], 0)
     export(run, ["parquet", "npy"])
-    assert isinstance(opening.open_results(run.root, "composition", False).vectors, Mapped)
+    assert not isinstance(features.open(run.root, "composition").vectors, Stored)
     found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     pd.testing.assert_frame_equal(found, expected)
-    mapped = opening.open_results(run.root, "hydropathy", False).vectors
-    assert isinstance(mapped, Mapped) and mapped.vectors.shape[1] == 1
+    mapped = features.open(run.root, "hydropathy").vectors
+    assert isinstance(mapped, np.ndarray) and mapped.shape[1] == 1
     stored = pq.read_table(run.root / "embeddings.parquet")["hydropathy"].to_pylist()
-    assert mapped.vectors.tolist() == stored, "the second column of the matrix"
+    assert mapped.tolist() == stored, "the second column of the matrix"
     run.manifest.unlink()  # descriptions are the results' own
     found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     pd.testing.assert_frame_equal(found, expected)
@@ -457,11 +458,11 @@ def test_a_folder_without_results_says_what_to_do(run, capfd, tmp_path):
     assert "there is no such folder" in refusal(capfd, tmp_path / "gone", *asked)
     assert "this is no run's folder" in refusal(capfd, tmp_path, *asked)
     assert "there is no such folder" in refusal(capfd, run.plan, *asked)
-    merge(run, ["per_protein_h5"], 0)
-    said = refusal(capfd, run.root, *asked)
-    assert f"export {run.root} --to parquet adds it from the parts" in said
     merge(run, ["npy"], 0)
-    assert "these results have embeddings.npy;" in refusal(capfd, run.root, *asked)
+    plan = run.find_plan()
+    run.part(plan.recipe, plan.shards[0].shard).unlink()
+    said = refusal(capfd, run.root, *asked)
+    assert "this part of the run was removed, and vectors are read from parts; have it" in said
     manifest = run.root / "manifest.json"
     for text in ("{", "[]", '{"outputs": 3, "parts": {}, "counts": {}, "recipe": ""}'):
         manifest.write_text(text)
@@ -511,25 +512,25 @@ def test_a_bad_byte_inside_a_table_is_no_wrong_answer(run, capfd):
 
 
 def test_a_merge_at_work_is_noticed(run, capfd, monkeypatch):
-    real = opening.pq.ParquetFile
+    real = table.pq.ParquetFile
 
     def while_a_merge_begins(*arguments, **more):
         (run.root / "manifest.json").unlink()
         return real(*arguments, **more)
 
-    monkeypatch.setattr(opening.pq, "ParquetFile", while_a_merge_begins)
+    monkeypatch.setattr(table.pq, "ParquetFile", while_a_merge_begins)
     said = refusal(capfd, run.root, "--query", "r3", *COMPOSITION)
     assert "a merge is writing these results; try again when it is done" in said
 
 
 def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
-    searched = opening.open_results(run.root, "composition", False)
+    searched = features.open(run.root, "composition")
     expected = featuremill.search(run.root, "r3", 3, column="composition")
     for name in ("embeddings.parquet", "embeddings.npy"):
         (run.root / "new").write_bytes(b"another merge's")
         (run.root / "new").replace(run.root / name)
-    row = table.rows_of(searched.table, ["r3"])["r3"]
-    queries = Queries(["r3"], searched.vectors.take(np.array([row])), [row])
+    row = searched.rows_of(["r3"])["r3"]
+    queries = Queries(["r3"], searched.take(np.array([row])), [row])
     found = list(hits.hits_of(searched, queries, hits.Chosen(3)))
     pd.testing.assert_frame_equal(pd.DataFrame(found), expected)
 

@@ -89,7 +89,7 @@ class Pretended:
 
     def write(self, monkeypatch, keeps_features=True):
         monkeypatch.setattr(files, "FRAGMENTS_A_FILE", PER_FILE)
-        monkeypatch.setattr(files, "open_run", self.open)
+        monkeypatch.setattr(files.features, "open", self.open)
         predicted, head = self.folder / "scores.tsv", self.folder / "head"
         with predicted.open("w", newline="") as file:
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -107,7 +107,7 @@ class Pretended:
         out = self.folder / "out"
         return files.write(self.translated, predicted, head, self.runs, out, keeps_features)
 
-    def open(self, root, column):
+    def open(self, root, column, choosing):
         (kind,) = (kind for kind, run in self.runs.items() if run == root)
         vectors = self.vectors[kind]
         rows = np.stack([*vectors.values()]) if vectors else np.empty((0, WIDTHS[kind]), np.float32)

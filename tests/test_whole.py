@@ -27,12 +27,14 @@ from safetensors.numpy import load_file
 from test_head import forward
 from test_properties import holds
 
+from featuremill import features
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.config.runs import named
 from featuremill.head import card, predict
 from featuremill.status import whole
+from featuremill.store.failed import Failure
 from featuremill.translate.command import translate
 from featuremill.translate.folder import LOCK
 from featuremill.verdict import predictions as predictions_module
@@ -147,7 +149,7 @@ class FakeRun:
 
     def __init__(self, name, payloads, failed, order):
         self.name = name
-        self._failed = dict.fromkeys(failed, "failed: so it goes")
+        self._failed = set(failed)
         self._ids = [id for id in payloads if id not in self._failed]
         order.shuffle(self._ids) if order else None
         self._vectors = np.array([marks(payloads[id].encode()) for id in self._ids], np.float32)
@@ -165,7 +167,7 @@ class FakeRun:
         return self._vectors[rows]
 
     def failures(self):
-        return dict(self._failed)
+        return (Failure(id, "", "", "failed", "so it goes") for id in self._failed)
 
 
 def write_head(folder):
@@ -225,7 +227,7 @@ def test_no_id_meets_the_vector_or_the_verdict_of_another(
     for place in places:
         place.mkdir()
     with (
-        mock.patch.object(predict, "open_run", lambda source, column: runs[source.name]),
+        mock.patch.object(features, "open", lambda run, *_, **__: runs[run.name]),
         mock.patch.object(predictions_module, "BLOCK_ROWS", block),
     ):
         num_whole = sum(num - failed for _, num, failed in told.values())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from featuremill.api import compute, embed, forget_model
-    from featuremill.merge.loading import load, load_matrix
+    from featuremill.features.loading import load, load_matrix
     from featuremill.search.command import search
 
     SNAKEFILE: str
@@ -30,8 +30,8 @@ _WHERE = {
     "compute": "api",
     "embed": "api",
     "forget_model": "api",
-    "load": "merge.loading",
-    "load_matrix": "merge.loading",
+    "load": "features.loading",
+    "load_matrix": "features.loading",
     "search": "search.command",
 }
 

@@ -21,12 +21,12 @@ import pyarrow as pa
 from featuremill import config
 from featuremill.base import faults, reasons
 from featuremill.base.accession import accessions
+from featuremill.base.arrays import matrices, matrix
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.extract.in_process import Refuse, values_in_batches
 from featuremill.inputs import in_memory, residues
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.merge import vectors
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.workload import (
@@ -443,8 +443,8 @@ def _frame(records: Sequence[Record], computed: _Computed) -> pd.DataFrame:
 def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
     """Return the array of each row of a column: a vector, or one a residue."""
     if pa.types.is_list(column.type):
-        return vectors.matrices(pa.chunked_array([column]))
-    return list(vectors.matrix(pa.chunked_array([column])))
+        return matrices(pa.chunked_array([column]))
+    return list(matrix(column))
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:

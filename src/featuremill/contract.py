@@ -31,6 +31,7 @@ from featuremill.api import compute
 from featuremill.base.finite import not_finite
 from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
+from featuremill.store import failed
 from featuremill.store.formats import kind_of
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.journal_log import read_log
@@ -71,8 +72,7 @@ class Finished(NamedTuple):
 
 def _left_out(run: Finished) -> dict[str, str]:
     """Return the records without values, each with its reason."""
-    lines = (run.folder.root / "failed.tsv").read_text("utf-8").splitlines()[1:]
-    return {line.split("\t")[0]: line.rsplit("\t", 1)[1] for line in lines}
+    return {one.id: one.reason for one in failed.read(run.folder.root / "failed.tsv")}
 
 
 class WorkloadContract:

@@ -1,5 +1,6 @@
 """A workload that knows at once what costs a language model minutes: a vector a residue, of its
-letter and its neighbours, and their mean. A sequence with a W fails."""
+letter and its neighbours, their mean and, where asked for, a second one a record. A sequence with a
+W fails."""
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +13,7 @@ __all__ = ["COST_UNIT", "VERSION", "batch_cost", "cost", "prepare", "records", "
 WIDTH = 12
 OF_RESIDUE = pa.list_(pa.float16(), WIDTH)
 SCHEMA = pa.schema({"mean": pa.list_(pa.float32(), WIDTH), "residues": pa.list_(OF_RESIDUE)})
+LAST = pa.field("last", pa.list_(pa.float64(), 2))
 LETTERS = np.random.default_rng(1).normal(size=(256, 3, WIDTH))
 
 
@@ -20,6 +22,8 @@ class Options(WorkloadOptions):
 
     shift: float = 0.5
     """Added to all numbers."""
+    last: bool = False
+    """Whether there is a second vector a record."""
 
 
 def resolve(options, device, weights):
@@ -27,7 +31,7 @@ def resolve(options, device, weights):
 
 
 def schema(options, weights):
-    return SCHEMA
+    return SCHEMA.insert(1, LAST) if options.last else SCHEMA
 
 
 def load(options, devices, weights):
@@ -48,6 +52,11 @@ def vectors_of(payload, shift=0.5):
     return found.astype(np.float16)
 
 
+def last_of(payload):
+    """Return what stands in the second column."""
+    return vectors_of(payload)[-1, :2].astype(np.float64)
+
+
 def collect(model, payloads):
     found = [vectors_of(payload, model.shift) for payload in payloads]
     means = [matrix.astype(np.float32).mean(0) for matrix in found]
@@ -57,4 +66,8 @@ def collect(model, payloads):
         pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(means)), WIDTH),
         pa.ListArray.from_arrays(pa.array(ends), flat),
     ]
-    return pa.record_batch([c.cast(f.type) for c, f in zip(columns, SCHEMA, strict=True)], SCHEMA)
+    if model.last:
+        flat = np.concatenate([*map(last_of, payloads)])
+        columns.insert(1, pa.FixedSizeListArray.from_arrays(pa.array(flat), 2))
+    wanted = schema(model, None)
+    return pa.record_batch([c.cast(f.type) for c, f in zip(columns, wanted, strict=True)], wanted)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from featuremill.base.errors import IntegrityError
 from featuremill.head.card import HELD_OUT, Card
-from featuremill.head.features import Features
+from featuremill.head.joined import Source
 from featuremill.store.files import sha256_of
 
 Scores = npt.NDArray[np.float64]
@@ -72,7 +72,7 @@ def read(folder: Path, card: Card) -> HeldOut | None:
 class Seen:
     """Which records of some features a head was trained on."""
 
-    def __init__(self, held_out: HeldOut | None, features: Features) -> None:
+    def __init__(self, held_out: HeldOut | None, features: Source) -> None:
         self._held_out = held_out if features.recipe is not None else None
         self._row_of: dict[str, int] = {}
         self.num_seen = 0

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.head import card, held_out, network
-from featuremill.head.features import Features, Joined, Lacking, open_run, spread
+from featuremill.head.joined import CHOOSING, Joined, Lacking, Source, spread
 from featuremill.head.virnucpro import FileFeatures, open_files
 from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
@@ -109,11 +110,11 @@ def predict(
 
 def _opened(
     runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
-) -> list[Features]:
+) -> list[Source]:
     """Return the features in the order of `runs`; VirNucPro's files of one layout are one of them,
     where the first of these stands."""
     opened = open_files([run for run in runs if run.is_file()])
-    of_file = {path: features for features in opened for path in features.paths}
+    of_file = {path: files for files in opened for path in files.paths}
     sources: list[FileFeatures | Path] = []
     for run in runs:
         if (source := of_file.get(run, run)) not in opened or source not in sources:
@@ -126,7 +127,7 @@ def _opened(
         )
     wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
     return [
-        open_run(source, column) if isinstance(source, Path) else source
+        features.open(source, column, choosing=CHOOSING) if isinstance(source, Path) else source
         for source, column in zip(sources, wanted, strict=False)
     ]
 
@@ -140,7 +141,7 @@ def _told(head: card.Card) -> str:
     return listed(told) + (" side by side" if len(told) > 1 else "")
 
 
-def _refuse_other_widths(parts: Sequence[Features], head: card.Card, folder: Path) -> None:
+def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
     given, wanted = [part.width for part in parts], [part.width for part in head.features]
     is_merged = len(parts) == 1 and parts[0].column == "merged"
     if given != wanted and not (is_merged and given == [sum(wanted)]):
@@ -151,7 +152,7 @@ def _refuse_other_widths(parts: Sequence[Features], head: card.Card, folder: Pat
         )
 
 
-def _refuse_other_recipes(parts: Sequence[Features], head: card.Card, folder: Path) -> None:
+def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
     for part, known in zip(parts, head.features, strict=False):
         same_column = part.column == known.column
         if part.recipe is not None and part.recipe == known.recipe and same_column:

@@ -12,12 +12,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from featuremill import features
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed, records
+from featuremill.features import Matrix
 from featuremill.head import card, figures, held_out, labels
-from featuremill.head.features import Features, Joined, Lacking, Matrix, open_run, spread
 from featuremill.head.fitting import (
     Kind,
     Logistic,
@@ -28,6 +29,7 @@ from featuremill.head.fitting import (
     outer_folds,
 )
 from featuremill.head.intervals import Estimate, bootstrap
+from featuremill.head.joined import CHOOSING, Joined, Lacking, Source, spread
 from featuremill.store.files import replacing_folder, sha256_of
 from featuremill.workload import refuse_without_packages
 
@@ -83,7 +85,10 @@ def train(chosen: Chosen) -> card.Card:
             log.warning("%s no fragment in %s.", says, chosen.fragments)
         chosen = chosen._replace(group=chosen.group or "contig")
     columns = spread(chosen.feature, len(chosen.runs))
-    parts = [open_run(run, column) for run, column in zip(chosen.runs, columns, strict=True)]
+    parts = [
+        features.open(run, column, choosing=CHOOSING)
+        for run, column in zip(chosen.runs, columns, strict=True)
+    ]
     joined = Joined(parts, found)
     missing: list[Lacking] = []
     examples = _examples(joined, found, chosen, missing)
@@ -195,10 +200,10 @@ def _examples(
 
 
 def _held_out(
-    examples: Examples, scores_NC: npt.NDArray[np.float64], features: Features
+    examples: Examples, scores_NC: npt.NDArray[np.float64], first: Source
 ) -> held_out.HeldOut:
     wanted = set(examples.ids)
-    sha256_of_id = {id: sha256 for id, sha256 in features.digests() if id in wanted}
+    sha256_of_id = {id: sha256 for id, sha256 in first.digests() if id in wanted}
     return held_out.HeldOut(
         examples.ids,
         [sha256_of_id[id] for id in examples.ids],

@@ -26,8 +26,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
+from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.head.card import NeedsTorch
-from featuremill.head.features import Index, Matrix, Rows
 from featuremill.store.plan import Settings
 from featuremill.workload import refuse_without_packages
 
@@ -113,10 +113,11 @@ def _read(path: Path) -> Content:
 
 
 class FileFeatures:
-    """Features in files of one layout, one after the other: memory holds their ids, and a temporary
-    file their vectors, as torch takes seconds to read some of these files."""
+    """Features in files of one layout, one after the other, read as those of a run are. Memory
+    holds their ids, a temporary file their vectors: torch takes seconds to read some of these."""
 
     recipe: str | None = None
+    """Nobody knows it."""
     settings: Settings | None = None
 
     def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
@@ -141,8 +142,8 @@ class FileFeatures:
     def digests(self) -> Iterator[tuple[str, str]]:
         return iter(())
 
-    def failures(self) -> dict[str, str]:
-        return {}
+    def failures(self) -> Iterator[Failure]:
+        return iter(())
 
 
 def open_files(paths: Sequence[Path]) -> list[FileFeatures]:

@@ -23,12 +23,12 @@ from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
 from featuremill.store.delivery import Accounts
+from featuremill.store.failed import Failure
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results
 from featuremill.store.shard_file import digests, read_verified
 
-FAILED_COLUMNS = ("id", "source", "line", "status", "reason")
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
 """What the lists need of the manifest."""
 NOT_YET = PENDING.reason()
@@ -110,7 +110,7 @@ class _Lists:
 
     def __init__(self, rows: TextIO, records: BinaryIO, name: str) -> None:
         self._table = csv.writer(rows, delimiter="\t", lineterminator="\n")
-        self._table.writerow(FAILED_COLUMNS)
+        self._table.writerow(Failure._fields)
         self._records = records
         self._name = name
         self._takes_fasta = True

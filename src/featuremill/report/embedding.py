@@ -4,18 +4,16 @@ length or by a label of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from featuremill.base import words
+from featuremill.base.arrays import matrix
 from featuremill.base.text import clipped
+from featuremill.features.table import Table
 from featuremill.report.agreement import agreement
 from featuremill.report.chart import FAINT, REST, Figure, categories, drawn, values
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
@@ -29,9 +27,6 @@ LEGEND_PIXELS = 300
 MAX_POINTS = 5_000
 MAX_READ = 100_000_000
 """Values that are read to take the sample from; a larger file gives some of its row groups."""
-MAX_FILES = 50
-"""Files of a dataset that are read."""
-BATCH_ROWS = 2_048
 
 
 class Projection(NamedTuple):
@@ -54,61 +49,42 @@ class Projection(NamedTuple):
     """(N, D) float32, what the map was made of."""
 
 
-def read(paths: Sequence[Path], total: int) -> Projection | str:
-    """Return the map of a run's Parquet files, or the sentence that says why there is none.
-
-    Of many files, some that stand at even distances are read; `total` is the rows of all.
-    """
-    with ExitStack() as stack:
-        files = [
-            # With a buffer, or a row group is read as a whole.
-            stack.enter_context(pq.ParquetFile(path, buffer_size=2**20))
-            for path in paths[:: -(-len(paths) // MAX_FILES)]
-        ]
-        columns = [field.name for field in files[0].schema_arrow if _is_vector(field.type)]
-        if not columns:
-            return "This workload delivers no vectors of a fixed width, so there is nothing to map."
-        if total < 3:
-            return f"A map needs at least three records; this run has {total}."
-        column, *others = columns
-        ids, lengths, vectors = _sample(files, column)
-    if vectors.shape[1] < 2:
+def read(table: Table) -> Projection | str:
+    """Return the map of a run's table, or the sentence that says why there is none."""
+    columns = [field.name for field in table.schema if _is_vector(field.type)]
+    if not columns:
+        return "This workload delivers no vectors of a fixed width, so there is nothing to map."
+    if table.num_rows < 3:
+        return f"A map needs at least three records; this run has {table.num_rows}."
+    column, *others = columns
+    if (width := table.schema.field(column).type.list_size) < 2:
         return f"The values of {column} have one dimension, so there is nothing to map."
+    rows = _sample(table, width)
+    ids, lengths, vectors = list[str](), list[int](), np.empty((len(rows), width), np.float32)
+    for places, batch in table.pieces(rows, ["id", "length", column]):
+        ids += batch["id"].to_pylist()
+        lengths += batch["length"].to_pylist()
+        vectors[places] = matrix(batch[column])
     xy, explained = principal_plane(vectors)
-    return Projection(column, others, ids, lengths, xy, explained, total, vectors)
+    return Projection(column, others, ids, lengths, xy, explained, table.num_rows, vectors)
 
 
 def _is_vector(type: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(type) and pa.types.is_floating(type.value_type))
 
 
-def _sample(files: Sequence[Any], column: str) -> tuple[list[str], list[int], np.ndarray]:
-    """Take evenly spaced rows: the same each time, and from every region of an ordered file."""
-    places = [(file, group) for file in files for group in range(file.num_row_groups)]
-    sizes = [file.metadata.row_group(group).num_rows for file, group in places]
-    width = files[0].schema_arrow.field(column).type.list_size
-    enough = max(1, min(len(sizes), MAX_READ // (max(sizes) * width)))
-    groups = [int(i) for i in np.linspace(0, len(sizes) - 1, enough).round()]
-    readable = sum(sizes[group] for group in groups)
-    wanted = np.linspace(0, readable - 1, min(MAX_POINTS, readable)).round().astype(np.int64)
-    ids, lengths, vectors = list[str](), list[int](), list[np.ndarray]()
-    first = 0
-    for batch in _batches([places[group] for group in groups], ["id", "length", column]):
-        begin, end = np.searchsorted(wanted, [first, first + batch.num_rows])
-        first += batch.num_rows
-        chosen = batch.take(pa.array(wanted[begin:end] - (first - batch.num_rows)))
-        if not chosen.num_rows:
-            continue
-        ids += chosen.column("id").to_pylist()
-        lengths += chosen.column("length").to_pylist()
-        flat = chosen.column(column).flatten().to_numpy(zero_copy_only=False)
-        vectors.append(flat.astype(np.float32).reshape(chosen.num_rows, -1))
-    return ids, lengths, np.concatenate(vectors)
-
-
-def _batches(places: Sequence[tuple[Any, int]], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    for file, group in places:
-        yield from file.iter_batches(BATCH_ROWS, [group], columns=columns)
+def _sample(table: Table, width: int) -> np.ndarray:
+    """Return evenly spaced rows, ascending: the same each time, from every region of a table that
+    is ordered."""
+    sizes = np.array([group.num_rows for group in table.groups])
+    enough = max(1, min(len(sizes), MAX_READ // (int(sizes.max()) * width)))
+    chosen = np.linspace(0, len(sizes) - 1, enough).round().astype(np.int64)
+    ends = np.cumsum(sizes[chosen])
+    wanted = np.linspace(0, ends[-1] - 1, min(MAX_POINTS, int(ends[-1]))).round().astype(np.int64)
+    places = np.searchsorted(ends, wanted, side="right")
+    first_rows = np.array([group.first_row for group in table.groups])[chosen]
+    rows: np.ndarray = first_rows[places] + wanted - (ends - sizes[chosen])[places]
+    return rows
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float]]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow.parquet as pq
-
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
+from featuremill.features.table import Table
 from featuremill.report import embedding, energy, labels, lengths, usage
 from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
@@ -19,7 +18,7 @@ from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall
 from featuremill.report.usage import Usage
 from featuremill.status import failures
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import files, files_of
+from featuremill.store.formats import files
 from featuremill.store.results import Results
 
 
@@ -112,10 +111,9 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     for output in ("parquet_dataset", "parquet"):
         path = place.root / files()[output]
         if path.name in delivery.outputs:
-            paths = files_of(path)
-            total = sum(pq.read_metadata(path).num_rows for path in paths)
-            found["embeddings.parquet"] = total
-            the_map = embedding.read(paths, total)
+            table = Table(path)
+            found["embeddings.parquet"] = table.num_rows
+            the_map = embedding.read(table)
     used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []

@@ -15,15 +15,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import records
+from featuremill.features import Rows
 from featuremill.sae import card, network
 from featuremill.sae.card import Card
-from featuremill.sae.vectors import Rows, Vectors
-from featuremill.store import ledger
 from featuremill.store.files import replacing
-from featuremill.store.results import Results
 
 BLOCK_NUMBERS = 2**23
 """Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""
@@ -64,10 +63,10 @@ class Encoder:
         torch.set_num_threads(max(1, threads))
         self.card, self.tensors = card.read(sae)
         source = self.card.source
-        self.vectors = Vectors(run, source.column)
-        if self.vectors.width != source.width:
+        self.vectors = features.open_parts(run, source.column)
+        if (width := self.vectors.column.width) != source.width:
             raise UserError(
-                f"{run}: {source.column} has {self.vectors.width:,} numbers a vector, and {sae} "
+                f"{run}: {source.column} has {width:,} numbers a vector, and {sae} "
                 f"was trained on {source.width:,}; name a run like {source.run}."
             )
         if self.vectors.recipe != source.recipe and not takes_any_recipe:
@@ -83,17 +82,14 @@ class Encoder:
     def blocks(self) -> Iterator[Encoded]:
         """Yield what becomes of all records with vectors, in the order of the run's input."""
         shown = Progress(log, "encoding")
-        manifest, num_done = Results(self.vectors.root).manifest, 0
-        for batch in ledger.batches(manifest, ["id", "shard", "row"]):
-            rows = self.vectors.rows_of(batch)
-            places = np.flatnonzero((rows >= 0) & (self.vectors.num_of_row[rows] > 0))
-            ids = batch["id"].take(pa.array(places)).to_pylist()
+        num_done = 0
+        for ids, rows in self.vectors.records():
             # A record counts itself, too: those of a block have a row each in what is summed up.
-            sizes = np.cumsum(self.vectors.num_of_row[rows[places]] + 1) // self._most
-            edges = [0, *(1 + np.flatnonzero(np.diff(sizes))).tolist(), len(places)]
+            sizes = np.cumsum(self.vectors.num_of_row[rows] + 1) // self._most
+            edges = [0, *(1 + np.flatnonzero(np.diff(sizes))).tolist(), len(ids)]
             for begin, end in pairwise(edges):
                 if begin < end:
-                    yield self._encoded(ids[begin:end], rows[places[begin:end]])
+                    yield self._encoded(ids[begin:end], rows[begin:end])
                     num_done += end - begin
                     shown.at(num_done)
 

@@ -11,15 +11,16 @@ import json
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill import features
 from featuremill.base.words import human_bytes
+from featuremill.features import Parts
 from featuremill.sae.card import SLICES, Options, refuse_other_count
-from featuremill.sae.vectors import Vectors
 
 FLOAT = 4
 HOST_BYTES = 460 * 2**20
 """Python, torch with what Adam imports, and Arrow, without a vector: measured with torch 2.13."""
 ROW_BYTES = 29
-"""Of a record, in `Vectors`."""
+"""Of a record, in `Parts`."""
 LOADED = 8
 """Bytes that each number of a slice takes while it is read."""
 SLICE_OF_FEATURES, SLICE_OF_WIDTH = 4, 6
@@ -53,9 +54,11 @@ class Needed(NamedTuple):
         )
 
 
-def of(options: Options, vectors: Vectors, num_ranks: int) -> Needed:
+def of(options: Options, vectors: Parts, num_ranks: int) -> Needed:
     """Return what `num_ranks` ranks need."""
-    return needed(options, vectors.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes)
+    return needed(
+        options, vectors.column.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes
+    )
 
 
 def needed(
@@ -81,7 +84,7 @@ def say(root: Path, column: str | None, options: Options, num_ranks: int, as_jso
     """Print what a training on the run in `root` needs."""
     options.check()
     refuse_other_count(num_ranks)
-    vectors = Vectors(root, column)
+    vectors = features.open_parts(root, column)
     found = of(options, vectors, num_ranks)
     if as_json:
         print(json.dumps(found._asdict() | {"host_with_cpu": found.total("cpu")}))

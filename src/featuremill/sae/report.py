@@ -18,6 +18,7 @@ from featuremill.sae import network
 from featuremill.sae.card import FEATURES, PAGE
 from featuremill.sae.encode import Encoder
 from featuremill.sae.names import Names, names_of
+from featuremill.sae.vectors import is_held_out
 from featuremill.status.top.training import TRAINING
 from featuremill.store.files import replacing
 from featuremill.store.results import Results
@@ -105,8 +106,8 @@ def report(
 def look(encoder: Encoder) -> tuple[Held, Top]:
     """Encode all records; return what the held-out ones say, and the strongest of each feature."""
     options, vectors = encoder.card.options, encoder.vectors
-    is_held_out = vectors.is_held_out(options.held_out, options.seed)
-    sums = _Sums(vectors.width, options.features)
+    held_out = is_held_out(vectors, options.held_out, options.seed)
+    sums = _Sums(vectors.column.width, options.features)
     shift = encoder.tensors["b_dec"].numpy()  # near the mean: so squares keep their digits
     values_MT = np.zeros((options.features, 0), np.float32)
     ids_MT = np.zeros((options.features, 0), object)
@@ -118,7 +119,7 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
         values_MT, ids_MT = _strongest(
             values_MT, ids_MT, block.highest(options.features), block.ids
         )
-        is_held_R = is_held_out[block.rows]
+        is_held_R = held_out[block.rows]
         held_V = torch.from_numpy(np.repeat(is_held_R, block.counts))
         if not held_V.any():
             continue

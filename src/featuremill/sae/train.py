@@ -9,17 +9,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from featuremill import features
 from featuremill.base import environment, this_process
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.base.faults import one_line
 from featuremill.base.locking import locked
 from featuremill.base.words import count, counted, human_bytes, records
+from featuremill.features import Parts
 from featuremill.lease import Request, lease
 from featuremill.lease.acquire import Choice
 from featuremill.lease.devices import Device
 from featuremill.sae import card, estimate
 from featuremill.sae.card import CARD, CHECKPOINT, CONFIG, LOCK, WEIGHTS, Options, Source
-from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.sae.vectors import Chosen, is_held_out
 from featuremill.status.top.training import TRAINING, line_of
 from featuremill.store.files import replacing, sha256_of
 from featuremill.workload import refuse_without_packages
@@ -62,7 +64,7 @@ def train(asked: Asked) -> None:
         return
     card.refuse_other_count(asked.gpus)
     asked.options.check()
-    vectors = Vectors(asked.run, asked.column)
+    vectors = features.open_parts(asked.run, asked.column)
     card.refuse_other_folder(asked.output)
     asked.output.mkdir(parents=True, exist_ok=True)
     with locked(asked.output / LOCK, lambda: _refuse_second(asked.output)):
@@ -107,16 +109,16 @@ def _refuse_second(output: Path) -> NoReturn:
     raise UserError(f"{output}: another process trains there; wait for it, or name another folder.")
 
 
-def source_of(vectors: Vectors) -> Source:
+def source_of(vectors: Parts) -> Source:
     """Return what a card says of vectors."""
     return Source(
         run=str(vectors.root),
         recipe=vectors.recipe,
-        column=vectors.column,
-        is_per_residue=vectors.is_per_residue,
-        width=vectors.width,
+        column=vectors.column.name,
+        is_per_residue=vectors.column.is_per_residue,
+        width=vectors.column.width,
         parts=vectors.digest,
-        settings=vectors.plan.settings,
+        settings=vectors.settings,
     )
 
 
@@ -130,7 +132,7 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
     )
 
 
-def _is_done(asked: Asked, vectors: Vectors) -> bool:
+def _is_done(asked: Asked, vectors: Parts) -> bool:
     """Tell whether this very training came to its end.
 
     Raises:
@@ -162,13 +164,13 @@ def _one(asked: Asked, kind: str) -> None:
     if not is_first:
         log.setLevel(logging.WARNING)
     card.refuse_other_count(ranks.count)
-    vectors = Vectors(asked.run, asked.column)
+    vectors = features.open_parts(asked.run, asked.column)
     if _is_done(asked, vectors):
         return
     vectors.check(ranks.number, ranks.count)
     source, options, output = source_of(vectors), asked.options, asked.output
-    is_held_out = vectors.is_held_out(options.held_out, options.seed)
-    chosen = Chosen(vectors, ~is_held_out)
+    held_out = is_held_out(vectors, options.held_out, options.seed)
+    chosen = Chosen(vectors, ~held_out)
     if not len(chosen):
         raise UserError(
             f"{asked.run}: all records with vectors are held out; give a smaller --held-out."
@@ -177,7 +179,7 @@ def _one(asked: Asked, kind: str) -> None:
     if few := few_vectors(len(chosen), options.features):
         log.warning("%s", few)
     identity = card.identity(options, source)
-    trainer = Trainer(options, chosen, vectors.width, ranks)
+    trainer = Trainer(options, chosen, source.width, ranks)
     if (output / CHECKPOINT).exists():
         trainer.load(output, identity)
         log.info("going on after step %s", count(trainer.step))
@@ -210,7 +212,7 @@ def _one(asked: Asked, kind: str) -> None:
         counts = {
             "records": chosen.num_records,
             "vectors": len(chosen),
-            "held_out": int((is_held_out & (vectors.num_of_row > 0)).sum()),
+            "held_out": int((held_out & (vectors.num_of_row > 0)).sum()),
         }
         _finish(output, options, source, trainer.finished(), counts, rows.last)
     ranks.close()

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.search import table
+from featuremill.features import NOWHERE, Features
+from featuremill.features.table import NUMBERS, Stored
 from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
-from featuremill.search.opening import Searched, open_results
-from featuremill.search.queries import NOWHERE, Queries, Reader
+from featuremill.search.queries import Queries, Reader
 from featuremill.search.recipe import DeviceChoice, Recipe
 
 MOST_QUERIES = 1000
@@ -58,13 +59,13 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
     """
     if chosen.k < 1:
         raise UserError(f"-k: {chosen.k} records are none; give 1 or more.")
-    searched = open_results(root, chosen.column, chosen.wants_partial)
+    searched = features.open(root, chosen.column, partial=chosen.wants_partial or None)
     log.info(
         "%s of %s, %s numbers each, %s; by %s",
         counted(searched.num_rows, "vector"),
-        searched.table.column.name,
-        f"{searched.table.column.width:,}",
-        "memory-mapped" if searched.vectors is not searched.table else "read from the table",
+        searched.column,
+        f"{searched.width:,}",
+        "read from the table" if isinstance(searched.vectors, Stored) else "memory-mapped",
         chosen.metric,
     )
     # So many in one pass that memory holds their hits.
@@ -84,7 +85,7 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         yield hits_of(searched, queries, chosen)
 
 
-def hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
+def hits_of(searched: Features, queries: Queries, chosen: Chosen) -> Iterator[Hit]:
     """Yield the nearest of each query, in the order of the queries, nearest first.
 
     Raises:
@@ -93,7 +94,7 @@ def hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hi
     if not queries.ids:
         return
     nearest = _nearest(searched, queries, chosen)
-    records = table.records_of(searched.table, np.concatenate([rows for rows, _ in nearest]))
+    records = searched.records_of(np.concatenate([rows for rows, _ in nearest]))
     for query, own_row, (rows, scores) in zip(queries.ids, queries.own_rows, nearest, strict=True):
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
         others = [pair for pair in pairs if not (chosen.excludes_self and pair[0] == own_row)]
@@ -102,14 +103,14 @@ def hits_of(searched: Searched, queries: Queries, chosen: Chosen) -> Iterator[Hi
             yield Hit(query, rank, record.id, score, record.length, record.description)
 
 
-def _nearest(searched: Searched, queries: Queries, chosen: Chosen) -> list[Found]:
+def _nearest(searched: Features, queries: Queries, chosen: Chosen) -> list[Found]:
     """Return the rows and scores of the nearest to each query."""
-    vectors = searched.vectors
+    dtype = searched.vectors.dtype
     k = min(chosen.k + chosen.excludes_self, searched.num_rows)
-    nearest = Nearest(queries.vectors, k, chosen.metric, vectors.dtype)
-    row_bytes = queries.vectors.shape[1] * vectors.dtype.itemsize
+    nearest = Nearest(queries.vectors, k, chosen.metric, dtype)
+    num_rows = rows_of_block(len(queries.ids), queries.vectors.shape[1] * dtype.itemsize)
     try:
-        for first_row, block in vectors.blocks(rows_of_block(len(queries.ids), row_bytes)):
+        for first_row, block in searched.vectors_in_blocks(num_rows):
             nearest.add(first_row, block)
     except NotFiniteError as error:
         root = searched.folder.root
@@ -120,9 +121,9 @@ def _nearest(searched: Searched, queries: Queries, chosen: Chosen) -> list[Found
     return nearest.found()
 
 
-def _of_matrix(vectors: Any, searched: Searched, num_at_once: int) -> Iterator[Queries]:
-    width = searched.table.column.width
-    if vectors.ndim != 2 or vectors.shape[1] != width or vectors.dtype.kind not in table.NUMBERS:
+def _of_matrix(vectors: Any, searched: Features, num_at_once: int) -> Iterator[Queries]:
+    width = searched.width
+    if vectors.ndim != 2 or vectors.shape[1] != width or vectors.dtype.kind not in NUMBERS:
         raise UserError(
             f"queries: these are {vectors.dtype} of shape {vectors.shape}; give numbers of shape "
             f"(queries, {width})."

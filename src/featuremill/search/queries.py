@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import itertools
 import logging
@@ -13,20 +14,23 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
+from featuremill.base.accession import accessions
 from featuremill.base.errors import UserError
+from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted
+from featuremill.features import NOWHERE, Features
 from featuremill.inputs import COMPRESSED, FORMATS, source
-from featuremill.search import table
 from featuremill.search.nearest import Matrix
-from featuremill.search.opening import Searched
 from featuremill.search.recipe import Recipe
 from featuremill.workload import Record
 
-NOWHERE = -1
-"""The row of a query that is no record of the run."""
 MOST_NAMED = 5
 """Queries without a vector that are named one by one."""
+MOST_OF_ACCESSION = 3
+"""Ids that are named where several records have the accession asked for."""
 Item = TypeVar("Item")
 log = logging.getLogger("featuremill.search")
 
@@ -46,7 +50,7 @@ class Reader:
 
     def __init__(
         self,
-        searched: Searched,
+        searched: Features,
         recipe: Callable[[], Recipe],
         num_at_once: int,
         wants_own: bool,
@@ -89,9 +93,7 @@ class Reader:
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each word the ids in it, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
-        found = table.rows_of(
-            self._searched.table, {*words, *itertools.chain.from_iterable(parts.values())}
-        )
+        found = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
         given = {word: [word] if word in found else each for word, each in parts.items()}
         found |= self._rows_of_accessions(set(itertools.chain(*given.values())) - found.keys())
         rows = {}
@@ -104,7 +106,7 @@ class Reader:
 
     def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
         """Return the rows of those of `words` that are the accession of one record."""
-        found = table.ids_of_accessions(self._searched.table, words)
+        found = self._ids_of_accessions(words)
         for word, ids in found.items():
             if len(ids) > 1:
                 shown = ", ".join(ids)
@@ -112,26 +114,51 @@ class Reader:
                     f"{self._searched.folder.root}: {word!r} is the accession of several records, "
                     f"such as {shown}; give a whole id, in quotes for the shell."
                 )
-        rows = table.rows_of(self._searched.table, [ids[0] for ids in found.values()])
+        rows = self._searched.rows_of([ids[0] for ids in found.values()])
         return {word: rows[ids[0]] for word, ids in found.items()}
+
+    def _ids_of_accessions(self, words: set[str]) -> dict[str, list[str]]:
+        """Return the ids of the records that have one of `words` as accession, a few at most."""
+        found: dict[str, list[str]] = {}
+        asked = pa.array(words, pa.string())
+        for _, batch in self._searched.table.batches(["id"]) if words else ():
+            here = accessions(batch["id"])
+            places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
+            ids = batch["id"].take(places).to_pylist()
+            for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
+                if len(of_word := found.setdefault(word, [])) < MOST_OF_ACCESSION:
+                    of_word.append(id)
+        return found
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
         if not ids:
             return "query: it is empty; give a file of sequences, or ids of the run's records."
         if _is_meant_as_file(word):
             source.check(Path(word))  # says why it can't be read
-        why = table.why_missing(self._searched.place.root / "failed.tsv", ids[0])
+        why = self._why_missing(ids[0])
         others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
         return (
             f"{self._searched.folder.root}: {why}{others}; give ids of records that have a vector, "
             "or a file of sequences."
         )
 
+    def _why_missing(self, id: str) -> str:
+        """Return in a sentence why `id` has no vector."""
+        named = one_line(id)
+        with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
+            for failure in self._searched.failures():
+                if failure.id == named:
+                    states = {"pending": "is not computed yet", "refused": "was refused"}
+                    state = states.get(failure.status, "failed")
+                    why = "" if failure.status == "pending" else f" ({failure.reason})"
+                    return f"the record {id!r} has no vector: it {state}{why}"
+        return f"there is no record '{clipped(id)}'"
+
     def _of_rows(self, rows: Mapping[str, int]) -> Iterator[Queries]:
         for some in _in_pieces(rows, self._num_at_once):
             places = [rows[id] for id in some]
             self._num_good += len(some)
-            yield Queries(some, self._searched.vectors.take(np.array(places, np.int64)), places)
+            yield Queries(some, self._searched.take(np.array(places, np.int64)), places)
 
     def _of_file(self, path: Path) -> Iterator[Queries]:
         self._recipe = recipe = self._recipe or self._make_recipe()
@@ -163,9 +190,8 @@ class Reader:
         """Return the row of each record that is one of the run's, by its id and its sequence."""
         if not self._wants_own:
             return [NOWHERE] * len(records)
-        there = self._searched.table
-        rows = table.rows_of(there, {record.id for record in records})
-        told = table.records_of(there, np.array(list(rows.values()), np.int64))
+        rows = self._searched.rows_of({record.id for record in records})
+        told = self._searched.records_of(np.array(list(rows.values()), np.int64))
         sha256_of = {row: record.sha256 for row, record in told.items()}
         found = []
         for record in records:

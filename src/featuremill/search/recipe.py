@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 from pydantic import ValidationError
 
 from featuremill.base import faults
+from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.extract.in_process import values_in_batches
+from featuremill.features import Features
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.merge.vectors import matrix
 from featuremill.search.nearest import Matrix
-from featuremill.search.opening import Searched
 from featuremill.workload import (
     Record,
     Weights,
@@ -38,7 +37,7 @@ class Recipe:
     """A run's workload with its options and weights, ready on a device of this machine."""
 
     def __init__(
-        self, searched: Searched, device: DeviceChoice | None = None, weights: Path | None = None
+        self, searched: Features, device: DeviceChoice | None = None, weights: Path | None = None
     ) -> None:
         """Load the model.
 
@@ -47,10 +46,10 @@ class Recipe:
                 compute in their dtype.
         """
         self._folder, self._root = searched.folder, searched.folder.root
-        self._column = searched.table.column.name
-        self._results = searched.results
-        self._settings = searched.results.settings
-        is_same = searched.plan is not None and searched.plan.recipe == searched.results.recipe
+        self._column = searched.column
+        self._results = searched.delivery
+        self._settings = searched.settings
+        is_same = searched.plan is not None and searched.plan.recipe == searched.recipe
         self._plan = searched.plan if is_same else None  # else of other options, maybe model
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
@@ -92,7 +91,7 @@ class Recipe:
             log.warning,
             name=self._settings.workload,
         ):
-            computed = matrix(pa.chunked_array([values.column(self._column)]))
+            computed = matrix(values.column(self._column))
             if vectors is None:
                 vectors = np.full((len(payloads), computed.shape[1]), np.nan)
             for equal, vector in zip(places, computed, strict=True):

@@ -6,7 +6,6 @@ receipts count failed rows, and of manifest.parquet what says whose rows they ar
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
 from featuremill.status.shards import Shard
+from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -111,19 +111,17 @@ def read_list(path: Path) -> Listed:
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
     listed = 0
-    csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
-            listed += 1
-            reason = reason_of(row["status"], row["reason"])
-            if reason not in counts and len(counts) >= MOST_TOLD_APART:
-                continue
-            counts[reason] += 1
-            if len(examples[reason]) < MOST_EXAMPLES:
-                detail = row["reason"].partition(":")[2].strip()
-                where = f"{clipped(row['source'])}:{row['line']}"
-                example = Example(clipped(row["id"]), where, clipped(detail, MOST_DETAIL))
-                examples[reason].append(example)
+    for failure in failed_list.read(path):
+        listed += 1
+        reason = reason_of(failure.status, failure.reason)
+        if reason not in counts and len(counts) >= MOST_TOLD_APART:
+            continue
+        counts[reason] += 1
+        if len(examples[reason]) < MOST_EXAMPLES:
+            detail = failure.reason.partition(":")[2].strip()
+            where = f"{clipped(failure.source)}:{failure.line}"
+            example = Example(clipped(failure.id), where, clipped(detail, MOST_DETAIL))
+            examples[reason].append(example)
     commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
     groups = [Group(*reason, counts[reason], examples[reason]) for reason in commonest]
     return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)

@@ -30,12 +30,14 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 
+from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed
+from featuremill.features import NOWHERE, Index, Matrix
 from featuremill.head.card import CARD, Card
-from featuremill.head.features import NOWHERE, Index, Matrix, open_run
+from featuremill.head.joined import CHOOSING
 from featuremill.head.predict import missing_of
 from featuremill.head.virnucpro import LAYOUTS, Layout, refuse_without_torch
 from featuremill.store.files import replacing
@@ -282,7 +284,7 @@ class Part:
     """The features of one kind."""
 
     def __init__(self, run: Path, column: str | None) -> None:
-        self._features = open_run(run, column)
+        self._features = features.open(run, column, choosing=CHOOSING)
         self._index = Index(self._features)
 
     def of(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:

@@ -79,7 +79,7 @@ class Writer:
         """Write a file for each record of the block."""
         import pyarrow as pa
 
-        from featuremill.merge.vectors import matrices, matrix
+        from featuremill.base.arrays import matrices, matrix
 
         values = [
             matrices(column) if pa.types.is_list(column.type) else matrix(column)

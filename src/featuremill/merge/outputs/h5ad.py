@@ -67,7 +67,7 @@ class Writer:
     def write(self, block: pa.Table) -> None:
         """Fill the block's rows in."""
         from featuremill.base.accession import accessions
-        from featuremill.merge.vectors import matrix
+        from featuremill.base.arrays import matrix
 
         rows = slice(self._num_rows, self._num_rows + block.num_rows)
         self._num_rows = rows.stop

@@ -36,7 +36,7 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
-        from featuremill.merge.vectors import side_by_side
+        from featuremill.base.arrays import side_by_side
 
         self._file.add(block["id"], side_by_side(block, self._columns))
 

@@ -36,7 +36,7 @@ class Writer:
         """Add a dataset for each record of the block."""
         import numpy as np
 
-        from featuremill.merge.vectors import matrices
+        from featuremill.base.arrays import matrices
 
         columns = [matrices(block[name]) for name in self._columns]
         several = len(columns) > 1

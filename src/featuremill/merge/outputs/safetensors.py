@@ -70,7 +70,7 @@ class Writer:
         """Write the block's rows behind those of the last one, column by column."""
         import numpy as np
 
-        from featuremill.merge.vectors import matrix
+        from featuremill.base.arrays import matrix
 
         for name in self._columns:
             self._append(name, np.ascontiguousarray(matrix(block[name])).data)

@@ -51,7 +51,7 @@ class Writer:
         import pyarrow as pa
 
         from featuremill.base.accession import accessions
-        from featuremill.merge.vectors import matrix
+        from featuremill.base.arrays import matrix
 
         rows = [pa.array(column) for name in self._columns for column in matrix(block[name]).T]
         known = [block["id"], accessions(block["id"]), block["length"]]

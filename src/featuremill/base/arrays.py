@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def matrix(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+def matrix(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
     width = column.type.list_size
-    flat = [_numbers(chunk.flatten()) for chunk in column.chunks]
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    flat = [_numbers(chunk.flatten()) for chunk in chunks]
     dtype = column.type.value_type.to_pandas_dtype()
     joined = np.concatenate(flat) if flat else np.empty(0, dtype)
     return joined.reshape(-1, width)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +11,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
-from featuremill.merge.vectors import matrix
+from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files, files_of
 from featuremill.store.results import Results
 
@@ -52,53 +53,12 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
         UserError: when the run has no such file or column.
     """
     path = _table(run)
-    chosen = pooled_column(pq.read_schema(files_of(path)[0]), column, path)
+    found = chosen(pq.read_schema(files_of(path)[0]), column, path)
     ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
     if path != Path(run) and files()["npy"] in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
-        return ids, vectors[:, chosen.start : chosen.start + chosen.width]
-    return ids, matrix(pq.read_table(path, columns=[chosen.name])[chosen.name])
-
-
-class Pooled(NamedTuple):
-    """A column of one vector a record."""
-
-    name: str
-    width: int
-    start: int
-    """Its first place in a row of embeddings.npy."""
-    total: int
-    """Numbers in such a row."""
-
-
-CHOOSING = "--column (in Python, column=)"
-"""How a column of several is chosen, where a verb has no other way."""
-
-
-def pooled_column(
-    schema: pa.Schema, column: str | None, path: Path, choosing: str = CHOOSING
-) -> Pooled:
-    """Return the column called `column`, or the only one, of the table at `path`; `choosing` says
-    how one of several is chosen.
-
-    Raises:
-        UserError: when there is no such column, or several and no choice.
-    """
-    kinds = {field.name: field.type for field in schema}
-    widths = {n: kind.list_size for n, kind in kinds.items() if pa.types.is_fixed_size_list(kind)}
-    names = list(widths)
-    if column is None and len(names) > 1:
-        raise UserError(
-            f"{path}: it has several columns; choose one of {', '.join(names)} with {choosing}."
-        )
-    column = column or next(iter(names), "")
-    if column not in names:
-        raise UserError(
-            f"{path}: there is no column {column!r} with one vector a record; "
-            f"it has {', '.join(names) or 'none'}."
-        )
-    start = sum(widths[name] for name in names[: names.index(column)])
-    return Pooled(column, widths[column], start, sum(widths.values()))
+        return ids, vectors[:, found.start : found.start + found.width]
+    return ids, matrix(pq.read_table(path, columns=[found.name])[found.name])
 
 
 def _table(run: str | Path) -> Path:

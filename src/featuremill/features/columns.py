@@ -1,0 +1,61 @@
+"""Which columns of a table or a part are vectors, and which one is meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from featuremill.base.errors import UserError
+
+CHOOSING = "--column (in Python, column=)"
+"""How a column of several is chosen, where a command has no other way."""
+
+
+class Column(NamedTuple):
+    """A column of vectors."""
+
+    name: str
+    width: int
+    """Numbers in a vector."""
+    is_per_residue: bool
+    start: int
+    """Its first place in a row of embeddings.npy, which has the columns of one vector a record."""
+    total: int
+    """Numbers in such a row."""
+
+
+def chosen(
+    schema: pa.Schema,
+    column: str | None,
+    where: Path,
+    choosing: str = CHOOSING,
+    of_residues: bool = False,
+) -> Column:
+    """Return the column called `column`, or the only one: of those with one vector a record and, if
+    `of_residues`, those with one a residue. `choosing` says how one of several is chosen.
+
+    Raises:
+        UserError: when there is no such column, or several and no choice.
+    """
+    found: dict[str, Column] = {}
+    total = 0
+    for name, kind in zip(schema.names, schema.types, strict=True):
+        is_list = pa.types.is_list(kind)
+        vector = kind.value_type if is_list else kind
+        if pa.types.is_fixed_size_list(vector) and (of_residues or not is_list):
+            found[name] = Column(name, vector.list_size, is_list, total, 0)
+            total += 0 if is_list else vector.list_size
+    names = list(found)
+    if column is None and len(names) > 1:
+        raise UserError(
+            f"{where}: it has several columns; choose one of {', '.join(names)} with {choosing}."
+        )
+    column = column or next(iter(names), "")
+    if column not in names:
+        what = "of vectors" if of_residues else "with one vector a record"
+        raise UserError(
+            f"{where}: there is no column {column!r} {what}; it has {', '.join(names) or 'none'}."
+        )
+    return found[column]._replace(total=total)

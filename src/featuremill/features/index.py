@@ -1,0 +1,91 @@
+"""Rows by id, of many ids: an index that memory holds in 17 bytes a record.
+
+It holds a hash of each id and its row. A row is taken for a record only once the id that stands
+there was read and is the same, so no id gets another's vector whatever the hashes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
+from featuremill.features.table import Rows
+
+NOWHERE = -1
+"""The row of an id that is not there."""
+IDS_AT_ONCE = 2**17
+
+
+class Named(Protocol):
+    """Rows with ids."""
+
+    name: str
+    """What people call them: a run's folder, or a file."""
+    num_rows: int
+
+    def ids_of(self, rows: Rows) -> list[str]:
+        """Return the ids that stand in `rows`."""
+
+
+def _hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
+    return np.fromiter((xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
+
+
+class Index:
+    """Which row of some features is which record's."""
+
+    def __init__(self, features: Named) -> None:
+        """Read all ids.
+
+        Raises:
+            UserError: when two records have the same one.
+        """
+        self._features = features
+        hashes = [np.empty(0, np.uint64)]
+        for start in range(0, features.num_rows, IDS_AT_ONCE):
+            end = min(features.num_rows, start + IDS_AT_ONCE)
+            hashes.append(_hashes(features.ids_of(np.arange(start, end))))
+        all_hashes = np.concatenate(hashes)
+        self._order = np.argsort(all_hashes, kind="stable")
+        self._sorted = all_hashes[self._order]
+        self.is_met = np.zeros(len(all_hashes), bool)
+        """Rows that somebody asked for by their id."""
+        self._refuse_twins()
+
+    def _refuse_twins(self) -> None:
+        equal = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
+        rows = np.unique(np.concatenate([self._order[equal], self._order[equal + 1]]))
+        seen: dict[str, int] = {}
+        for id, row in zip(self._features.ids_of(rows), rows.tolist(), strict=True):
+            if id in seen:
+                raise UserError(
+                    f"{self._features.name}: records {seen[id] + 1:,} and {row + 1:,} are both "
+                    f"called {clipped(id)!r}, so nobody can tell whose vector is whose; give each "
+                    "an id of its own."
+                )
+            seen[id] = row
+
+    def rows_of(self, ids: Sequence[str]) -> Rows:
+        """Return the row of each id, NOWHERE for one that is not there."""
+        found = np.full(len(ids), NOWHERE)
+        asked, wanted = np.array(ids, object), _hashes(ids)
+        places = np.searchsorted(self._sorted, wanted)
+        left = np.arange(len(ids))
+        while True:
+            left = left[places[left] < len(self._sorted)]
+            left = left[self._sorted[places[left]] == wanted[left]]
+            if not len(left):
+                break
+            rows = self._order[places[left]]
+            is_same = np.array(self._features.ids_of(rows), object) == asked[left]
+            found[left[is_same]] = rows[is_same]
+            left = left[~is_same]  # another id with the same hash: look at the next one
+            places[left] += 1
+        self.is_met[found[found != NOWHERE]] = True
+        return found

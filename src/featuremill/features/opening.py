@@ -1,0 +1,183 @@
+"""Opening the features of a run: which results there are, and what of them is read.
+
+Everything is opened, and seen to be what one manifest.json lists, before the first vector is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from pathlib import Path
+
+import pyarrow as pa
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.words import counted
+from featuremill.features.columns import CHOOSING, chosen
+from featuremill.features.parts import Parts
+from featuremill.features.records import Features, Record
+from featuremill.features.table import Matrix, Stored, Table, mapped
+from featuremill.store import command_line
+from featuremill.store.delivery import Delivery
+from featuremill.store.formats import bytes_of, files
+from featuremill.store.results import Results
+
+log = logging.getLogger("featuremill.features")
+
+
+def open(
+    run: str | Path,
+    column: str | None = None,
+    *,
+    partial: bool | None = False,
+    choosing: str = CHOOSING,
+) -> Features:
+    """Open the features of `run` (such as "results/demo"): the vectors `column`, or the only ones.
+
+    Sizes of files are compared with manifest.json here, their bytes by `Features.check`. `partial`
+    is False for whole results alone, True for partial ones alone, and None for whole ones where
+    there are any. Messages name `choosing` as the way to choose one column of several.
+
+    Raises:
+        UserError: when there are no such results, or no such column of one vector a record.
+        IntegrityError: when files of the store contradict each other.
+    """
+    folder = Results(Path(run))
+    place, delivery = _delivered(folder, partial)
+    found = _opened(folder, place, delivery, column, choosing)
+    if place.find_delivery() != delivery:
+        raise UserError(
+            f"{folder.root}: a merge is writing these results; try again when it is done."
+        )
+    if not found.num_rows:
+        raise UserError(
+            f"{folder.root}: no record of these results has a vector; see failed.tsv there."
+        )
+    _say(found)
+    return found
+
+
+def open_parts(run: str | Path, column: str | None = None) -> Parts:
+    """Open the vectors of `run` as they stand in its store, a row a distinct payload: `column`, or
+    the only one, of those with one vector a record or one a residue.
+
+    Raises:
+        UserError: when the run is not whole, a part was removed, or there is no such column.
+        IntegrityError: when its files contradict each other.
+    """
+    folder = Results(Path(run))
+    _, delivery = _delivered(folder, False)
+    return _parts(folder, delivery, column, "--column", True)
+
+
+def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
+    """Return where the results are, and what manifest.json says of them."""
+    root = folder.root
+    if not root.is_dir():
+        raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
+    places = {False: [folder], True: [folder.partial], None: [folder, folder.partial]}
+    for place in places[partial]:
+        found = place.find_delivery()
+        if found is not None and not (found.partial and partial is False):
+            return place, found
+        if found is None and place.delivery.exists():
+            again = " --partial" if place != folder else ""
+            raise UserError(
+                f"{place.delivery}: it cannot be read, so nobody can tell what the results are; "
+                f"featuremill merge {root}{again} writes them anew."
+            )
+    if not (folder.plan.exists() or folder.delivery.exists()):
+        raise UserError(f"{root}: this is no run's folder; name one, such as results/demo.")
+    if partial is False:
+        raise _not_whole(folder)
+    raise UserError(
+        f"{root}: there are no {'partial ' if partial else ''}results yet; let the run come "
+        f"to its end ({command_line.again(root)}), or take what is computed by now "
+        f"(featuremill merge {shlex.quote(str(root))} --partial)."
+    )
+
+
+def _not_whole(folder: Results) -> UserError:
+    return UserError(
+        f"{folder.root}: there are no whole results of this run yet; let it come to its end "
+        f"({command_line.again(folder.root)})."
+    )
+
+
+def _parts(
+    folder: Results, delivery: Delivery, column: str | None, choosing: str, of_residues: bool
+) -> Parts:
+    plan = folder.read_plan_of_manifest()
+    if not delivery.is_of(plan):
+        raise _not_whole(folder)
+    return Parts(folder, plan, delivery, column, choosing, of_residues)
+
+
+def _opened(
+    folder: Results, place: Results, delivery: Delivery, column: str | None, choosing: str
+) -> Features:
+    """Open the table of the results, and embeddings.npy where it is one of them; without a table,
+    the parts."""
+    root, told = folder.root, place.written()
+    there = {output: place.root / file for output, file in files().items() if file in told}
+    path, npy = there.get("parquet_dataset") or there.get("parquet"), there.get("npy")
+    if path is None and delivery.partial:
+        raise UserError(
+            f"{root}: this needs embeddings.parquet or embeddings/, which say whose vector is "
+            f"which, and these results have {', '.join(told) or 'no file'}; featuremill merge "
+            f"{root} --partial --outputs {' '.join([*there, 'parquet'])} adds it from the parts, "
+            "without computing."
+        )
+    if path is None:
+        parts = _parts(folder, delivery, column, choosing, False)
+        return Features(folder, place, delivery, parts.column, *parts.by_record(), parts.check)
+    used = [path, npy] if npy else [path]
+    for file in used:
+        if not file.exists() or bytes_of(file) != told[file.name].bytes:
+            raise UserError(_not_as_written(file, root))
+    try:
+        table = Table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None):
+            raise
+        raise UserError(_not_as_written(path, root)) from None
+    if not set(table.schema.names) >= set(Record._fields):
+        raise UserError(_not_as_written(path, root))
+    which = chosen(table.schema, column, path, choosing)
+    vectors: Stored | Matrix = Stored(table, which)
+    if npy:
+        try:
+            vectors = mapped(npy, which, table.num_rows)
+        except (ValueError, EOFError):
+            raise UserError(_not_as_written(npy, root)) from None
+
+    def check() -> None:
+        for file in used:
+            if not told[file.name].is_at(file):
+                raise IntegrityError(_not_as_written(file, root))
+
+    return Features(folder, place, delivery, which, table, vectors, check)
+
+
+def _not_as_written(path: Path, root: Path) -> str:
+    return (
+        f"{path}: this is not what merge wrote; featuremill merge {root} writes it anew (if a "
+        "merge is at work now, wait for it)."
+    )
+
+
+def _say(found: Features) -> None:
+    """Say what about the results is not as one would expect."""
+    counts, plan, root = found.delivery.counts, found.plan, found.folder.root
+    if found.delivery.partial:
+        log.warning(
+            "partial results: %s of %s are not computed yet and are left out.",
+            f"{counts.pending:,}",
+            counted(counts.input, "record"),
+        )
+    if plan and not found.delivery.is_of(plan):
+        log.warning(
+            "%s: these results are of an earlier plan than plan.json; they are made new by: %s",
+            root,
+            command_line.again(root),
+        )

@@ -1,0 +1,258 @@
+"""The vectors of a finished run, memory-mapped from the parts in its store.
+
+A record's vectors are one (a pooled column) or one a residue. Memory holds 29 bytes a record of the
+shards and a view a batch; what was read of the vectors is the page cache's.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.progress import Progress
+from featuremill.features.columns import chosen
+from featuremill.features.table import Matrix, Rows, Table
+from featuremill.store import command_line, ledger
+from featuremill.store.delivery import Delivery
+from featuremill.store.files import digest_of
+from featuremill.store.journal_log import digest_of_file
+from featuremill.store.parts import order_of
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+from featuremill.store.shard_file import digests
+
+SPARE_FILES = 100
+"""What a process has open besides the parts."""
+log = logging.getLogger("featuremill.features")
+
+
+class Parts:
+    """The vectors of one column of a run, of those payloads that its ledger names.
+
+    A row is a payload's place among those of all shards, in the plan's order and each shard's own
+    (that of sha256). So equal payloads are one row, and rows do not depend on how parts were
+    computed.
+    """
+
+    def __init__(
+        self,
+        folder: Results,
+        plan: Plan,
+        delivery: Delivery,
+        column: str | None,
+        choosing: str,
+        of_residues: bool,
+    ) -> None:
+        """Map the parts; nothing is compared with digests yet. `plan` is that of the `delivery`.
+
+        Raises:
+            UserError: when a part was removed, or there is no such column.
+            IntegrityError: when the files contradict each other.
+        """
+        self.root = folder.root
+        self.recipe, self.settings = plan.recipe, plan.settings
+        self._folder, self._delivery = folder, delivery
+        names = [entry.shard for entry in plan.shards]
+        paths = [folder.part(plan.recipe, name) for name in names]
+        if missing := next((path for path in paths if not path.is_file()), None):
+            raise UserError(
+                f"{missing}: this part of the run was removed, and vectors are read from parts; "
+                f"have it computed anew ({command_line.again(self.root, ['merge'])})."
+            )
+        if not paths:
+            raise self._without_vectors()
+        _allow_open(len(paths))
+        schema, _ = self._read(paths[0])
+        self.column = chosen(schema, column, self.root, choosing, of_residues)
+        self._parts = dict(zip(names, paths, strict=True))
+        self._views: list[Matrix] = []
+        """The vectors of each batch (vectors, width), mapped."""
+        self._start_of_shard = np.cumsum([0, *(entry.records for entry in plan.shards)])
+        num_rows = int(self._start_of_shard[-1])
+        self._batch = np.zeros(num_rows, np.int32)
+        self._first = np.zeros(num_rows, np.int64)
+        self.num_of_row = np.zeros(num_rows, np.int64)
+        """Vectors of each row: none of one that failed or that the ledger does not have."""
+        self.hash_of_row = np.zeros(num_rows, np.uint64)
+        """The first eight bytes of each payload's sha256."""
+        for number, path in enumerate(paths):
+            self._open(path, number)
+        self._shards = pa.array(names, pa.string())
+        is_named = np.zeros(num_rows, bool)
+        for _, rows in self._records(["shard", "row"]):
+            is_named[rows[rows >= 0]] = True
+        self.num_of_row[~is_named] = 0
+        self.digest = digest_of(f"{name} {delivery.parts[name]}\n".encode() for name in self._parts)
+        """Of the names and digests of all parts."""
+        if not self.num_of_row.any():
+            raise self._without_vectors()
+        self.dtype: np.dtype[Any] = self._views[0].dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all vectors, as they stand in the parts."""
+        return sum(view.nbytes for view in self._views)
+
+    def _read(self, path: Path) -> tuple[pa.Schema, list[pa.RecordBatch]]:
+        try:
+            stream = pa.ipc.open_stream(pa.memory_map(str(path)))
+            return stream.schema, list(stream)
+        except (pa.ArrowInvalid, OSError) as error:
+            if getattr(error, "errno", None):
+                raise
+            raise self._damaged(path) from None
+
+    def _open(self, path: Path, number: int) -> None:
+        """Map the part at `path`, that of the plan's shard `number`."""
+        sha256, ok, firsts, counts, numbers = [], [], [], [], []
+        for batch in self._read(path)[1]:
+            values = batch[self.column.name]
+            if self.column.is_per_residue:
+                ends = values.offsets.to_numpy()
+                firsts.append(ends[:-1].astype(np.int64))
+                counts.append(np.diff(ends).astype(np.int64))
+                values = values.values
+            else:
+                firsts.append(np.arange(len(values), dtype=np.int64))
+                counts.append(np.ones(len(values), np.int64))
+            numbers.append(np.full(batch.num_rows, len(self._views), np.int32))
+            self._views.append(_view(values))
+            sha256.append(batch["sha256"])
+            ok.append(batch["reason"].is_null().to_numpy(zero_copy_only=False))
+        names = digests(pa.chunked_array(sha256, pa.binary(32)))
+        here = slice(*self._start_of_shard[number : number + 2].tolist())
+        if len(names) != here.stop - here.start:
+            raise self._damaged(path)
+        order = order_of(names)
+        self._batch[here] = np.concatenate(numbers)[order]
+        self._first[here] = np.concatenate(firsts)[order]
+        self.num_of_row[here] = np.where(np.concatenate(ok), np.concatenate(counts), 0)[order]
+        self.hash_of_row[here] = names[order].view(">u8").reshape(-1, 4)[:, 0]
+
+    def check(self, number: int = 0, num_shares: int = 1) -> None:
+        """Compare each part's bytes with the digest that manifest.json has; of several processes,
+        each takes its share of the parts.
+
+        Raises:
+            IntegrityError: names the first that differs.
+        """
+        shown = Progress(log, "checking parts", "parts")
+        share = list(self._parts.items())[number::num_shares]
+        for count, (name, path) in enumerate(share, 1):
+            if digest_of_file(path) != self._delivery.parts[name]:
+                raise self._damaged(path)
+            shown.at(count, len(share))
+
+    def _without_vectors(self) -> UserError:
+        return UserError(f"{self.root}: no record of this run has a vector; see failed.tsv there.")
+
+    def _damaged(self, path: Path) -> IntegrityError:
+        return IntegrityError(
+            f"{path}: its bytes are not those that the results were made of; have it computed "
+            f"anew ({command_line.again(self.root, ['merge'])}, which sets it aside, and the same "
+            "once more)."
+        )
+
+    def _records(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Rows]]:
+        """Yield the ledger in batches, and the row of each of its records; -1 where it has none."""
+        for batch in ledger.batches(self._folder.manifest, columns):
+            column = batch["shard"]
+            known = pc.index_in(column.dictionary, value_set=self._shards)
+            number = np.asarray(known.take(column.indices).fill_null(-1)).astype(np.int64)
+            rows = np.asarray(batch["row"].fill_null(0)).astype(np.int64)
+            yield batch, np.where(number < 0, -1, self._start_of_shard[number] + rows)
+
+    def _places(self, rows: Rows) -> Rows:
+        """Return which records of a batch of the ledger have vectors."""
+        return np.flatnonzero((rows >= 0) & (self.num_of_row[rows] > 0))
+
+    def records(self) -> Iterator[tuple[list[str], Rows]]:
+        """Yield the ids of all records that have vectors, in the order of the input, and the row of
+        each; 100,000 at a time."""
+        for batch, rows in self._records(["id", "shard", "row"]):
+            places = self._places(rows)
+            yield batch["id"].take(pa.array(places)).to_pylist(), rows[places]
+
+    def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
+        """Return the vectors (n, width) that stand at `within` their rows."""
+        batch, place = self._batch[rows], self._first[rows] + within
+        found = np.empty((len(rows), self.column.width), dtype)
+        order = np.argsort(batch, kind="stable")
+        numbers, starts = np.unique(batch[order], return_index=True)
+        for number, here in zip(numbers, np.split(order, starts[1:]), strict=True):
+            found[here] = self._views[number][place[here]]
+        return found
+
+    def of_rows(self, rows: Rows) -> tuple[Matrix, Rows]:
+        """Return all vectors (n, width) of `rows` in float32, one after the other, and how many
+        each row has."""
+        counts = self.num_of_row[rows]
+        ends = np.cumsum(counts)
+        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
+        return self.take(np.repeat(rows, counts), within), counts
+
+    def by_record(self) -> tuple[Table, RecordVectors]:
+        """Return the records that have vectors, in the order of the input, and their vectors."""
+        first, ordinals, rows_of = 0, [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for batch, rows in self._records(["shard", "row"]):
+            places = self._places(rows)
+            ordinals.append(first + places)
+            rows_of.append(rows[places])
+            first += batch.num_rows
+        table = _Named(self._folder.manifest, np.concatenate(ordinals))
+        return table, RecordVectors(self, np.concatenate(rows_of))
+
+
+class RecordVectors:
+    """One vector a record, in the order of the input."""
+
+    def __init__(self, parts: Parts, rows: Rows) -> None:
+        self._parts, self._rows = parts, rows
+        self.dtype = parts.dtype
+
+    def __getitem__(self, records: Rows | slice) -> Matrix:
+        """Return the vectors (records, width) of some records."""
+        rows = self._rows[records]
+        return self._parts.take(rows, np.zeros(len(rows), np.int64), self.dtype)
+
+
+class _Named(Table):
+    """Those rows of the ledger that have vectors."""
+
+    def __init__(self, path: Path, ordinals: Rows) -> None:
+        super().__init__(path)
+        self._ordinals, self.num_rows = ordinals, len(ordinals)
+
+    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for first, batch in super().batches(columns):
+            begin, end = np.searchsorted(self._ordinals, [first, first + batch.num_rows]).tolist()
+            yield begin, batch.take(pa.array(self._ordinals[begin:end] - first))
+
+    def pieces(self, rows: Rows, columns: Sequence[str]) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+        return super().pieces(self._ordinals[rows], columns)
+
+
+def _view(vectors: pa.FixedSizeListArray) -> Matrix:
+    """Return vectors (n, width) where they stand; what is null is there, too, as anything."""
+    flat = vectors.values
+    dtype = np.dtype(flat.type.to_pandas_dtype())
+    found: Matrix = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
+    return found.reshape(-1, vectors.type.list_size)
+
+
+def _allow_open(num_files: int) -> None:
+    """Let this process have so many files open and more, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_files + SPARE_FILES
+    if soft < needed and soft != resource.RLIM_INFINITY:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

@@ -1,0 +1,145 @@
+"""One vector a record of a run, and whose each one is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.features.columns import Column
+from featuremill.features.parts import RecordVectors
+from featuremill.features.table import Matrix, Rows, Stored, Table
+from featuremill.store import failed
+from featuremill.store.delivery import Delivery
+from featuremill.store.failed import Failure
+from featuremill.store.formats import FAILED
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+
+BLOCK_BYTES = 2**25
+"""Vectors of one block of `Features.blocks`."""
+
+
+class Record(NamedTuple):
+    """What a row is."""
+
+    id: str
+    length: int
+    """Of its payload, in the workload's unit, such as residues."""
+    sha256: str
+    """Of its payload, in hex."""
+    description: str
+
+
+class Features:
+    """One vector a record: all records of a run that have one, in the order of its input.
+
+    A row is a record's number among these, from 0. Records with equal payloads have equal vectors.
+    """
+
+    def __init__(
+        self,
+        folder: Results,
+        place: Results,
+        delivery: Delivery,
+        column: Column,
+        table: Table,
+        vectors: Stored | RecordVectors | Matrix,
+        check: Callable[[], None],
+    ) -> None:
+        """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
+        self.folder, self.place, self.delivery = folder, place, delivery
+        self._check = check
+        self.plan: Plan | None = folder.find_plan()
+        """It may be newer than the results."""
+        self.name = str(folder.root)
+        self.column, self.width = column.name, column.width
+        self.num_rows = table.num_rows
+        self.recipe: str = delivery.recipe
+        self.settings = delivery.settings
+        """What the recipe is the digest of."""
+        self.table, self.vectors = table, vectors
+
+    def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
+        """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
+        in the number type of the results."""
+        enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
+        first, lot = 0, list[Matrix]()
+        for start, vectors in self.vectors_in_blocks(enough):
+            lot.append(vectors)
+            end = start + len(vectors)
+            if end - first >= enough or end == self.num_rows:
+                yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
+                first, lot = end, []
+
+    def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
+        row."""
+        if isinstance(self.vectors, Stored):
+            yield from self.vectors.blocks(num_rows)
+            return
+        for start in range(0, self.num_rows, num_rows):
+            yield start, self.vectors[start : start + num_rows]
+
+    def ids_of(self, rows: Rows) -> list[str]:
+        """Return the ids of `rows`."""
+        found = np.empty(len(rows), object)
+        for places, batch in self.table.pieces(rows, ["id"]):
+            found[places] = batch["id"].to_pylist()
+        ids: list[str] = found.tolist()
+        return ids
+
+    def take(self, rows: Rows) -> Matrix:
+        """Return the vectors (rows, width) of `rows`, which are in any order."""
+        return self.vectors[rows]
+
+    def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
+        """Return the rows of those of `ids` that are there, by one reading of all ids; for very
+        many there is `Index`."""
+        found: dict[str, int] = {}
+        wanted = set(ids)
+        asked = pa.array(wanted, pa.string())
+        for first, batch in self.table.batches(["id"]) if wanted else ():
+            places = pc.indices_nonzero(pc.is_in(batch["id"], value_set=asked))
+            names = batch["id"].take(places).to_pylist()
+            found.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
+            if len(found) == len(wanted):
+                break
+        return found
+
+    def records_of(self, rows: Rows) -> dict[int, Record]:
+        """Return what `rows` are, by row."""
+        found: dict[int, Record] = {}
+        rows = np.unique(rows)
+        for places, batch in self.table.pieces(rows, Record._fields):
+            columns = (_plain(batch[name]) for name in Record._fields)
+            found.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
+        return found
+
+    def digests(self) -> Iterator[tuple[str, str]]:
+        """Yield the id and the payload's sha256, in hex, of all rows in order."""
+        for _, batch in self.table.batches(["id", "sha256"]):
+            yield from zip(batch["id"].to_pylist(), _plain(batch["sha256"]), strict=True)
+
+    def check(self) -> None:
+        """Compare all bytes that are read with the digests in manifest.json.
+
+        Raises:
+            IntegrityError: names the file that differs.
+        """
+        self._check()
+
+    def failures(self) -> Iterator[Failure]:
+        """Yield the records of the run that have no vector, and why, in the order of its input."""
+        path = self.place.root / FAILED[0]
+        return failed.read(path) if path.exists() else iter(())
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    """Return a column's values; digests as text in hex, which the ledger has as bytes."""
+    values = column.to_pylist()
+    is_bytes = pa.types.is_fixed_size_binary(column.type)
+    return [value.hex() for value in values] if is_bytes else values

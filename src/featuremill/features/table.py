@@ -1,0 +1,151 @@
+"""A table of results, and its vectors: decoded from it, or mapped from embeddings.npy.
+
+A table is embeddings.parquet, the files of embeddings/, or another Parquet file of rows with ids.
+It is read a few thousand rows at a time, so memory does not grow with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill.base.arrays import matrix
+from featuremill.base.errors import IntegrityError
+from featuremill.features.columns import Column
+from featuremill.store.formats import files_of
+
+ROWS_AT_ONCE = 4096
+"""Rows that are decoded together."""
+NUMBERS = "fiu"
+"""Kinds of NumPy types that vectors have: floats and integers."""
+Matrix = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+
+class Group(NamedTuple):
+    """A row group of a table."""
+
+    file: pq.ParquetFile
+    number: int
+    first_row: int
+    num_rows: int
+
+
+class Table:
+    """Rows in one or several Parquet files; if others replace these, it reads what it opened."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the table at `path`: a file, or a folder whose files are one after the other.
+
+        Raises:
+            pa.ArrowInvalid: when a file is no Parquet file, or its columns are not the others'.
+        """
+        self.path = path
+        self.groups: list[Group] = []
+        files = [pq.ParquetFile(file, memory_map=True) for file in files_of(path)]
+        self.schema: pa.Schema = files[0].schema_arrow
+        if any(file.schema_arrow != self.schema for file in files):
+            raise pa.ArrowInvalid(f"{path}: its files have different columns")
+        self.num_rows = 0
+        for file in files:
+            for number in range(file.num_row_groups):
+                num_rows = file.metadata.row_group(number).num_rows
+                self.groups.append(Group(file, number, self.num_rows, num_rows))
+                self.num_rows += num_rows
+
+    def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield `columns` of all rows, some at a time, each time with the first one's number.
+
+        Raises:
+            IntegrityError: when the bytes turn out to be no rows.
+        """
+        for group in self.groups:
+            yield from self._read(group, columns)
+
+    def pieces(self, rows: Rows, columns: Sequence[str]) -> Iterator[tuple[Rows, pa.RecordBatch]]:
+        """Yield `columns` of `rows`, which are in any order, in pieces: where in `rows` these
+        stand, and what the table has there.
+
+        Raises:
+            IntegrityError: when the bytes turn out to be no rows.
+        """
+        order = np.argsort(rows, kind="stable")
+        ascending = rows[order]
+        for group in self.groups:
+            edges = [group.first_row, group.first_row + group.num_rows]
+            begin, end = np.searchsorted(ascending, edges).tolist()
+            if begin == end:
+                continue
+            for first, batch in self._read(group, columns):
+                here = begin + int(np.searchsorted(ascending[begin:end], first + batch.num_rows))
+                if begin < here:
+                    yield order[begin:here], batch.take(pa.array(ascending[begin:here] - first))
+                begin = here
+                if begin == end:
+                    break
+
+    def _read(self, group: Group, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        first = group.first_row
+        with self._decoding():
+            for batch in group.file.iter_batches(
+                ROWS_AT_ONCE, row_groups=[group.number], columns=list(columns)
+            ):
+                yield first, batch
+                first += batch.num_rows
+
+    @contextmanager
+    def _decoding(self) -> Iterator[None]:
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None):
+                raise
+            what = " ".join(str(error).split())[:200].rstrip(".")
+            raise IntegrityError(
+                f"{self.path}: it is damaged ({what}); featuremill merge {self.path.parent} writes "
+                "it anew from the parts."
+            ) from None
+
+
+class Stored:
+    """The vectors in a column of a table."""
+
+    def __init__(self, table: Table, column: Column) -> None:
+        self._table, self._column = table, column
+        kind = table.schema.field(column.name).type.value_type
+        self.dtype = np.dtype(kind.to_pandas_dtype())
+
+    def blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield all vectors in order, at most `num_rows` together, and the first one's row."""
+        for first, batch in self._table.batches([self._column.name]):
+            vectors = matrix(batch.column(0))
+            for start in range(0, len(vectors), num_rows):
+                yield first + start, vectors[start : start + num_rows]
+
+    def __getitem__(self, rows: Rows) -> Matrix:
+        """Return the vectors (rows, width) of `rows`, which are in any order."""
+        taken = np.empty((len(rows), self._column.width), self.dtype)
+        for places, batch in self._table.pieces(rows, [self._column.name]):
+            taken[places] = matrix(batch.column(0))
+        return taken
+
+
+def mapped(path: Path, column: Column, num_rows: int) -> Matrix:
+    """Return a column (rows, width) of the embeddings.npy at `path`, memory-mapped.
+
+    Raises:
+        ValueError, EOFError: when it is not an array of numbers of this shape.
+    """
+    if not num_rows:  # nothing to map
+        return np.empty((0, column.width), np.float32)
+    whole: Matrix = np.asarray(np.load(path, mmap_mode="r"))
+    if whole.shape != (num_rows, column.total) or whole.dtype.kind not in NUMBERS:
+        raise ValueError(f"{path}: {whole.dtype} of shape {whole.shape}")
+    return whole[:, column.start : column.start + column.width]
