@@ -39,7 +39,7 @@ from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
 from featuremill.sae.vectors import Chosen, is_held_out
 from featuremill.status import view
-
+from featuremill.store import ledger
 from featuremill.store.results import Results
 
 with pytest.MonkeyPatch.context() as patch:
