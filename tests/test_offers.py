@@ -21,7 +21,7 @@ from featuremill.lease.devices import cpu
 from featuremill.plan import speeds
 from featuremill.plan.sizing import Sizing
 from featuremill.store.plan import Settings
-from featuremill.workload import BUILT_IN, find_workload
+from featuremill.workload import find_workload
 from featuremill.workload.offers import Says, said
 from featuremill.workload.recipe import precision_told
 
@@ -145,12 +145,6 @@ def test_a_workload_says_how_large_shards_are_while_nothing_is_known(
 def test_versions_of_other_packages_are_told():
     assert this_process.versions(["pytest", "there-is-none"])["pytest"] == pytest.__version__
     assert "pytest" not in this_process.versions()
-
-
-def test_built_in_workloads_are_found_in_their_folder():
-    folder = Path(find_workload("composition").__file__).parent
-    own = {"composition", "encoder", "esm2", "geneformer", "llm_json", "pac"}
-    assert set(BUILT_IN) == own and (folder / "esm2").is_dir()
 
 
 def test_every_attribute_has_a_default():

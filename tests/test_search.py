@@ -24,13 +24,14 @@ from featuremill import __main__
 from featuremill.base.errors import UserError
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.merge.outputs import Target, open_writer
+from featuremill.merge.outputs import open_writer
 from featuremill.search import hits, nearest, opening, recipe, table
 from featuremill.search.queries import Queries
 from featuremill.search.table import Mapped
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
+from featuremill.workload.outputs import Target
 from featuremill.workloads.esm2 import VERSION
 
 ESCAPE = "\x1b[31mred"

@@ -19,7 +19,7 @@ from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall
 from featuremill.report.usage import Usage
 from featuremill.status import failures
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import files, files_of
+from featuremill.store.formats import files_of, format_of
 from featuremill.store.results import Results
 
 
@@ -110,7 +110,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     )
     found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
-        path = place.root / files()[output]
+        path = place.root / format_of(output).file
         if path.name in delivery.outputs:
             paths = files_of(path)
             total = sum(pq.read_metadata(path).num_rows for path in paths)

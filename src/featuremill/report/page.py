@@ -311,7 +311,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "options": delivery.settings.options,
         "device": kinds.pop() if len(kinds) == 1 else "auto",
         "gpus": max((len(receipt.devices) for receipt in receipts), default=1),
-        "outputs": [name for name, file in formats.files().items() if file in delivery.outputs],
+        "outputs": list(formats.outputs_of(delivery.outputs).values()),
         "max_failed": delivery.counts.failed,
     }
     if facts.labels:

@@ -20,7 +20,7 @@ from featuremill.merge.loading import CHOOSING, pooled_column
 from featuremill.search.table import Mapped, Table, Vectors
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
-from featuremill.store.formats import bytes_of, files, files_of
+from featuremill.store.formats import bytes_of, files_of, outputs_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -94,7 +94,7 @@ def _delivered(folder: Results, wants_partial: bool) -> tuple[Results, Delivery]
 def _files(folder: Results, place: Results, results: Delivery) -> tuple[Path, Path | None]:
     """Return the table, and embeddings.npy where it is one of the results."""
     root, told = folder.root, place.written()
-    there = {output: place.root / file for output, file in files().items() if file in told}
+    there = {output: place.root / file for file, output in outputs_of(told).items()}
     table = there.get("parquet_dataset") or there.get("parquet")
     if table is None:
         adding = f"featuremill export {root} --to parquet"
