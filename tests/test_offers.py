@@ -21,7 +21,7 @@ from featuremill.lease.devices import cpu
 from featuremill.plan import speeds
 from featuremill.plan.sizing import Sizing
 from featuremill.store.plan import Settings
-from featuremill.workload import find_workload
+from featuremill.workload import UnitWork, Weights, find_workload
 from featuremill.workload.offers import Says, said
 from featuremill.workload.recipe import precision_told
 
@@ -86,15 +86,24 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     for more in ({"weights_sha256": "1" * 64}, {"files": {"number": "1" * 64}}):
         assert not speeds.is_alike(settings, settings.model_copy(update=more))
     assert speeds.is_alike(settings, settings.model_copy())
-    shape = speeds.assumed.shape_told({"num_layers": "6", "embed_dim": "320"})
+    weights = Weights("mine", Path(), "", {"num_layers": "6", "embed_dim": "320"})
     with pytest.raises(UserError, match="workload numbered: nothing is known of its speed on h100"):
-        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, shape)
+        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)
     monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
     monkeypatch.setattr(numbered, "audited", print, raising=False)
     monkeypatch.setattr(numbered, "num_vectors", print, raising=False)
     assert precision_told(settings) == "wide"
+    work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
+    monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)
+    speed = speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
+    assert speed.is_assumed and speed.cost_per_second.middle == pytest.approx(0.5 * 756e3)
+    asked = speeds.Asked(settings, "a CPU", is_gpu=False)
+    assert (
+        "2 GFLOP/s a core in wide and 3 µs a record"
+        in speeds.find(asked, tmp_path, weights, 350).source
+    )
 
 
 def test_a_workload_without_a_gpu_gets_none(monkeypatch):

@@ -32,6 +32,8 @@ from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
 from featuremill.workload.offers import HasPrecisions as HasPrecisions
 from featuremill.workload.offers import TellsMemory as TellsMemory
 from featuremill.workload.offers import TellsWays as TellsWays
+from featuremill.workload.offers import TellsWork as TellsWork
+from featuremill.workload.offers import UnitWork as UnitWork
 from featuremill.workload.offers import said as said
 from featuremill.workload.option_files import OptionFile as OptionFile
 from featuremill.workload.option_files import OptionFolder as OptionFolder

@@ -128,6 +128,31 @@ class TellsMemory(Protocol):
         """
 
 
+class UnitWork(NamedTuple):
+    """What a unit of cost takes, by count: speeds are assumed by it where nothing was measured."""
+
+    operations: float
+    """In floating point."""
+    bytes_moved: float
+    """To and from a GPU's memory where numbers have 2 bytes; with 4 it is twice as many."""
+    host_per_second: float
+    """Units that one thread of the host prepares in a second: no GPU is faster than that."""
+    core_gflops: Mapping[str, float]
+    """What a core of a CPU reaches in bf16, fp16 and fp32, in 10⁹ operations a second."""
+    cpu_seconds: float
+    """On a CPU, what a unit takes besides its operations, whatever the threads."""
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """How much there is to do: plan and estimate assume a speed by it until one was measured, and
+    none of a workload that does not tell. It has a number type to compute in (`HasPrecisions`)."""
+
+    def unit_work(self, weights: Weights, mean_cost: float) -> UnitWork | None:
+        """Return what a unit takes in records of `mean_cost`; None where the weights' metadata do
+        not tell."""
+
+
 @runtime_checkable
 class Cautions(Protocol):
     """What people should know of some models before they use the values."""

@@ -15,6 +15,7 @@ from featuremill.workload.networks import audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.work import unit_work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +50,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "unit_work",
     "ways",
     "weights",
     "weights_ahead",
