@@ -18,9 +18,11 @@ from featuremill.flow import before, reach
 from featuremill.flow.begin import Flow
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
+from featuremill.merge import provenance
 from featuremill.plan import speeds
 from featuremill.plan.sizing import Sizing
-from featuremill.store.plan import Settings
+from featuremill.report import troubles
+from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
 from featuremill.workload.offers import Says, said
 from featuremill.workload.recipe import precision_told
@@ -154,6 +156,36 @@ def test_a_workload_says_how_large_shards_are_while_nothing_is_known(
 def test_versions_of_other_packages_are_told():
     assert this_process.versions(["pytest", "there-is-none"])["pytest"] == pytest.__version__
     assert "pytest" not in this_process.versions()
+
+
+@pytest.mark.parametrize(
+    ("workload", "batches", "written"),
+    [
+        ("esm2", "A smaller batch (batch_tokens in the options of esm2) or", "no per_residue"),
+        ("composition", "A smaller batch or a device", "or less written."),
+        ("of nobody here", "A smaller batch or a device", "or less written."),
+    ],
+)
+def test_the_report_names_the_workloads_own_options_that_help(workload, batches, written):
+    receipt = SimpleNamespace(
+        oom_splits=2, retries=0, resumed_batches=0, seconds={"waited_for_disk": 1.0}
+    )
+    shard = SimpleNamespace(receipt=receipt, name="0123456789", lane="GPU 0")
+    memory, disk = troubles.found([shard], workload)
+    assert batches in memory.remedy and written in disk.remedy
+    assert "{" not in memory.remedy + disk.remedy
+
+
+def test_only_what_a_workload_says_stands_by_its_name_among_the_attributes():
+    options = {"dtype": "fp32", "layers": [1, 2]}
+    about = {}
+    for name in ("esm2", "composition"):
+        settings = Settings(workload=name, version="1", options=options, weights_sha256=None)
+        told = {"workload": name, "workload_version": "1", "recipe": "r", "settings": settings}
+        about[name] = provenance.provenance_of(Plan.model_construct(**told), [])
+    assert (about["esm2"]["dtype"], about["esm2"]["layers"]) == ("fp32", "1, 2")
+    assert not {"dtype", "layers"} & about["composition"].keys()
+    assert json.loads(about["composition"]["options"]) == options
 
 
 def test_every_attribute_has_a_default():

@@ -168,7 +168,7 @@ STALL_SECONDS = Setting(
 )
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
-    "Ways of computing ESM-2 that are left out, where there are others: of `triton`, `llvm`, "
+    "Ways of computing that are left out, where there are others: of `triton`, `llvm`, "
     "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md says when.",
     "none",
 )

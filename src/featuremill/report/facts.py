@@ -69,7 +69,8 @@ class Facts(NamedTuple):
     @property
     def energy(self) -> Energy | None:
         """What the GPUs took; None where nothing tells."""
-        return energy.of(self.shards, self.delivery.gpu_energy_j_per_million_residues)
+        delivery = self.delivery
+        return energy.of(self.shards, delivery.gpu_energy_j_per_million, delivery.lengths.unit)
 
 
 def read(

@@ -183,6 +183,15 @@ def refuse_without_packages(options: type[WorkloadOptions]) -> None:
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]
 
 
+def told(name: str, attribute: str) -> Any:
+    """Return what the workload called `name` says of itself under this name of `Says`; what holds
+    for one that says nothing where it is not installed here."""
+    try:
+        return said(find_workload(name), attribute)
+    except (UserError, WorkloadError):
+        return said(None, attribute)
+
+
 def know_reasons(name: str) -> None:
     """Know the kinds of reasons of the workload called `name`, where it is installed here."""
     with contextlib.suppress(UserError, WorkloadError):
