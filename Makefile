@@ -79,6 +79,7 @@ bench-wheels: $(BIN)/python ## gather in bench/.wheels what a GPU machine withou
 	  --implementation cp --python-version $(WHEELS_PYTHON) \
 	  $(foreach n,39 35 34 31 28 27 24 17,--platform manylinux_2_$(n)_x86_64) \
 	  --platform manylinux2014_x86_64 --platform manylinux1_x86_64 --platform any -d bench/.wheels
+	@$(BIN)/python -m pip wheel -qq --no-deps . -w bench/.wheels  # for its entry points; the code is that of src
 	@$(BIN)/python -m bench.needs $(if $(WHEELS),--size,--limit)
 
 constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)

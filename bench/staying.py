@@ -14,7 +14,6 @@ from pathlib import Path
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Work, choose
 from featuremill.plan.speeds import Asked
-from featuremill.plan.speeds.assumed import Shape
 from featuremill.store.plan import Settings
 from featuremill.workloads.esm2 import memory
 
@@ -38,12 +37,12 @@ def main() -> int:
 
 
 def _cells(num_records: int, name: str, gpus: int) -> list[str]:
-    model = memory.model_of(memory.weights_ahead(name))
+    weights = memory.weights_ahead(name)
+    model = memory.model_of(weights)
     options = {"model": name, "dtype": "bf16"}
     settings = Settings(workload="esm2", version="", options=options, weights_sha256=None)
     asked = Asked(settings, DEVICE, is_gpu=True)
-    shape = Shape(model.num_layers, model.width)
-    speed = speeds.find(asked, Path("no-earlier-runs"), shape, MEAN_TOKENS)
+    speed = speeds.find(asked, Path("no-earlier-runs"), weights, MEAN_TOKENS)
     tokens, part_bytes = MEAN_TOKENS * num_records, 4 * model.width * num_records
     cut = choose(Work(tokens, num_records, tokens, part_bytes), speed, gpus)
     rounds = math.ceil(cut.num_shards / gpus)

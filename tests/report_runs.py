@@ -306,7 +306,7 @@ def energy_of(receipts: Iterable[Receipt]) -> dict[str, float]:
     residues = sum(receipt.payload_bytes for receipt in told)
     return {
         "gpu_energy_j": round(energy_j, 1),
-        "gpu_energy_j_per_million_residues": round(1e6 * energy_j / residues, 1),
+        "gpu_energy_j_per_million": round(1e6 * energy_j / residues, 1),
     }
 
 

@@ -465,16 +465,16 @@ def test_a_single_protein_is_audited(audit, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("column", "bounds"),
+    ("kind", "is_one_token", "bounds"),
     [
-        ("residues_layer_33", {"cosine_mean": 0.9995, "cosine_min": 0.99, "l2": (2e-2, 5e-3)}),
-        ("mean_layer_33", {"cosine_mean": None, "cosine_min": 0.9999, "l2": (None, None)}),
-        ("bos_layer_33", {"cosine_mean": None, "cosine_min": 0.99, "l2": (None, None)}),
+        ("per_residue", False, {"cosine_mean": 0.9995, "cosine_min": 0.99, "l2": (2e-2, 5e-3)}),
+        ("pooled", False, {"cosine_mean": None, "cosine_min": 0.9999, "l2": (None, None)}),
+        ("pooled", True, {"cosine_mean": None, "cosine_min": 0.99, "l2": (None, None)}),
     ],
 )
-def test_the_bounds_of_each_kind_of_column(column, bounds):
+def test_the_bounds_of_each_kind_of_column(kind, is_one_token, bounds):
     for dtype, l2 in zip(("bf16", "fp16"), bounds["l2"], strict=True):
-        told = report.bounds_of(column, dtype)
+        told = report.bounds_of(kind, is_one_token, dtype)
         assert (told.cosine_mean, told.cosine_min) == (bounds["cosine_mean"], bounds["cosine_min"])
         assert (told.relative_l2_mean, told.relative_l2_max) == (l2, None)
 

@@ -97,8 +97,13 @@ else:
     prefix = pathlib.Path(given[given.index("--prefix") + 1])
     subprocess.run([{sys.executable!r}, "-m", "venv", "--without-pip", prefix], check=True)
     (site,) = prefix.glob("lib/python*/site-packages")
-    there = [{sysconfig.get_path("purelib")!r}, *os.environ.get("PYTHONPATH", "").split(":")]
-    (site / "others.pth").write_text("\\n".join(there))
+    others = pathlib.Path("BASE/others")
+    if not others.exists():  # what conda would bring: all but featuremill itself
+        others.mkdir()
+        for path in pathlib.Path({sysconfig.get_path("purelib")!r}).iterdir():
+            if "featuremill" not in path.name:
+                (others / path.name).symlink_to(path)
+    (site / "others.pth").write_text("BASE/others")
     if "pip:" in pathlib.Path(given[given.index("--file") + 1]).read_text():  # brings the command
         command = prefix / "bin" / "featuremill"
         command.write_text(f"#!/bin/sh\\nexec {{prefix}}/bin/python -m featuremill \\"$@\\"\\n")
@@ -142,6 +147,10 @@ def test_jobs_run_in_the_environments_that_conda_makes(tmp_path, environment):
     (base,) = set(verbs.values())  # composition needs no more
     (link,) = Path(base).glob("lib/python*/site-packages/featuremill")
     assert link.resolve() == ROOT / "src/featuremill"
+    (about,) = Path(base).glob("lib/python*/site-packages/featuremill-*.dist-info")
+    assert not about.is_symlink() and "[featuremill.workloads]" in (
+        about / "entry_points.txt"
+    ).read_text("utf-8")
 
 
 def test_scripts_of_environments_are_for_bash():

@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from programs import Desk, Workflow, random_records
 
-from featuremill.base import environment, this_process
+from featuremill.base import entry_points, environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.flow import jobs
 
@@ -109,6 +109,7 @@ def test_what_jobs_inherit(monkeypatch):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}/usr/bin",
         "KEPT": "1",
         "FEATUREMILL_DIE_WITH_PARENT": this_process.name_of_process(),
+        "FEATUREMILL_METADATA": str(entry_points.metadata()),
         "FEATUREMILL_PACKAGE": str(ROOT / "src/featuremill"),
         "FEATUREMILL_GPU_MODEL": "a100",
         "FEATUREMILL_POLICY": "memory",

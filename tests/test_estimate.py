@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,10 +22,16 @@ from featuremill.plan.estimate.work import Work
 from featuremill.plan.speeds import Asked, assumed
 from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
+from featuremill.workload import Weights
 from featuremill.workload import weights as weights_verb
 from featuremill.workloads import esm2
+from featuremill.workloads.esm2.work import unit_work
 
 DEVICE = "NVIDIA H100 80GB HBM3"
+
+
+def weights_of_shape(num_layers, width):
+    return Weights("", Path(), "", {"num_layers": str(num_layers), "embed_dim": str(width)})
 
 
 def proteins(count, seed=0, longest=400):
@@ -207,7 +214,7 @@ def test_what_was_measured_beats_the_table(estimates):
     run("other", "bf16", "NVIDIA L4", 20_000)
     run("resumed", "bf16", DEVICE, 900_000, resumed=3)
     asked = Asked(Settings(**settings), "h100", is_gpu=True)
-    found = speeds.find(asked, root, assumed.Shape(33, 1280))
+    found = speeds.find(asked, root, weights_of_shape(33, 1280), 350)
     assert (found.kind, found.device) == ("earlier run", DEVICE)
     assert found.cost_per_second.middle == 300_000 and "good" in found.source
     assert found.startup_seconds.middle == 10 + speeds.AROUND_JOB_SECONDS
@@ -219,14 +226,14 @@ def test_what_was_measured_beats_the_table(estimates):
     assert "2,222 MB of the GPU (measured)" in said
     shutil.rmtree(root / "good")
     shutil.rmtree(root / "resumed")
-    assert speeds.find(asked, root, assumed.Shape(33, 1280)).is_assumed
+    assert speeds.find(asked, root, weights_of_shape(33, 1280), 350).is_assumed
 
 
 def test_a_cpu_that_has_computed_nothing_is_an_assumption_that_holds_the_measured_speed(tmp_path):
     options = {"model": "esm2_t6_8M_UR50D", "dtype": "bf16"}
     settings = Settings(workload="esm2", version="1", options=options, weights_sha256="0")
     asked = Asked(settings, "AMD EPYC", is_gpu=False, threads=2)
-    guess = speeds.find(asked, tmp_path, assumed.Shape(6, 320))
+    guess = speeds.find(asked, tmp_path, weights_of_shape(6, 320), 350)
     assert guess.is_assumed and guess.cost_per_second.low < 7_888 < guess.cost_per_second.high, (
         "docs/measured.md"
     )
@@ -318,12 +325,13 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption(machine):
     record = ROOT / "bench" / "results" / f"2026-11-23-{machine}-2-cores-cpu.json"
     data = json.loads(record.read_text())
     for name, one in data["stages"].items():
-        shape = assumed.Shape(one["layers"], one["width"])
+        weights = weights_of_shape(one["layers"], one["width"])
+        work = unit_work(weights, data["data"]["mean"])
         rows = data["measured"][f"compare {name} mean"]["rows"]
         measured = {row["name"]: row["tokens_per_second"] for row in rows}
         for dtype in ("fp32", "bf16"):
             rate = measured[f"featuremill {dtype}"]
-            rates = assumed.on_cpu(shape, data["data"]["mean"], dtype, data["machine"]["cores"])
+            rates = assumed.on_cpu(work, dtype, data["machine"]["cores"])
             assert 2 * rates.low < rate < rates.high / 1.4
             assert 0.75 < rate / rates.middle < 1.33
 

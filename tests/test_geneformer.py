@@ -36,10 +36,10 @@ from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
-from featuremill.merge.outputs import Target, gene_statistics, perturbations
 from featuremill.workload import plain_weights, weights
+from featuremill.workload.outputs import Target
 from featuremill.workloads import geneformer
-from featuremill.workloads.geneformer import cells, genes, h5ad
+from featuremill.workloads.geneformer import cells, gene_statistics, genes, h5ad, perturbations
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()

@@ -405,6 +405,23 @@ def test_the_rooms_are_the_folders_that_there_are():
     assert len(names) <= 23, sorted(names)
 
 
+def test_each_workload_and_output_is_registered_and_what_is_installed_knows_it():
+    folder = PACKAGE / "workloads"
+    workloads = {path.stem for path in folder.iterdir() if path.stem[0] not in "._"}
+    outputs = {name for name, text in modules().items() if re.search(r"^FORMAT = ", text, re.M)}
+    there = {"workloads": {f"workloads.{name}" for name in workloads}, "outputs": outputs}
+    for kind, names in there.items():
+        registered = PROJECT["entry-points"][f"featuremill.{kind}"]
+        assert {f"featuremill.{name}" for name in names} == set(registered.values())
+        assert all(place.endswith(f".{name}") for name, place in registered.items())
+        installed = metadata.distribution("featuremill").entry_points.select(
+            group=f"featuremill.{kind}"
+        )
+        assert {point.name: point.value for point in installed} == registered, (
+            "type: pip install --no-deps -e ."
+        )
+
+
 def test_rooms_import_only_what_they_may():
     known = modules()
     found = {(name, target) for name, text in known.items() for target in targets_of(text, known)}

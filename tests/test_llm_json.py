@@ -813,7 +813,8 @@ def test_init_writes_a_config_to_be_filled_in(place, environment):
 
 
 def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
-    from featuremill.merge.outputs import Target, rows_jsonl
+    from featuremill.workload.outputs import Target
+    from featuremill.workloads.llm_json import rows_jsonl
 
     schema = pa.schema({"json": pa.string()})
     writer = rows_jsonl.Writer(Target(tmp_path / "rows.jsonl", schema, 2, {}))
@@ -826,7 +827,8 @@ def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
 
 
 def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):
-    from featuremill.merge.outputs import Target, rows_jsonl
+    from featuremill.workload.outputs import Target
+    from featuremill.workloads.llm_json import rows_jsonl
 
     values = pa.schema({"text": pa.string()})
     with pytest.raises(UserError, match="rows_jsonl needs"):

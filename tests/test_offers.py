@@ -18,10 +18,12 @@ from featuremill.flow import before, reach
 from featuremill.flow.begin import Flow
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
+from featuremill.merge import provenance
 from featuremill.plan import speeds
 from featuremill.plan.sizing import Sizing
-from featuremill.store.plan import Settings
-from featuremill.workload import BUILT_IN, find_workload
+from featuremill.report import troubles
+from featuremill.store.plan import Plan, Settings
+from featuremill.workload import UnitWork, Weights, find_workload
 from featuremill.workload.offers import Says, said
 from featuremill.workload.recipe import precision_told
 
@@ -86,15 +88,24 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     for more in ({"weights_sha256": "1" * 64}, {"files": {"number": "1" * 64}}):
         assert not speeds.is_alike(settings, settings.model_copy(update=more))
     assert speeds.is_alike(settings, settings.model_copy())
-    shape = speeds.assumed.shape_told({"num_layers": "6", "embed_dim": "320"})
+    weights = Weights("mine", Path(), "", {"num_layers": "6", "embed_dim": "320"})
     with pytest.raises(UserError, match="workload numbered: nothing is known of its speed on h100"):
-        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, shape)
+        speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)
     monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
     monkeypatch.setattr(numbered, "audited", print, raising=False)
     monkeypatch.setattr(numbered, "num_vectors", print, raising=False)
     assert precision_told(settings) == "wide"
+    work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
+    monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)
+    speed = speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
+    assert speed.is_assumed and speed.cost_per_second.middle == pytest.approx(0.5 * 756e3)
+    asked = speeds.Asked(settings, "a CPU", is_gpu=False)
+    assert (
+        "2 GFLOP/s a core in wide and 3 µs a record"
+        in speeds.find(asked, tmp_path, weights, 350).source
+    )
 
 
 def test_a_workload_without_a_gpu_gets_none(monkeypatch):
@@ -147,10 +158,34 @@ def test_versions_of_other_packages_are_told():
     assert "pytest" not in this_process.versions()
 
 
-def test_built_in_workloads_are_found_in_their_folder():
-    folder = Path(find_workload("composition").__file__).parent
-    own = {"composition", "encoder", "esm2", "geneformer", "llm_json", "pac"}
-    assert set(BUILT_IN) == own and (folder / "esm2").is_dir()
+@pytest.mark.parametrize(
+    ("workload", "batches", "written"),
+    [
+        ("esm2", "A smaller batch (batch_tokens in the options of esm2) or", "no per_residue"),
+        ("composition", "A smaller batch or a device", "or less written."),
+        ("of nobody here", "A smaller batch or a device", "or less written."),
+    ],
+)
+def test_the_report_names_the_workloads_own_options_that_help(workload, batches, written):
+    receipt = SimpleNamespace(
+        oom_splits=2, retries=0, resumed_batches=0, seconds={"waited_for_disk": 1.0}
+    )
+    shard = SimpleNamespace(receipt=receipt, name="0123456789", lane="GPU 0")
+    memory, disk = troubles.found([shard], workload)
+    assert batches in memory.remedy and written in disk.remedy
+    assert "{" not in memory.remedy + disk.remedy
+
+
+def test_only_what_a_workload_says_stands_by_its_name_among_the_attributes():
+    options = {"dtype": "fp32", "layers": [1, 2]}
+    about = {}
+    for name in ("esm2", "composition"):
+        settings = Settings(workload=name, version="1", options=options, weights_sha256=None)
+        told = {"workload": name, "workload_version": "1", "recipe": "r", "settings": settings}
+        about[name] = provenance.provenance_of(Plan.model_construct(**told), [])
+    assert (about["esm2"]["dtype"], about["esm2"]["layers"]) == ("fp32", "1, 2")
+    assert not {"dtype", "layers"} & about["composition"].keys()
+    assert json.loads(about["composition"]["options"]) == options
 
 
 def test_every_attribute_has_a_default():

@@ -28,22 +28,23 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
-from featuremill.merge.outputs import Target, open_writer
+from featuremill.merge.outputs import open_writer
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
     ABOUT,
-    built_in,
     bytes_of,
     digest_of_result,
     files,
     files_of,
     format_of,
+    names,
     sidecar_of,
 )
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
+from featuremill.workload.outputs import Target
 
 LONG = "word " * 80 + "end"
 HEADERS = {
@@ -67,7 +68,7 @@ ACCESSIONS = {"sp|P35309|HSP1_PANTR": "P35309", "sp|P35309|OTHER_NAME": "P35309"
 POOLED = ["mean_layer_3", "bos_layer_3", "mean_layer_6", "bos_layer_6"]
 OF_ONE_WORKLOAD = {"gene_statistics", "perturbations", "rows_jsonl"}
 """What ESM-2's values cannot fill: tests/test_geneformer.py and test_llm_json.py have these."""
-ALL = [name for name in built_in() if name not in OF_ONE_WORKLOAD]
+ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
 OPTIONS = {
     "model": "mill_t6_8M",
     "layers": [3, 6],
@@ -118,7 +119,7 @@ def manifest_of(run):
 def test_the_page_says_of_each_format_what_the_table_does():
     most = {5_000_000: "5 million", 1_000_000: "1 million", 100_000: "100,000", None: ""}
     page = (ROOT / "docs" / "outputs.md").read_text().splitlines()
-    for name in built_in():
+    for name in names():
         format = format_of(name)
         (row,) = [line for line in page if line.startswith(f"| `{name}` |")]
         assert f"`{format.file}" in row and f"| {format.made_for} |" in row, name

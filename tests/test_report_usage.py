@@ -68,7 +68,7 @@ def test_energy_is_of_the_residues_and_of_nobody_elses_work(tmp_path: Path) -> N
     text = make(root).text.replace("\u00a0", " ")
     assert "The GPUs took 3.00 kJ: 750 kJ for a million residues." in text
     assert "Drawn from the shards' receipts" in text
-    manifest["gpu_energy_j_per_million_residues"] = 4_321.0  # as with equal sequences
+    manifest["gpu_energy_j_per_million"] = 4_321.0  # as with equal sequences
     (root / "manifest.json").write_text(json.dumps(manifest))
     assert ": 4.32 kJ for a million residues." in make(root).text.replace("\u00a0", " ")
     first, second = manifest["receipts"]
@@ -85,7 +85,7 @@ def test_values_of_a_gpu_that_jobs_shared_are_drawn_and_not_added_up(tmp_path: P
     manifest = json.loads((root / "manifest.json").read_text())
     for receipt in manifest["receipts"]:
         receipt["telemetry"]["of_whole_gpu"] = ["energy_j", "power_w"]
-    del manifest["gpu_energy_j"], manifest["gpu_energy_j_per_million_residues"]
+    del manifest["gpu_energy_j"], manifest["gpu_energy_j_per_million"]
     (root / "manifest.json").write_text(json.dumps(manifest))
     page = make(root)
     assert len(rows_of(page, "usage-power")) == 4

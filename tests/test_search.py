@@ -26,12 +26,13 @@ from featuremill.features import table
 from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.merge.outputs import Target, open_writer
+from featuremill.merge.outputs import open_writer
 from featuremill.search import hits, nearest, recipe
 from featuremill.search.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
+from featuremill.workload.outputs import Target
 from featuremill.workloads.esm2 import VERSION
 
 ESCAPE = "\x1b[31mred"

@@ -16,6 +16,7 @@ from plans import plan_json, receipt_json, wasted
 from programs import Workflow, fasta, random_records
 
 from featuremill.__main__ import main
+from featuremill.base import entry_points
 from featuremill.config import validate
 from featuremill.lease import devices
 from featuremill.plan import announce, speeds
@@ -27,7 +28,7 @@ from featuremill.plan.speeds.assumed import Range
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
-from featuremill.workload import BUILT_IN, find_workload
+from featuremill.workload import find_workload, mistakes
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -311,7 +312,7 @@ def test_without_a_speed_each_slot_gets_two_where_there_are_records(slots, recor
     assert ("slots get none" in why) == (number < slots) and cost == -(-7 * records // number)
 
 
-@pytest.mark.parametrize("workload", sorted({*BUILT_IN} - {"esm2"}))
+@pytest.mark.parametrize("workload", sorted({*entry_points.own(mistakes.GROUP)} - {"esm2"}))
 def test_a_first_run_of_any_workload_feeds_every_slot(workload, tmp_path, monkeypatch):
     """4,096 short segments, 1,000 patients or cells: less than a shard of the usual cost."""
     unit = find_workload(workload).COST_UNIT

@@ -168,7 +168,7 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
     assert manifest["gpu_energy_j"] == found["energy_j"]
     per_million = 1e6 * found["energy_j"] / sum(len(sequence) for _, sequence in GOOD)
-    assert manifest["gpu_energy_j_per_million_residues"] == pytest.approx(per_million, rel=1e-4)
+    assert manifest["gpu_energy_j_per_million"] == pytest.approx(per_million, rel=1e-4)
 
 
 SHARED = {

@@ -12,23 +12,25 @@ import pytest
 from esm2_models import ROOT, demo_proteins, fair_esm, save_fair_esm
 
 import featuremill
+from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
 from featuremill.extract.batches import make_batches
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import (
-    BUILT_IN,
     Device,
     TellsMemory,
     TellsWays,
     Workload,
     find_workload,
+    mistakes,
 )
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.mistakes import refuse_answer
 
 CPU = cpu()
+OURS = list(entry_points.own(mistakes.GROUP))
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
@@ -41,7 +43,7 @@ OPTIONS = {
     ],
     "pac": [],  # reads recordings: tests/test_pac.py
 }
-CASES = [(name, options) for name in BUILT_IN for options in OPTIONS[name]]
+CASES = [(name, options) for name in OURS for options in OPTIONS[name]]
 NAMES = [name for name in vars(Workload) if not name.startswith("_")]
 
 
@@ -61,7 +63,7 @@ def ready(request, cache):
     return workload, workload.resolve(asked, CPU, found), found
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", OURS)
 def test_importing_costs_nothing(name):
     code = (
         f"import sys; from featuremill.workload import find_workload; find_workload({name!r})\n"
@@ -72,7 +74,7 @@ def test_importing_costs_nothing(name):
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize("name", OURS)
 def test_has_every_name_and_describes_its_options(name):
     workload = find_workload(name)
     missing = [part for part in [*NAMES, "VERSION", "Options"] if not hasattr(workload, part)]
@@ -130,16 +132,16 @@ def test_a_record_does_not_depend_on_its_batch(ready):
 
 
 def test_unknown_workload_names_the_known_ones():
-    with pytest.raises(UserError, match=", ".join(BUILT_IN)):
+    with pytest.raises(UserError, match=", ".join(OURS)):
         find_workload("esm3")
 
 
 def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     """ESM-2 tells what it takes by the metadata of weights alone, which need not be there yet."""
     told = [
-        (isinstance(w, TellsMemory), isinstance(w, TellsWays)) for w in map(find_workload, BUILT_IN)
+        (isinstance(w, TellsMemory), isinstance(w, TellsWays)) for w in map(find_workload, OURS)
     ]
-    assert dict(zip(BUILT_IN, told, strict=True)) == {
+    assert dict(zip(OURS, told, strict=True)) == {
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),

@@ -33,6 +33,7 @@ from featuremill.workload import RecordFailed, WorkloadOptions
 VERSION = "1"
 COST_UNIT = "records"
 LENGTH_UNIT = "residues"
+BYTES_ARE_LENGTHS = True
 SCHEMA = pa.schema({"letters": pa.list_(pa.float32(), 1)})
 TEXTS = {
     "RAISETALE": RuntimeError("the table changed"),

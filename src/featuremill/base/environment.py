@@ -168,7 +168,7 @@ STALL_SECONDS = Setting(
 )
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
-    "Ways of computing ESM-2 that are left out, where there are others: of `triton`, `llvm`, "
+    "Ways of computing that are left out, where there are others: of `triton`, `llvm`, "
     "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md says when.",
     "none",
 )
@@ -202,6 +202,11 @@ LEASED = Setting(
     "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
     is_internal=True,
 )
+METADATA = Setting(
+    *("METADATA", TEXT, ""),
+    "The folder of this package's metadata, for envs/base.post-deploy.sh.",
+    is_internal=True,
+)
 PACKAGE = Setting(
     *("PACKAGE", TEXT, ""),
     "The folder of this package, for envs/base.post-deploy.sh.",
@@ -221,7 +226,7 @@ TYPED = Setting(
 SETTINGS: tuple[Setting[Any], ...] = (
     *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
     *(STALL_SECONDS, WITHOUT, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
-    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, PACKAGE, SLURM_JOBS, TYPED),
+    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, METADATA, PACKAGE, SLURM_JOBS, TYPED),
 )
 """All of ours."""
 

@@ -20,12 +20,20 @@ from pydantic import (
     model_validator,
 )
 
-from featuremill.base.errors import UserError
+from featuremill.base.errors import UserError, WorkloadError
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.store import formats
-from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, said, weights
+from featuremill.workload import (
+    DEFAULT,
+    WorkloadOptions,
+    find_workload,
+    option_files,
+    said,
+    weights,
+    workloads,
+)
 
 KINDS = {"pooled": "per record", "per_residue": "per residue", "table": "in a table"}
 
@@ -362,18 +370,27 @@ def place_of(source: str, places: Places, key: tuple[str, ...]) -> str:
 
 def _sections() -> dict[str, str]:
     """Return where a key belongs that somebody may have put on the top level."""
-    models = [find_workload(built_in).Options for built_in in BUILT_IN]
-    options = {name for model in models for name in model.model_fields}
+    options = {name for model in _options().values() for name in model.model_fields}
     hints = dict.fromkeys(options, "put it under 'options:'")
     hints |= dict.fromkeys(Labels.model_fields, "put it under 'labels:'")
     return hints | dict.fromkeys(Shards.model_fields, "put it under 'shards:'")
 
 
+def _options() -> dict[str, type[WorkloadOptions]]:
+    """Return the options of each workload that is installed here, those of the default one first;
+    a broken one has none."""
+    found = {}
+    for name in (DEFAULT, *workloads()):
+        with contextlib.suppress(UserError, WorkloadError):
+            found[name] = find_workload(name).Options
+    return found
+
+
 def _others(workload: str) -> dict[str, str]:
     """Return where a key belongs that is no option of `workload`."""
     hints = dict.fromkeys(Config.model_fields, "it belongs to the top level, outside 'options:'")
-    for other in (DEFAULT, *BUILT_IN):
-        for name in find_workload(other).Options.model_fields:
+    for other, model in _options().items():
+        for name in model.model_fields:
             text = f"it is one of workload {other!r}, but this run's is {workload!r}"
             hints.setdefault(name, text)
     return hints

@@ -10,14 +10,14 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from featuremill.base import environment
+from featuremill.base import entry_points, environment
 from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
 from featuremill.config import Config
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.inputs import TableOptions
 from featuremill.store import files
-from featuremill.workload import BUILT_IN, find_workload
+from featuremill.workload import find_workload, mistakes
 
 INTRODUCTION = """\
 # The config of a run
@@ -72,10 +72,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def readme() -> str:
-    """Return the Markdown page on every key of a run and of the built-in workloads."""
+    """Return the Markdown page on every key of a run and of featuremill's own workloads."""
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
-    for name in BUILT_IN:
+    for name in entry_points.own(mistakes.GROUP):
         workload = find_workload(name)
         summary = (workload.__doc__ or "").partition("\n")[0]
         sections += ["", f"## `options` of workload `{name}`\n", f"{summary}\n"]
@@ -118,7 +118,7 @@ def run_schema() -> Schema:
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
     schema["allOf"] = []
-    for name in BUILT_IN:
+    for name in entry_points.own(mistakes.GROUP):
         options = find_workload(name).Options.model_json_schema()
         definitions |= options.pop("$defs", {})
         definitions[f"{name}_options"] = options

@@ -12,6 +12,7 @@ from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.doctor.host import is_within
 from featuremill.doctor.trial import Trial
 from featuremill.lease.nvml import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
+from featuremill.workload import find_workload
 
 LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, VERSION_MISMATCH = 12, 9, 18
 FIRST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
@@ -33,7 +34,7 @@ REMEDIES = {
     "--nv (Apptainer).",
     "driver-not-loaded": "Nothing to do where there is no GPU, as on a login node; else: modprobe "
     "nvidia.",
-    "torch-missing": "pip install 'featuremill[esm2]' into the environment that runs this.",
+    "torch-missing": "pip install '{requirement}' into the environment that runs this.",
     "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
     "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
     f"({TORCH_WITH_CUDA}).",
@@ -53,8 +54,7 @@ REMEDIES = {
     "results-not-writable": "Change its permissions, or start the run in another folder.",
     "disk-space": "Make room, or start the run in another folder; a run says first what it will "
     "write.",
-    "too-large": "Take a smaller model, or lower options: batch_tokens if the batch is what is "
-    "large.",
+    "too-large": "Take a smaller model{or_lower}.",
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
     "nvidia-smi -i {id} -mig 0.",
     "lost": "Look for Xid in dmesg; nvidia-smi --gpu-reset -i {id}, or reboot.",
@@ -75,7 +75,7 @@ REMEDIES = {
     "leased": "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
     "display": "Nothing to do: jobs take it all the same, and the screen may lag while they "
     "compute.",
-    "too-small": "Leave it out with --devices, or take a smaller model or batch_tokens.",
+    "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
     "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
     "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
     "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
@@ -145,7 +145,10 @@ def _torch(findings: Findings) -> Iterator[Issue]:
     if trial is None:
         return
     if trial.is_missing:
-        yield _issue("error", "torch-missing", "torch is not installed here.")
+        packages = find_workload(findings.workload).Options.PACKAGES
+        requirement = packages.get("torch", "torch")
+        what = "torch is not installed here."
+        yield _issue("error", "torch-missing", what, requirement=requirement)
         return
     name = f"torch {trial.torch}"
     if findings.lacks_cuda:
@@ -240,7 +243,9 @@ def _wish(findings: Findings) -> Iterator[Issue]:
         largest, uuid = max(sizes)
         where = "are free for the CPU" if uuid == "cpu" else "is what the largest GPU has"
         what = f"{findings.needed(uuid)}; {gigabytes(largest)} {where}."
-        yield _issue("error", "too-large", what)
+        option = findings.batch_option
+        or_lower = f", or lower options: {option} if the batch is what is large" if option else ""
+        yield _issue("error", "too-large", what, or_lower=or_lower)
 
 
 def of_gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
@@ -340,7 +345,9 @@ def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     needed = findings.needed(gpu.uuid)
     if findings.is_too_small(gpu):
         what = f" has {gigabytes(gpu.memory_mb or 0)}, and {needed}."
-        yield _of(gpu, "note", "too-small", what)
+        option = findings.batch_option
+        remedy = REMEDIES["too-small"].format(or_option=f" or {option}" if option else "")
+        yield _of(gpu, "note", "too-small", what, remedy)
     elif findings.is_short(gpu):
         what = f" has {gigabytes(gpu.free_mb or 0)} free, and {needed}."
         yield _of(gpu, "warning", "little-memory", what)

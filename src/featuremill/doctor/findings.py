@@ -27,6 +27,7 @@ from featuremill.workload import (
     TellsMemory,
     Weights,
     find_workload,
+    said,
 )
 from featuremill.workload import weights as weights_verb
 
@@ -150,6 +151,12 @@ class Findings:
         """Tell whether there are GPUs that a run would compile kernels for."""
         torch = self.torch_trial
         return bool(self.trials and torch and torch.cuda)
+
+    @property
+    def batch_option(self) -> str:
+        """What the workload calls the option for the size of a batch; empty where it has none."""
+        option: str = said(find_workload(self.workload), "REMEDIES").get("smaller batches", "")
+        return option
 
     def need_mb(self, uuid: str | None) -> int:
         need = self.needs.get(uuid or "")

@@ -21,7 +21,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
-TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .esm2.")
+TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .+")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -103,13 +103,14 @@ def memory_free_mb() -> int:
 
 
 def tried_torch() -> str:
-    """Return the bounds that featuremill's own package has for torch."""
+    """Return the bounds that featuremill's own package has for torch, which are those of every
+    extra that brings it."""
     try:
         requirements = metadata.requires("featuremill") or []
     except metadata.PackageNotFoundError:
         return ""
     found = filter(None, map(TORCH_REQUIREMENT.fullmatch, requirements))
-    return ",".join(sorted((bound for one in found for bound in one[1].split(",")), reverse=True))
+    return ",".join(sorted({bound for one in found for bound in one[1].split(",")}, reverse=True))
 
 
 def is_within(version: str, bounds: str) -> bool:

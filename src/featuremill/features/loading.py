@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features.columns import chosen
-from featuremill.store.formats import ABOUT, files, files_of
+from featuremill.store.formats import ABOUT, files_of, format_of
 from featuremill.store.results import Results
 
 
@@ -55,7 +55,7 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     path = _table(run)
     found = chosen(pq.read_schema(files_of(path)[0]), column, path)
     ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
-    if path != Path(run) and files()["npy"] in _outputs(run):
+    if path != Path(run) and format_of("npy").file in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, found.start : found.start + found.width]
     return ids, matrix(pq.read_table(path, columns=[found.name])[found.name])
@@ -65,7 +65,7 @@ def _table(run: str | Path) -> Path:
     """Return the run's table: one file, or a folder of files to be read in the order of names."""
     if _is_table(Path(run)):
         return Path(run)
-    has_dataset = files()["parquet_dataset"] in _outputs(run)
+    has_dataset = format_of("parquet_dataset").file in _outputs(run)
     return _file(run, "parquet_dataset" if has_dataset else "parquet")
 
 
@@ -76,7 +76,7 @@ def _is_table(path: Path) -> bool:
         UserError: when it is another file, or a table that is not there.
     """
     if path.is_dir():
-        return path.name == files()["parquet_dataset"] and any(path.glob("*.parquet"))
+        return path.name == format_of("parquet_dataset").file and any(path.glob("*.parquet"))
     is_named = path.suffix == ".parquet"
     problem = ""
     if path.exists() != is_named:
@@ -97,7 +97,7 @@ def _columns(path: Path) -> list[str]:
 
 
 def _file(run: str | Path, output: str) -> Path:
-    path = Path(run) / files()[output]
+    path = Path(run) / format_of(output).file
     if path.name in _outputs(run) and path.exists():
         return path
     partial = Results(Path(run)).partial

@@ -19,7 +19,7 @@ from featuremill.features.records import Features, Record
 from featuremill.features.table import Matrix, Stored, Table, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
-from featuremill.store.formats import bytes_of, files
+from featuremill.store.formats import bytes_of, outputs_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -119,7 +119,7 @@ def _opened(
     """Open the table of the results, and embeddings.npy where it is one of them; without a table,
     the parts."""
     root, told = folder.root, place.written()
-    there = {output: place.root / file for output, file in files().items() if file in told}
+    there = {output: place.root / file for file, output in outputs_of(told).items()}
     path, npy = there.get("parquet_dataset") or there.get("parquet"), there.get("npy")
     if path is None and delivery.partial:
         raise UserError(

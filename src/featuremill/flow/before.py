@@ -167,7 +167,7 @@ def forget_what_is_gone(config: Config, results: str) -> None:
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
         folder.plan.unlink()
     are_others = delivery and set(delivery.outputs) != {
-        formats.files()[name] for name in config.outputs
+        formats.format_of(name).file for name in config.outputs
     }
     if are_others and not (folder.store / "shards").exists():
         folder.plan.unlink(missing_ok=True)
@@ -261,8 +261,8 @@ def refuse_without_packages(
     if reach.is_imported(workflow):  # its target may have nothing to do with ours
         return
     found = workload.find_workload(config.workload)
-    is_ours = config.workload in workload.BUILT_IN
-    if reach.makes_conda_environments(workflow) and not (is_ours or said(found, "ENVIRONMENT")):
+    is_bare = mistakes.is_strangers(config.workload) and not said(found, "ENVIRONMENT")
+    if reach.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
             f"--sdm conda: {mistakes.who(config.workload)} names no conda environment "
             "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."

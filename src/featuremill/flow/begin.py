@@ -30,8 +30,9 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
+from featuremill.store.formats import format_of
 from featuremill.store.results import Results
-from featuremill.workload import BUILT_IN, find_workload, said
+from featuremill.workload import find_workload, mistakes, said
 
 WITHOUT_EFFECT = {
     "plan": {"outputs", "labels", "max_failed", "keep"},
@@ -126,16 +127,18 @@ class Flow:
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a verb's jobs: the workload's own where they compute with
-        it or it opens its inputs, and everywhere if another package brings it; else featuremill's.
+        it or it opens its inputs, and everywhere if another package brings it; an output's own
+        where they write it; else featuremill's.
         """
         workload = find_workload(self.config.workload)
         own: Path | None = said(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
         opens = verb == "plan" and said(workload, "TAKES_FILES")
-        if own and (computes or opens or self.config.workload not in BUILT_IN):
+        if own and (computes or opens or mistakes.is_strangers(self.config.workload)):
             return str(own)
-        writes_torch = verb == "merge" and "fair_esm_pt" in self.config.outputs
-        return f"../../envs/{'esm2' if writes_torch else 'base'}.yaml"
+        written = self.config.outputs if verb == "merge" else ()
+        theirs = (format_of(name).environment for name in written)
+        return next((str(path) for path in theirs if path), "../../envs/base.yaml")
 
     @property
     def extract_gpus(self) -> int:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from featuremill.base import environment, this_process
+from featuremill.base import entry_points, environment, this_process
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.lease import Request, count_slots
@@ -32,11 +32,12 @@ def prepare_jobs(workflow: Any) -> None:
     they end with Snakemake, and whether each is a job of a cluster.
 
     The path is for environments that are not active; where another workflow imports this one, its
-    own programs stay what they are. The package is for conda environments
+    own programs stay what they are. The package and its metadata are for conda environments
     (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
     """
     environment.DIE_WITH_PARENT.set(this_process.name_of_process())
     environment.PACKAGE.set(str(Path(__file__).parents[1]))
+    environment.METADATA.set(str(entry_points.metadata()))
     if model := gpu_model(workflow):
         environment.GPU_MODEL.set_default(model)  # which plan cuts shards for
     if reach.is_main(workflow):

@@ -1,7 +1,8 @@
 """What makes a protein: letters become a payload, or a reason why they cannot.
 
-The alphabet is ESM-2's: the 20 amino acids, X B U Z O, and the gaps '.' and '-'. Reasons are
-those of `featuremill.base.reasons`; notes are stable up to the first colon as well, to be counted.
+The alphabet is that of protein language models: the 20 amino acids, X B U Z O, and the gaps '.' and
+'-'. Reasons are those of `featuremill.base.reasons`; notes are stable up to the first colon as
+well, to be counted.
 """
 
 from __future__ import annotations

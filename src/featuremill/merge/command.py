@@ -36,7 +36,7 @@ from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
-from featuremill.store.formats import FAILED, NOTES, files, format_of, names
+from featuremill.store.formats import FAILED, NOTES, format_of, names, outputs_of
 from featuremill.store.parts import Part, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
@@ -106,7 +106,7 @@ def _outputs(folder: Results) -> list[str]:
     """Return what the last merge wrote; the config, which knows, is only at hand in a workflow."""
     last = folder.find_delivery()
     written = last.outputs if last else {}
-    if outputs := [name for name, file in files().items() if file in written]:
+    if outputs := list(outputs_of(written).values()):
         return outputs
     log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
     return ["parquet"]

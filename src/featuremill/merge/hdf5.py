@@ -21,8 +21,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.accession import accessions
-from featuremill.merge.outputs import Target
 from featuremill.store.files import take_space
+from featuremill.workload.outputs import Target
 
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featuremill import __version__
+from featuremill import __version__, workload
 from featuremill.base.this_process import NAMED_VERSIONS
 from featuremill.config import Config
 from featuremill.store.delivery import Accounts, Delivery, Written
@@ -16,15 +16,12 @@ from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.workload.weights import model_told
 
-SAID = ("layers", "pool", "dtype", "long")
-"""Options that are said by themselves, where a workload has them, as ESM-2 does: names of
-attributes that readers of its files know. `options` has all of any workload."""
-
 
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
     """Return what every result file's own attributes say."""
     options = plan.settings.options
-    said = {name: options[name] for name in SAID if name in options}
+    names = workload.told(plan.workload, "ATTRIBUTES")
+    said = {name: options[name] for name in names if name in options}
     versions = {
         package: ", ".join(_versions(receipts, package))
         for package in sorted(set().union(*(receipt.versions for receipt in receipts)))
@@ -87,24 +84,24 @@ def delivery_of(
         outputs=outputs,
         parts={receipt.shard: receipt.part for receipt in receipts},
         gpu_seconds=round(sum(on_gpu), 3),
-        **_energy(receipts, plan.lengths.unit),
+        **_energy(receipts, workload.told(plan.workload, "BYTES_ARE_LENGTHS")),
         warnings=warnings_of(receipts),
         receipts=receipts,
     )
 
 
-def _energy(receipts: list[Receipt], length_unit: str) -> dict[str, Any]:
+def _energy(receipts: list[Receipt], bytes_are_lengths: bool) -> dict[str, Any]:
     """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart.
 
-    A receipt knows its payloads' bytes, which are lengths of proteins alone.
+    A receipt knows the bytes of its payloads, and not how long the records are.
     """
     on_gpu = [receipt for receipt in receipts if receipt.is_on_gpu]
     known = [receipt for receipt in on_gpu if receipt.own_energy_j is not None]
     energy_j = math.fsum(receipt.own_energy_j or 0.0 for receipt in known)
     num_bytes = sum(receipt.payload_bytes for receipt in known)
     found = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
-    if num_bytes and length_unit == "residues":
-        found["gpu_energy_j_per_million_residues"] = round(1e6 * energy_j / num_bytes, 1)
+    if num_bytes and bytes_are_lengths:
+        found["gpu_energy_j_per_million"] = round(1e6 * energy_j / num_bytes, 1)
     return found
 
 

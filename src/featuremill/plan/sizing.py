@@ -124,10 +124,10 @@ class Sizing(NamedTuple):
             before = Asked(self.settings, self.device.name, is_gpu=False)
             if known := speeds.measured(before, self.results):
                 return known
-        shape = speeds.shape_of(self.weights)
+        weights = speeds.weights_at(self.weights)
         for asked in self._asked():
             try:
-                return speeds.find(asked, self.results, shape, mean_cost, stand_in=USUAL_CARD)
+                return speeds.find(asked, self.results, weights, mean_cost, stand_in=USUAL_CARD)
             except UserError:
                 continue
         return None

@@ -25,7 +25,9 @@ class Energy(NamedTuple):
 
     joules: float
     per_million: float
-    """Joules for a million residues: equal sequences count once."""
+    """Joules for a million of the `unit`: equal records count once."""
+    unit: str
+    """Of lengths, in the plural."""
     num_shards: int
     """Shards that it is of."""
     total_shards: int
@@ -37,21 +39,21 @@ class Energy(NamedTuple):
         of = "" if is_whole else f" for {self.num_shards:,} of the shards"
         return (
             f"The GPUs took {words.energy(self.joules)}{of}: {words.energy(self.per_million)} for "
-            "a million residues."
+            f"a million {self.unit}."
         )
 
 
-def of(shards: Sequence[Shard], per_million: Number | None) -> Energy | None:
+def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy | None:
     """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
 
     A job that shares its GPU is told what all of them take, and to add that up would be wrong.
-    `per_million` is what manifest.json has for a million residues.
+    `per_million` is what manifest.json has for a million of the `unit` of lengths.
     """
     told = [shard for shard in shards if shard.receipt.own_energy_j is not None]
     if per_million is None or _are_side_by_side(told):
         return None
     joules = math.fsum(shard.receipt.own_energy_j or 0 for shard in told)
-    return Energy(joules, float(per_million), len(told), len(shards))
+    return Energy(joules, float(per_million), unit, len(told), len(shards))
 
 
 def use_of(shards: Sequence[Shard]) -> str:

@@ -18,7 +18,7 @@ from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall
 from featuremill.report.usage import Usage
 from featuremill.status import failures
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import files
+from featuremill.store.formats import format_of
 from featuremill.store.results import Results
 
 
@@ -68,7 +68,8 @@ class Facts(NamedTuple):
     @property
     def energy(self) -> Energy | None:
         """What the GPUs took; None where nothing tells."""
-        return energy.of(self.shards, self.delivery.gpu_energy_j_per_million_residues)
+        delivery = self.delivery
+        return energy.of(self.shards, delivery.gpu_energy_j_per_million, delivery.lengths.unit)
 
 
 def read(
@@ -109,7 +110,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     )
     found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
-        path = place.root / files()[output]
+        path = place.root / format_of(output).file
         if path.name in delivery.outputs:
             table = Table(path)
             found["embeddings.parquet"] = table.num_rows

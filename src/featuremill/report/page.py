@@ -41,7 +41,7 @@ PLACED = frozenset(
     ("version", "run", "partial", "finished", "recipe", "manifest_sha256", "settings", "cost_unit")
 ).union(
     ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
-    ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million_residues", "warnings"),
+    ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
 Any other key stands with the recipe, and one of the config also in the config that does it again.
@@ -181,7 +181,7 @@ def _account(facts: Facts) -> dict[str, Any]:
     return {
         "accounting": _accounting(facts),
         "problems": facts.problems,
-        "troubles": troubles.found(facts.shards),
+        "troubles": troubles.found(facts.shards, facts.delivery.settings.workload),
         "no_trouble": troubles.sentence(facts.shards),
     }
 
@@ -238,7 +238,7 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
     else:
         tiles["shard" if num_shards == 1 else "shards"] = words.count(num_shards)
     if facts.energy:
-        tiles["energy per M residues"] = words.energy(facts.energy.per_million)
+        tiles[f"energy per M {delivery.lengths.unit}"] = words.energy(facts.energy.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 
@@ -311,7 +311,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "options": delivery.settings.options,
         "device": kinds.pop() if len(kinds) == 1 else "auto",
         "gpus": max((len(receipt.devices) for receipt in receipts), default=1),
-        "outputs": [name for name, file in formats.files().items() if file in delivery.outputs],
+        "outputs": list(formats.outputs_of(delivery.outputs).values()),
         "max_failed": delivery.counts.failed,
     }
     if facts.labels:

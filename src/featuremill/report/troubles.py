@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from featuremill.base.words import counted
 from featuremill.report.shards import Shard
+from featuremill.workload import told
 
 MAX_EXAMPLES = 3
 MUCH_WAITING = 0.1
@@ -19,6 +20,7 @@ class Kind(NamedTuple):
     name: str
     count: Callable[[Shard], int]
     remedy: str
+    """With what the workload calls its options for a wish in braces."""
 
 
 class Trouble(NamedTuple):
@@ -42,8 +44,8 @@ KINDS = (
     Kind(
         "memory ran out, batches were halved",
         lambda shard: shard.receipt.oom_splits,
-        "Nothing is lost but time. A smaller batch (batch_tokens in the options of esm2) or a "
-        "device with more memory spares it.",
+        "Nothing is lost but time. A smaller batch{smaller batches} or a device with more memory "
+        "spares it.",
     ),
     Kind(
         "the worker died and was started again",
@@ -54,8 +56,8 @@ KINDS = (
     Kind(
         f"the device waited for the disk, for more than {MUCH_WAITING:.0%} of its time",
         waited_for_disk,
-        "Nothing is lost but time. Have the results on a faster disk, or less written: fewer "
-        "layers, no per_residue, or output_dtype: float16 (esm2).",
+        "Nothing is lost but time. Have the results on a faster disk, or less written"
+        "{less written}.",
     ),
     Kind(
         "batches were kept from before a stop or a crash",
@@ -65,15 +67,21 @@ KINDS = (
 )
 
 
-def found(shards: Sequence[Shard]) -> list[Trouble]:
-    """Return the kinds of trouble that there were."""
-    troubles = []
+def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
+    """Return the kinds of trouble that there were, with remedies in the options of the workload."""
+    remedies, troubles = told(workload, "REMEDIES"), []
+    batches, written = (remedies.get(wish) for wish in ("smaller batches", "less written"))
+    options = {
+        "smaller batches": f" ({batches} in the options of {workload})" if batches else "",
+        "less written": f": {written} ({workload})" if written else "",
+    }
     for kind in KINDS:
         hit = sorted((s for s in shards if kind.count(s)), key=kind.count, reverse=True)
         if hit:
             examples = [f"{shard.name[:8]} on {shard.lane}" for shard in hit[:MAX_EXAMPLES]]
             times = sum(kind.count(shard) for shard in hit)
-            troubles.append(Trouble(kind.name, times, len(hit), kind.remedy, examples))
+            remedy = kind.remedy.format_map(options)
+            troubles.append(Trouble(kind.name, times, len(hit), remedy, examples))
     return troubles
 
 

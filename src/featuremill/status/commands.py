@@ -128,6 +128,6 @@ class Commands:
         extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
         delivery = Results(self._root).find_delivery()
         written = delivery.outputs if delivery else {}
-        names = [name for name, file in formats.files().items() if file in written] or ["parquet"]
+        names = list(formats.outputs_of(written).values()) or ["parquet"]
         merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"
         return [*extract, merge] if len(shards) <= MOST_NAMED else extract

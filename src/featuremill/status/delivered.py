@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from featuremill.status.commands import Mend, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.delivery import Delivery, Written
-from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, files
+from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, outputs_of
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
@@ -80,9 +80,9 @@ def read_delivery_state(
         problems = [Problem("manifest_damaged", what, Mend("merge"))]
         merged = "damaged"
     exported = results.find_exports()
-    names = {file: name for name, file in files().items()}
     for file, code, what, _ in _not_as_told(root, exported, verifies):
-        by_hand = f"featuremill export {root} --to {names.get(file, file)} writes it again."
+        name = outputs_of([file]).get(file, file)
+        by_hand = f"featuremill export {root} --to {name} writes it again."
         problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
     partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
     return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)

@@ -96,7 +96,8 @@ class Delivery(JsonFile):
     """The digest of each shard's part."""
     gpu_seconds: Number = 0
     gpu_energy_j: Number | None = None
-    gpu_energy_j_per_million_residues: Number | None = None
+    gpu_energy_j_per_million: Number | None = None
+    """In the unit of `lengths`."""
     warnings: list[str] = []
     receipts: list[Receipt] = []
 

@@ -1,8 +1,8 @@
 """Which result files there are: an output is a module with its `FORMAT` and its `Writer`.
 
-The built-in ones stand in the folder featuremill/merge/outputs; other packages register theirs as
-entry points of the group `featuremill.outputs`. Importing one costs nothing: what it writes with is
-imported by its `Writer`. The config, plan's estimate, merge and all who read results go by these.
+Packages, featuremill itself too, register theirs as entry points of the group
+`featuremill.outputs`. Importing one costs nothing: what it writes with is imported by its `Writer`.
+The config, plan's estimate, merge and all who read results go by these.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import pkgutil
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from featuremill.base import entry_points
 from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 from featuremill.base.text import clipped
 from featuremill.store.files import digest_of_folder, sha256_of
@@ -28,9 +27,9 @@ if TYPE_CHECKING:
 
 GROUP = "featuremill.outputs"
 OF_ITS_AUTHOR = "that is for its author to mend"
+ALL_FILES = ("**/*",)
 OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake has in each folder that a rule makes."""
-BUILT_IN = "featuremill.merge.outputs"
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
     "pooled": "one vector a record",
@@ -66,30 +65,23 @@ class Format(NamedTuple):
     """From more on it stops being sensible; None where it never does."""
     why_not_more: str = ""
     is_folder: bool = False
+    holds: tuple[str, ...] = ALL_FILES
+    """Patterns of the files in such a folder that hold values: bytes and sha256 are of these."""
     has_sidecar: bool = False
     """Whether the attributes stand in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
     times_as_large: float = 1.0
     """What its values take, of what they take as binary numbers."""
+    environment: Path | None = None
+    """The conda environment that `--sdm conda` makes for a merge that writes it; None where any
+    with featuremill will do."""
 
 
 @functools.cache
-def built_in() -> tuple[str, ...]:
-    """Return the names of featuremill's own outputs: the modules in their folder, parquet first."""
-    folder = Path(__file__).parents[1] / "merge" / "outputs"
-    found = [module.name for module in pkgutil.iter_modules([str(folder)])]
-    return tuple(sorted(found, key=lambda name: (not name.startswith("parquet"), name)))
-
-
-@functools.cache
-def _registered() -> dict[str, EntryPoint]:
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    return {name: found[name] for name in sorted(found) if name not in built_in()}
-
-
 def names() -> list[str]:
-    """Return the names of all outputs, those of other packages last."""
-    return [*built_in(), *_registered()]
+    """Return the names of all outputs: the tables first, those of other packages last."""
+    ours = sorted(entry_points.own(GROUP), key=lambda name: not name.startswith("parquet"))
+    return [*ours, *entry_points.others(GROUP)]
 
 
 @functools.cache
@@ -97,11 +89,9 @@ def module_of(name: str) -> ModuleType:
     """Return the output called `name`.
 
     Raises:
-        UserError: there is none, or another package's is none.
+        UserError: there is none, or it is broken.
     """
-    if name in built_in():
-        return import_module(f"{BUILT_IN}.{name}")
-    point = _registered().get(name)
+    point = entry_points.find(GROUP, name)
     if point is None:
         known = ", ".join(f"`{known}`" for known in names())
         raise UserError(f"give one of {known}, not {name!r}.")
@@ -113,11 +103,13 @@ def module_of(name: str) -> ModuleType:
         ) from error
     if not isinstance(getattr(module, "FORMAT", None), Format) or not hasattr(module, "Writer"):
         raise UserError(
-            f"{_who(name)} lacks its FORMAT (a featuremill.store.formats.Format) or its Writer; "
+            f"{_who(name)} lacks its FORMAT (a featuremill.workload.outputs.Format) or its Writer; "
             f"{OF_ITS_AUTHOR}."
         )
     file = module.FORMAT.file
-    taken = {format_of(other).file for other in built_in()} | set(OF_THE_RUN)
+    taken = set(OF_THE_RUN)
+    if entry_points.of_others(GROUP, name):
+        taken |= {format_of(other).file for other in entry_points.own(GROUP)}
     if taken & {file, sidecar_of(file)} or Path(file).name != file or file.startswith("."):
         raise UserError(
             f"{_who(name)} cannot call its file {file!r}: it is another output's, the run's own, "
@@ -128,7 +120,8 @@ def module_of(name: str) -> ModuleType:
 
 def _who(name: str) -> str:
     """Return the output called `name` with the package that it is of."""
-    point = _registered()[name]
+    point = entry_points.find(GROUP, name)
+    assert point
     return f"output {name} of package {point.dist.name if point.dist else point.value}"
 
 
@@ -141,7 +134,7 @@ def told(name: str, what: str) -> Iterator[None]:
     except (UserError, WorkloadError, IntegrityError, OSError, MemoryError):
         raise
     except Exception as error:
-        if name in built_in():
+        if not entry_points.of_others(GROUP, name):
             raise
         log.debug("where the output raised it", exc_info=True)
         text = clipped(" ".join(f"{type(error).__name__}: {error}".split()))
@@ -161,12 +154,27 @@ def format_of(name: str) -> Format:
 @functools.cache
 def files() -> dict[str, str]:
     """Return the file of each output, by its name; broken ones of other packages are left out."""
-    found = {name: format_of(name).file for name in built_in()}
-    for name in _registered():
+    return dict(_named())
+
+
+def _named() -> Iterator[tuple[str, str]]:
+    """Yield each output with its file; who takes a few imports no more than these."""
+    for name in names():
         try:
-            found[name] = format_of(name).file
+            yield name, format_of(name).file
         except UserError:  # said to whoever asks for it
-            continue
+            if not entry_points.of_others(GROUP, name):
+                raise
+
+
+def outputs_of(files: Iterable[str]) -> dict[str, str]:
+    """Return the output that each of the result `files` is of, by file, in the order of outputs."""
+    sought, found = set(files), dict[str, str]()
+    for name, file in _named() if sought else ():
+        if file in sought:
+            found[file] = name
+            if len(found) == len(sought):
+                break
     return found
 
 
@@ -238,10 +246,9 @@ def files_of(path: Path) -> list[Path]:
     """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
     if not path.is_dir():
         return [path]
-    if path.name in {format_of(name).file for name in built_in()}:
-        found = [*path.glob("part-*.parquet"), *path.rglob("*.pt")]
-    else:  # of another package
-        found = [file for file in path.rglob("*") if file.name != OF_SNAKEMAKE]
+    output = outputs_of([path.name]).get(path.name)
+    holds = format_of(output).holds if output else ALL_FILES
+    found = {file for pattern in holds for file in path.glob(pattern) if file.name != OF_SNAKEMAKE}
     return sorted(file for file in found if file.is_file())  # headers make folders of any name
 
 

@@ -1,7 +1,7 @@
 """The contract of a workload: everything the core asks of one, and nothing else.
 
-A workload is a module (or any object) with the attributes of `Workload`. The built-in ones stand in
-`featuremill.workloads`; others register an entry point in a group of that name. The core owns
+A workload is a module (or any object) with the attributes of `Workload` that a package, featuremill
+or another, registers as an entry point in the group `featuremill.workloads`. The core owns
 planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
 knows what a record is and how to compute its values. What it may say of itself besides stands in
 `featuremill.workload.offers`; readers of common files are in `featuremill.inputs`.
@@ -12,15 +12,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from featuremill.base import reasons
+from featuremill.base import entry_points, reasons
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
 from featuremill.lease.devices import Device as Device
@@ -34,6 +32,8 @@ from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
 from featuremill.workload.offers import HasPrecisions as HasPrecisions
 from featuremill.workload.offers import TellsMemory as TellsMemory
 from featuremill.workload.offers import TellsWays as TellsWays
+from featuremill.workload.offers import TellsWork as TellsWork
+from featuremill.workload.offers import UnitWork as UnitWork
 from featuremill.workload.offers import said as said
 from featuremill.workload.option_files import OptionFile as OptionFile
 from featuremill.workload.option_files import OptionFolder as OptionFolder
@@ -42,8 +42,6 @@ from featuremill.workload.option_files import OptionWeights as OptionWeights
 if TYPE_CHECKING:
     import pyarrow as pa
 
-BUILT_IN = tuple(module.name for module in iter_modules([Path(__file__).parents[1] / "workloads"]))
-"""Those in their folder."""
 DEFAULT = "esm2"
 """The workload of a config that names none, and the one whose models `featuremill weights`
 converts."""
@@ -185,23 +183,33 @@ def refuse_without_packages(options: type[WorkloadOptions]) -> None:
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]
 
 
+def told(name: str, attribute: str) -> Any:
+    """Return what the workload called `name` says of itself under this name of `Says`; what holds
+    for one that says nothing where it is not installed here."""
+    try:
+        return said(find_workload(name), attribute)
+    except (UserError, WorkloadError):
+        return said(None, attribute)
+
+
 def know_reasons(name: str) -> None:
     """Know the kinds of reasons of the workload called `name`, where it is installed here."""
     with contextlib.suppress(UserError, WorkloadError):
         find_workload(name)
 
 
+def workloads() -> list[str]:
+    """Return the names of all workloads that are installed here, those of other packages last."""
+    return [*entry_points.own(mistakes.GROUP), *entry_points.others(mistakes.GROUP)]
+
+
 def find_workload(name: str) -> Workload:
-    """Return the workload called `name`, built in or registered by another package."""
-    if name in BUILT_IN:
-        built_in = import_module(f"featuremill.workloads.{name}")
-        reasons.learn(said(built_in, "REASONS"))
-        return cast(Workload, built_in)
-    others = mistakes.registered()
-    if name not in others:
-        known = ", ".join([*BUILT_IN, *sorted(others)])
+    """Return the workload that a package registers as `name`."""
+    point = entry_points.find(mistakes.GROUP, name)
+    if point is None:
+        known = ", ".join(workloads())
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    found = mistakes.loaded(name, REQUIRED)
+    found = mistakes.loaded(point, REQUIRED)
     with mistakes.told(name, "REASONS"):
         reasons.learn(said(found, "REASONS"))
     return cast(Workload, found)

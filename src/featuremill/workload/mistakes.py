@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featuremill.base import faults
+from featuremill.base import entry_points, faults
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.text import clipped
 
@@ -46,14 +46,15 @@ DUE = {
 log = logging.getLogger("featuremill.workload")
 
 
-def registered() -> dict[str, EntryPoint]:
-    """Return the workloads of other packages, by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+def is_strangers(name: str) -> bool:
+    """Tell whether another package than featuremill registers the workload called `name`."""
+    return entry_points.of_others(GROUP, name) is not None
 
 
 def who(name: str) -> str:
-    """Return the workload called `name` with the package that it is of."""
-    package = registered()[name].dist if name in registered() else None
+    """Return the workload called `name` with the package that it is of, where that is another."""
+    point = entry_points.of_others(GROUP, name)
+    package = point.dist if point else None
     return f"workload {name}" + (f" (package {package.name} {package.version})" if package else "")
 
 
@@ -72,8 +73,8 @@ def described(error: BaseException) -> str:
 def told(name: str, what: str) -> Iterator[None]:
     """Tell whatever the workload called `name` raises in `what` as its own; log where it did.
 
-    Not what memory, a device or an installation is to blame for, and not what a built-in one
-    raises: that is a bug of featuremill.
+    Not what memory, a device or an installation is to blame for, and not what a workload of
+    featuremill's own raises: that is a bug of featuremill.
     """
     try:
         yield
@@ -81,7 +82,9 @@ def told(name: str, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
-        if name not in registered() or of_device or faults.fault_of_installation(error):
+        if of_device or faults.fault_of_installation(error):
+            raise
+        if not is_strangers(name):
             raise
         raise _raised(name, what, error) from error
 
@@ -91,14 +94,15 @@ def _raised(name: str, what: str, error: Exception, where: str = "") -> Workload
     return mistake(name, f"{what} raised {described(error)}{where}")
 
 
-def loaded(name: str, required: Collection[str]) -> Any:
-    """Return the workload that is registered as `name`, with all the attributes of the contract.
+def loaded(point: EntryPoint, required: Collection[str]) -> Any:
+    """Return the workload that is registered so, with all the attributes of the contract.
 
     Raises:
         UserError: it cannot be imported, or is none.
     """
+    name = point.name
     try:
-        found = registered()[name].load()
+        found = point.load()
     except ModuleNotFoundError as error:
         raise UserError(
             f"{who(name)} cannot be imported, as there is no module {error.name!r} in this Python; "
@@ -122,13 +126,13 @@ def loaded(name: str, required: Collection[str]) -> Any:
 def records_of(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    """Stream the records of `inputs` as the workload called `name` reads them; those of a built-in
-    one are not looked at on the way.
+    """Stream the records of `inputs` as the workload called `name` reads them; those of one of
+    featuremill's own are not looked at on the way.
 
     Raises:
         WorkloadError: what comes is no record, or reading raised.
     """
-    if name in registered():
+    if is_strangers(name):
         return _checked(name, workload, inputs, options)
     return workload.records(inputs, options)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
@@ -10,7 +10,15 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
 from featuremill.workload import Kind, WorkloadOptions
+from featuremill.workload.offers import Wish
 
+ATTRIBUTES = ("layers", "pool", "dtype", "long")
+ONE_TOKEN = ("bos_", "cls_")
+REMEDIES: Mapping[Wish, str] = {
+    "smaller batches": "batch_tokens",
+    "shorter records": "long: truncate",
+    "less written": "fewer layers, no per_residue, or output_dtype: float16",
+}
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
 """Whole waves of the matrix products: 16,896 tokens on an H200."""

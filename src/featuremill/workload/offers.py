@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from featuremill.base.reasons import Kind
     from featuremill.lease.devices import Device
     from featuremill.workload import Weights
+
+
+Wish = Literal["smaller batches", "shorter records", "less written"]
 
 
 class Says:
@@ -42,6 +46,17 @@ class Says:
     them tell the speed of new ones."""
     REASONS: Sequence[Kind] = ()
     """Kinds of reasons of its own why a record fails, each with its remedy."""
+    REMEDIES: Mapping[Wish, str] = MappingProxyType({})
+    """Options that people are told to change, by what for: {"smaller batches": "batch_tokens"}."""
+    ATTRIBUTES: Sequence[str] = ()
+    """Options that stand by their names among the attributes of result files, where readers look
+    for them; all of them stand there as JSON as well."""
+    ONE_TOKEN: Sequence[str] = ()
+    """How columns begin that hold the vector of one token, and no mean: in 16 bits that is as near
+    to fp32 as any token's is, and audit asks no more of it."""
+    BYTES_ARE_LENGTHS: bool = False
+    """True: a record is as long, in LENGTH_UNIT, as its payload has bytes, so that the energy of a
+    million of them is told."""
 
 
 def said(workload: Any, name: str) -> Any:
@@ -75,6 +90,8 @@ class Checkpoints(Protocol):
 
     NUMBERS: Sequence[str]
     """Keys of `metadata` that are whole numbers in that of every model."""
+    LAYOUT: str
+    """Folder of the converted files in the cache; another one whenever what is written changes."""
     SUGGESTED: Sequence[str]
     """Models for a new config where their weights are on this machine, the first choice first."""
 
@@ -126,6 +143,31 @@ class TellsMemory(Protocol):
         `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
         a batch may cost.
         """
+
+
+class UnitWork(NamedTuple):
+    """What a unit of cost takes, by count: speeds are assumed by it where nothing was measured."""
+
+    operations: float
+    """In floating point."""
+    bytes_moved: float
+    """To and from a GPU's memory where numbers have 2 bytes; with 4 it is twice as many."""
+    host_per_second: float
+    """Units that one thread of the host prepares in a second: no GPU is faster than that."""
+    core_gflops: Mapping[str, float]
+    """What a core of a CPU reaches in bf16, fp16 and fp32, in 10⁹ operations a second."""
+    cpu_seconds: float
+    """On a CPU, what a unit takes besides its operations, whatever the threads."""
+
+
+@runtime_checkable
+class TellsWork(Protocol):
+    """How much there is to do: plan and estimate assume a speed by it until one was measured, and
+    none of a workload that does not tell. It has a number type to compute in (`HasPrecisions`)."""
+
+    def unit_work(self, weights: Weights, mean_cost: float) -> UnitWork | None:
+        """Return what a unit takes in records of `mean_cost`; None where the weights' metadata do
+        not tell."""
 
 
 @runtime_checkable

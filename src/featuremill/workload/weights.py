@@ -36,8 +36,6 @@ from featuremill.workload import (
     said,
 )
 
-LAYOUT = "esm2-1"
-"""Folder of the converted files; another one whenever what is written changes."""
 VERSION = 1
 _ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
 
@@ -115,7 +113,7 @@ def suggested(workload: str) -> str:
         return ""
     for model in checkpoints.SUGGESTED:
         named = WeightsFile.find(Path(json_of(model, workload)))
-        converted = cache_folder() / LAYOUT / f"{model}.safetensors"
+        converted = cache_folder() / checkpoints.LAYOUT / f"{model}.safetensors"
         places = (converted, checkpoints.locate(model).path)
         if (named and named.is_there) or any(path.exists() for path in places):
             return model
@@ -182,7 +180,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     key = source.name
     if source.kind != "published":
         key += f"-{files.digest_at(source.path)[:16]}"
-    folder = cache_folder(cache).absolute() / LAYOUT
+    folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
     found = None if _may_be_written(lock) else _cached(record)

@@ -13,6 +13,7 @@ from featuremill.inputs import TableOptions, proteins
 
 VERSION = "1"
 COST_UNIT = LENGTH_UNIT = "residues"
+BYTES_ARE_LENGTHS = True
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 
 

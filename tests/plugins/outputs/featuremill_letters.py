@@ -5,7 +5,7 @@ LETTERS_FAIL has the writer fail as the code of somebody else does.
 
 import os
 
-from featuremill.store.formats import Format
+from featuremill.workload.outputs import Format
 
 FORMAT = Format("letters", "nobody", 10, is_folder=True)
 

@@ -1,6 +1,6 @@
 """An output of another package: a file with an id a line, and attributes beside it."""
 
-from featuremill.store.formats import Format
+from featuremill.workload.outputs import Format
 
 FORMAT = Format("ids.txt", "nobody", 10, has_sidecar=True)
 

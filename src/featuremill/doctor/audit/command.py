@@ -18,6 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
+    DEFAULT,
     Device,
     HasPrecisions,
     find_workload,
@@ -123,18 +124,18 @@ def _asked(
         if path.suffix in (".yaml", ".yml"):
             raise UserError(f"{path}: this is a config; say --config {path}.")
     run = config.read(arguments.config) if arguments.config else None
-    name = run.workload if run else config.Config.model_fields["workload"].default
+    name = run.workload if run else DEFAULT
     workload = find_workload(name)
     if not isinstance(workload, HasPrecisions):
         raise UserError(
             f"{arguments.config}: workload {name} has no dtype to audit; "
-            "give a config with workload: esm2."
+            f"give a config with workload: {DEFAULT}."
         )
     inputs = arguments.inputs or [Path(name) for name in (run.inputs if run else ())]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = dict(run.options) if run else {}
-    for key in ("model", "layers"):  # ESM-2's; of another workload they are refused
+    for key in ("model", "layers"):  # refused where the workload has no such option
         if (value := getattr(arguments, key)) is not None:
             options[key] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}

@@ -31,10 +31,12 @@ from featuremill.store.formats import kind_of
 from featuremill.workload import (
     Device,
     HasPrecisions,
+    Kind,
     TellsMemory,
     Weights,
     Workload,
     mistakes,
+    said,
 )
 
 REFERENCE = "fp32"
@@ -45,7 +47,7 @@ NUM_COPIES = 4
 """Of a batch's values at once: found and expected, each with a copy that is being made."""
 REMEDIES = {
     reasons.NOT_FINITE: "there is nothing to compare with; check the weights of {weights}",
-    reasons.OUT_OF_MEMORY: "set long: truncate, or take a device with more memory",
+    reasons.OUT_OF_MEMORY: "{shorter}take a device with more memory",
 }
 """What to do about a protein that cannot be computed, by the kind of its reason."""
 Matrix = npt.NDArray[np.float32]
@@ -86,10 +88,20 @@ class Task(NamedTuple):
             return self.precisions.num_vectors(protein.payload, self.options)
 
     @property
+    def schema(self) -> pa.Schema:
+        """The columns that are computed."""
+        options = self.options_in(REFERENCE)
+        return mistakes.schema_of(self.name, self.workload, options, self.weights, ())
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What each column holds, by its name."""
+        return {column.name: kind_of(column.type) for column in self.schema}
+
+    @property
     def values_bytes(self) -> int:
         """What one residue's values take, in fp32."""
-        options = self.options_in(REFERENCE)
-        values = mistakes.schema_of(self.name, self.workload, options, self.weights, ())
+        values = self.schema
         lists = [column.type for column in values if kind_of(column.type) == "per_residue"]
         pooled = [column.type for column in values if kind_of(column.type) == "pooled"]
         return max(1, sum(map(_width, lists or pooled))) * FLOAT_BYTES
@@ -119,10 +131,12 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
     if needed_mb > (free_mb := host.memory_free_mb()):
+        option = said(task.workload, "REMEDIES").get("smaller batches")
+        lower = f"lower {option} in the config, " if option else ""
         raise UserError(
             f"audit: {task.weights.name} and these proteins take about {needed_mb:,} MB of memory, "
-            f"and {free_mb:,} MB are free; lower batch_tokens in the config, drop layers, or take "
-            "a machine with more."
+            f"and {free_mb:,} MB are free; {lower}drop layers, "
+            "or take a machine with more."
         )
     folder = tempfile.gettempdir()
     needed = sum(map(task.num_residues, proteins)) * task.values_bytes / 1e9
@@ -275,7 +289,10 @@ def _matrices(column: pa.Array) -> Iterator[Matrix]:
 
 def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
     """Raise UserError for a protein that cannot be computed."""
-    remedy = REMEDIES.get(reasons.kind_of(reason), "leave it out").format(weights=task.weights.name)
+    shorter = said(task.workload, "REMEDIES").get("shorter records")
+    remedy = REMEDIES.get(reasons.kind_of(reason), "leave it out").format(
+        weights=task.weights.name, shorter=f"set {shorter}, or " if shorter else ""
+    )
     raise UserError(
         f"{protein.place}: {protein.id} ({len(protein.payload):,} residues) cannot be computed in "
         f"{dtype} on {task.device.name}: {reason}; {remedy}."

@@ -21,13 +21,11 @@ from featuremill.base.text import clipped, wrapped
 from featuremill.base.words import counted
 from featuremill.doctor.audit.measure import REFERENCE, Compared, Found, Task
 from featuremill.doctor.audit.sample import Protein, Sample
+from featuremill.workload import Kind, said
 
 WIDTH = 100
 SHOWN_NAMES = 40
 NUM_WORST = 10
-RESIDUES, BOS = ("residues_", "tokens_"), ("bos_", "cls_")
-"""How columns begin that hold a vector a residue or token, and that of the first token; others hold
-a mean."""
 RELATIVE_L2_MEAN = {"bf16": 2e-2, "fp16": 5e-3}
 
 
@@ -140,7 +138,7 @@ class Audit(BaseModel):
 def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequence[Found]) -> Audit:
     """Return the audit of what was measured."""
     reference, *others = measured
-    dtypes = [_audited(found, sample.proteins) for found in others]
+    dtypes = [_audited(found, task, sample.proteins) for found in others]
     within = {found.dtype: found.within for found in dtypes}
     for found in dtypes:
         found.remedy = remedy(found.dtype, within, task.device.kind)
@@ -180,25 +178,28 @@ def matmul_precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
-def bounds_of(column: str, dtype: str) -> Figures:
-    """Return what a column has to keep; featuremill's own tests hold the encoder against fair-esm's
-    within the same bounds. An average has less error than what goes into it, BOS is one token."""
-    if column.startswith(RESIDUES):
+def bounds_of(kind: Kind, is_one_token: bool, dtype: str) -> Figures:
+    """Return what a column of a kind has to keep; an average has less error than what goes into it.
+
+    featuremill's own tests hold its networks against other programs' within the same bounds."""
+    if kind == "per_residue":
         l2 = RELATIVE_L2_MEAN[dtype]
         return Figures(cosine_mean=0.9995, cosine_min=0.99, relative_l2_mean=l2)
-    return Figures(cosine_min=0.99 if column.startswith(BOS) else 0.9999)
+    return Figures(cosine_min=0.99 if is_one_token else 0.9999)
 
 
-def _audited(found: Found, proteins: Sequence[Protein]) -> Audited:
+def _audited(found: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
     """Return the figures of one dtype, as yet without a remedy."""
     bad = {one.row for one in found.compared if not one.is_finite}
     columns, beyond = [], []
+    kinds, one_token = task.kinds, tuple(said(task.workload, "ONE_TOKEN"))
     if bad:
         them = "it" if len(bad) == 1 else "them"
         beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
     for name in dict.fromkeys(one.column for one in found.compared):
         finite = [one for one in found.compared if one.column == name and one.row not in bad]
-        figures, bounds = _figures(finite), bounds_of(name, found.dtype)
+        bounds = bounds_of(kinds[name], name.startswith(one_token), found.dtype)
+        figures = _figures(finite)
         num_vectors = sum(one.num_vectors for one in finite)
         told = Column(column=name, num_vectors=num_vectors, figures=figures, bounds=bounds)
         columns.append(told)

@@ -1,47 +1,9 @@
-"""Result files: one small writer a format, each fed with blocks of finished rows in input order."""
+"""Result files that hold what any workload computes: one small writer a format."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
-
-from featuremill.base.errors import UserError
-from featuremill.store.formats import Kind, kind_of, module_of
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-class Target(NamedTuple):
-    """What a writer is told when it opens."""
-
-    path: Path
-    values: pa.Schema
-    num_rows: int
-    provenance: dict[str, str]
-    """Workload, model, recipe and versions, for the file's own attributes."""
-
-    def of_kind(self, kind: Kind) -> list[str]:
-        """Return the names of the columns of values that are of one kind (`KINDS` has them)."""
-        return [field.name for field in self.values if kind_of(field.type) == kind]
-
-    def pooled(self) -> list[str]:
-        """Return the names of the columns with one vector a record."""
-        return self.of_kind("pooled")
-
-    def per_residue(self) -> list[str]:
-        """Return the names of the columns with one vector a residue."""
-        return self.of_kind("per_residue")
-
-
-class Writer(Protocol):
-    """One open result file."""
-
-    def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length and sha256 (as 32 bytes), then the values."""
-
-    def close(self) -> None:
-        """Finish the file."""
+from featuremill.store.formats import module_of
+from featuremill.workload.outputs import Target, Writer
 
 
 def open_writer(name: str, target: Target) -> Writer:
@@ -52,12 +14,3 @@ def open_writer(name: str, target: Target) -> Writer:
     """
     writer: Writer = module_of(name).Writer(target)
     return writer
-
-
-def need(columns: list[str], output: str, what: str) -> list[str]:
-    """Return `columns`, or refuse an output that would be empty."""
-    if not columns:
-        raise UserError(
-            f"outputs: {output} needs {what}, which these results do not have; drop it."
-        )
-    return columns

@@ -16,10 +16,11 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs import Target
 from featuremill.store.files import write_json
 from featuremill.store.formats import Format, refuse_outputs
+from featuremill.workload.outputs import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,7 +36,9 @@ FORMAT = Format(
     why_not_more="a file a record is slow to write, to list and to copy, and many clusters limit "
     "their number; parquet_dataset is the output for so many.",
     is_folder=True,
+    holds=("**/*.pt",),
     files_a_record=1,
+    environment=Path(SNAKEFILE).parent / "envs" / "esm2.yaml",
 )
 KEYS = {
     "mean": "mean_representations",

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featuremill.merge.outputs import Target, need
 from featuremill.merge.outputs.parquet import hexadecimal
 from featuremill.store.formats import ABOUT, Format
+from featuremill.workload.outputs import Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa

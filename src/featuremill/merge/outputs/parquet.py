@@ -7,8 +7,8 @@ import binascii
 import json
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import Target
 from featuremill.store.formats import ABOUT, Format
+from featuremill.workload.outputs import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

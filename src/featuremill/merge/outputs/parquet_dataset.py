@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import Target, parquet
-from featuremill.store.formats import Format
+from featuremill.merge.outputs import parquet
+from featuremill.workload.outputs import Format, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = Format("embeddings", "the same, a million rows a file", 110, is_folder=True)
+FORMAT = Format(
+    "embeddings", "the same, a million rows a file", 110, is_folder=True, holds=("part-*.parquet",)
+)
 ROWS_A_FILE = 1_000_000
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import Target, need
 from featuremill.store.formats import ONE_BY_ONE, Format
+from featuremill.workload.outputs import Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa

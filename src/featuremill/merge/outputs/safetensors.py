@@ -13,8 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
-from featuremill.merge.outputs import Target, need
-from featuremill.store.formats import Format
+from featuremill.workload.outputs import Format, Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import Target, need
-from featuremill.store.formats import Format
+from featuremill.workload.outputs import Format, Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa

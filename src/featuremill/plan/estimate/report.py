@@ -25,7 +25,7 @@ from featuremill.plan.estimate.work import Work
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import choose, work_of
 from featuremill.plan.speeds import Asked, Speed
-from featuremill.plan.speeds.assumed import Range, shape_told
+from featuremill.plan.speeds.assumed import Range
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
@@ -308,8 +308,8 @@ class Case:
     ) -> tuple[Row, Work]:
         """Return what so many slots come to, and the work as it is cut for them."""
         work, plan, asked = self.work, self.work.plan, self._asked(slots)
-        shape = shape_told(self.weights.metadata) if self.weights else None
-        speed = speeds.find(asked, self.folder.root.parent, shape, work.mean_cost, given=given)
+        results = self.folder.root.parent
+        speed = speeds.find(asked, results, self.weights, work.mean_cost, given=given)
         if startup is not None:
             speed = replace(
                 speed, startup_seconds=Range(startup, startup, startup), is_startup_measured=True

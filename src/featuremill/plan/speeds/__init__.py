@@ -17,13 +17,14 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.lease import devices
 from featuremill.plan.speeds import assumed
-from featuremill.plan.speeds.assumed import CARDS, Range, Shape, cards_called, is_called
+from featuremill.plan.speeds.assumed import CARDS, Range, cards_called, is_called
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import find_workload, said
+from featuremill.workload import TellsWork, UnitWork, Weights, find_workload, mistakes, said
 from featuremill.workload.recipe import precision_told
+from featuremill.workload.weights import weights_of
 
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
@@ -37,8 +38,6 @@ GPU_STARTUP = Range(5.0, 8.0, 60.0)
 where they come over a network, or Triton compiles for the first time. No GPU has told yet."""
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
-USUAL_TOKENS = 350.0
-"""Of a protein, where nobody knows the input yet."""
 
 
 class Asked(NamedTuple):
@@ -99,20 +98,20 @@ def of_plan(run_folder: Path, plan: Plan, device: str = "") -> Speed:
     name = device if is_gpu else devices.cpu().name
     asked = Asked(plan.settings, name, is_gpu, plan.gpus if is_gpu else 1)
     weights = Path(plan.weights) if plan.weights else None
-    return find(asked, run_folder.parent, shape_of(weights), mean, SLOWEST)
+    return find(asked, run_folder.parent, weights_at(weights), mean, SLOWEST)
 
 
-def shape_of(weights: Path | None) -> Shape | None:
-    """Return the architecture of the model whose weights/<name>.json this is; None for none."""
-    found = WeightsFile.find(weights) if weights else None
-    return assumed.shape_told(found.metadata) if found else None
+def weights_at(path: Path | None) -> Weights | None:
+    """Return the weights that a weights/<name>.json tells of; None for none."""
+    found = WeightsFile.find(path) if path else None
+    return weights_of(found) if found else None
 
 
 def find(
     asked: Asked,
     results: Path,
-    shape: Shape | None,
-    mean_cost: float = USUAL_TOKENS,
+    weights: Weights | None,
+    mean_cost: float,
     stand_in: str = "",
     given: float | None = None,
 ) -> Speed:
@@ -121,8 +120,8 @@ def find(
     Args:
         asked: settings and device.
         results: the folder of runs, whose receipts count.
-        shape: of the model; None for workloads that are no ESM-2.
-        mean_cost: of a record, as attention's cost grows with it.
+        weights: of the model, of which the metadata count; None for workloads without.
+        mean_cost: of a record, on which it may depend what a unit of cost takes.
         stand_in: card of the table whose speed is assumed of a GPU that nobody names.
         given: cost a second that somebody names, which goes before all else.
 
@@ -144,17 +143,18 @@ def find(
             "no GPU is here and none has computed this model yet; say which it will be with "
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
-    dtype = precision_told(asked.settings)
-    if shape is None or not dtype:
+    precision, work = precision_told(asked.settings), _unit_work(asked, weights, mean_cost)
+    if work is None or not precision:
         raise UserError(
             f"workload {asked.settings.workload}: nothing is known of its speed on {name}; "
             "compute a shard or two there first, or give --tokens-per-second."
         )
+    unit = find_workload(asked.settings.workload).COST_UNIT
     if not asked.is_gpu:
-        at = assumed.on_cpu(shape, mean_cost, dtype, asked.threads or 1)
+        at = assumed.on_cpu(work, precision, asked.threads or 1)
         source = (
-            f"{assumed.CPU_GFLOPS_A_CORE[dtype]:g} GFLOP/s a core in {dtype} and "
-            f"{1e6 * assumed.CPU_SECONDS_A_TOKEN:.0f} µs a token, as on other machines; a "
+            f"{work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
+            f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
             "short run of a shard or two here has it measured"
         )
         return Speed(name, at, startup, False, "assumption", f"an assumption: {source}")
@@ -166,18 +166,26 @@ def find(
             f"the table has only {known_cards}; give --tokens-per-second."
         )
     card = cards[0]
-    at = assumed.on_card(shape, mean_cost, dtype, card)
+    at = assumed.on_card(work, precision, card)
     source = (
         f"{100 * assumed.SHARES.middle:.0f} % ({100 * assumed.SHARES.low:.0f} to "
         f"{100 * assumed.SHARES.high:.0f} %) of what the data sheet of {card.name} would allow"
     )
-    if at.low >= assumed.HOST_TOKENS_PER_SECOND:
+    if at.low >= work.host_per_second:
         source = (
-            f"the host limits it, whatever the card, to the {at.low:,} tokens a second that one "
+            f"the host limits it, whatever the card, to the {at.low:,} {unit} a second that one "
             "thread of it prepares"
         )
     source = f"an assumption: {source}; no GPU has measured it yet"
     return Speed(card.name, at, startup, False, "assumption", source)
+
+
+def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitWork | None:
+    workload = find_workload(asked.settings.workload)
+    if weights is None or not isinstance(workload, TellsWork):
+        return None
+    with mistakes.told(asked.settings.workload, "unit_work"):
+        return workload.unit_work(weights, mean_cost)
 
 
 def measured(asked: Asked, results: Path) -> Speed | None:
@@ -233,7 +241,7 @@ def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
 
 def is_alike(one: Settings, other: Settings) -> bool:
     """Tell whether two settings cost a device the same time, nearly: other layers and pools of the
-    same ESM-2 do."""
+    same network do."""
     if (one.workload, one.version) != (other.workload, other.version):
         return False
     keys = said(find_workload(one.workload), "SPEED_OPTIONS")

@@ -1,9 +1,9 @@
 """How fast a device might be that has computed nothing yet: operations, bytes, and an assumption.
 
-**No figure from here was measured on a GPU.** A token of ESM-2 costs a known number of operations
-and, about, of bytes that go to and from memory. Divided by a card's peaks that is the
-least time it can take; a real run takes longer, and by how much is assumed. Every caller gets a
-range, and has to say so.
+**No figure from here was measured on a GPU.** A workload may tell the operations that a unit of
+cost takes and, about, the bytes that go to and from memory (`TellsWork`). Divided by a card's peaks
+that is the least time it can take; a real run takes longer, and by how much is assumed. Every
+caller gets a range, and has to say so.
 
 What is known of a card are its maker's peaks: of dense matrix products that add up in fp32 (where a
 sheet gives only the figure "with sparsity", half of it), and of the memory.
@@ -12,9 +12,11 @@ sheet gives only the figure "with sparsity", half of it), and of the memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+
+from featuremill.workload import UnitWork
 
 
 @dataclass(frozen=True)
@@ -32,45 +34,9 @@ class Range:
 
 SHARES = Range(0.3, 0.5, 0.8)
 """Of what the peaks would allow: a slow run, the one assumed, a fast one. An assumption."""
-LENGTH_OF_ATTENTION = 1.4
-"""Sum of squared lengths / sum of lengths, over the mean length: 437 / 309 in bench/ecoli.fasta.gz
-(`effective_length` in the records of `make bench`)."""
-BYTES_A_NUMBER_OF_WIDTH = 52
-"""To and from memory for a token in a layer, a number of the model's width, with 2-byte products:
-q, k and v written and read, attention's output too (8 numbers), the feed forward's middle (8), the
-normed inputs (4), and the fp32 residual stream read and written thrice (3 x 2 x 4 bytes), less what
-the norm is fused with. Counted in `workloads/esm2/encoder.py`, not measured."""
-HOST_TOKENS_PER_SECOND = 2_300_000
-"""What one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the receipts of
-the demo on 2 cores of a Xeon. A GPU that is faster waits for it, so of small models every card
-is assumed to be as fast as that."""
-CPU_GFLOPS_A_CORE = {"fp32": 160.0, "bf16": 480.0, "fp16": 10.0}
-"""Between what a core reached with ESM-2 of 8M to 150M in the two records of bench/results of
-2026-11-23: in fp32 135 (a Xeon) and 197 (an EPYC), in bf16 648 (that Xeon, with AMX) and 371.
-fp16, which most CPUs emulate, is a guess."""
-CPU_SECONDS_A_TOKEN = 12e-6
-"""On top, whatever the threads: reading, plan, results, and what Python takes. Of 7 to 16 µs in
-those records; with it both are met within a third."""
 CPU_SHARES = Range(0.2, 1.0, 2.0)
 """Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
 work shares are that much slower."""
-
-
-class Shape(NamedTuple):
-    """The architecture of an ESM-2."""
-
-    num_layers: int
-    width: int
-
-
-def shape_told(metadata: Mapping[str, str]) -> Shape | None:
-    """Return the architecture that the metadata of weights tell; None where they tell none.
-
-    The keys are those of ESM-2, as all formulas here are; other weights that tell them are an
-    encoder of the same kind.
-    """
-    found = [metadata.get(key, "") for key in ("num_layers", "embed_dim")]
-    return Shape(*map(int, found)) if all(number.isdecimal() for number in found) else None
 
 
 class Card(NamedTuple):
@@ -137,26 +103,17 @@ def _words_of(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
-def operations_a_token(shape: Shape, mean_tokens: float) -> float:
-    """Return the floating point operations of a token in proteins of `mean_tokens` on average.
-
-    Two for each number of the matrices (24 d² a layer), and attention's 4 L d a layer.
-    """
-    of_attention = 4 * LENGTH_OF_ATTENTION * mean_tokens * shape.width
-    return shape.num_layers * (24 * shape.width**2 + of_attention)
-
-
-def on_card(shape: Shape, mean_tokens: float, dtype: str, card: Card) -> Range:
-    """Return how many tokens a second one card might compute."""
-    tflops, times_the_bytes = (card.single_tflops, 2) if dtype == "fp32" else (card.half_tflops, 1)
-    operations = operations_a_token(shape, mean_tokens)
-    moved = shape.num_layers * shape.width * BYTES_A_NUMBER_OF_WIDTH * times_the_bytes
-    least = operations / (tflops * 1e12) + moved / (card.gigabytes_per_second * 1e9)
-    return SHARES.map(lambda share: min(share / least, HOST_TOKENS_PER_SECOND))
+def on_card(work: UnitWork, precision: str, card: Card) -> Range:
+    """Return how much cost one card might compute in a second."""
+    is_wide = precision == "fp32"
+    tflops, times_the_bytes = (card.single_tflops, 2) if is_wide else (card.half_tflops, 1)
+    least = work.operations / (tflops * 1e12)
+    least += work.bytes_moved * times_the_bytes / (card.gigabytes_per_second * 1e9)
+    return SHARES.map(lambda share: min(share / least, work.host_per_second))
 
 
-def on_cpu(shape: Shape, mean_tokens: float, dtype: str, num_threads: int) -> Range:
-    """Return how many tokens a second so many cores of a CPU might compute."""
-    of_products = operations_a_token(shape, mean_tokens) / (CPU_GFLOPS_A_CORE[dtype] * 1e9)
-    seconds = of_products / num_threads + CPU_SECONDS_A_TOKEN
+def on_cpu(work: UnitWork, precision: str, num_threads: int) -> Range:
+    """Return how much cost so many cores of a CPU might compute in a second."""
+    of_operations = work.operations / (work.core_gflops[precision] * 1e9)
+    seconds = of_operations / num_threads + work.cpu_seconds
     return CPU_SHARES.map(lambda share: share / seconds)

@@ -15,7 +15,7 @@ from featuremill.base.reasons import LENGTH
 from featuremill.inputs import sequences
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
 
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from featuremill.workloads.encoder.vocabulary import Vocabulary
 
 __all__ = [
+    "ATTRIBUTES",
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "ONE_TOKEN",
     "PRECISION",
     "READS_PICKLES",
+    "REMEDIES",
     "VERSION",
     "VERSIONS_OF",
     "Options",

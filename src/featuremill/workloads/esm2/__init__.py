@@ -11,10 +11,11 @@ from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.workload import Record, networks
-from featuremill.workload.networks import audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.work import unit_work
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,11 +28,15 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.transfer import Transfer
 
 __all__ = [
+    "ATTRIBUTES",
+    "BYTES_ARE_LENGTHS",
     "CHECKPOINTS",
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "ONE_TOKEN",
     "PRECISION",
+    "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
     "WAYS",
@@ -49,6 +54,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "unit_work",
     "ways",
     "weights",
     "weights_ahead",
@@ -58,6 +64,7 @@ __all__ = [
 
 VERSION = "2"
 COST_UNIT = "tokens"
+BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"

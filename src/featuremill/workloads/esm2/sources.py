@@ -26,6 +26,7 @@ from featuremill.workloads.esm2.options import Options
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim")
+LAYOUT = "esm2-1"
 BUNDLED = Path(__file__).parent / "bundled"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
 """Where fair-esm's own `esm.pretrained` looks."""

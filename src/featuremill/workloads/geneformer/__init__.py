@@ -17,7 +17,7 @@ from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.workload import Record, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, batch_cost
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, weights_mb
 from featuremill.workloads.geneformer import cells, genes
@@ -33,12 +33,15 @@ if TYPE_CHECKING:
     from featuremill.workloads.geneformer.genes import Genes
 
 __all__ = [
+    "ATTRIBUTES",
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "ONE_TOKEN",
     "PRECISION",
     "READS_PICKLES",
     "REASONS",
+    "REMEDIES",
     "TAKES_FILES",
     "VERSION",
     "VERSIONS_OF",
@@ -62,6 +65,7 @@ __all__ = [
 
 VERSION = "2"
 COST_UNIT = "tokens"
+REMEDIES = {"smaller batches": "batch_tokens", "less written": "fewer layers"}
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
 READS_PICKLES = True

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from featuremill.workloads.llm_json.engines import Asked, Engine, Reply
 
 __all__ = [
+    "ATTRIBUTES",
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
@@ -55,6 +56,7 @@ __all__ = [
 ]
 
 VERSION = "1"
+ATTRIBUTES = ("dtype",)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "characters"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "llm_json.yaml"

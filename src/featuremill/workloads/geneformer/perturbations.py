@@ -10,8 +10,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import Target, need
-from featuremill.store.formats import Format
+from featuremill.workload.outputs import Format, Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featuremill.merge.outputs import Target, need
-from featuremill.merge.outputs.perturbations import FORMAT as LONG_TABLE
-from featuremill.merge.outputs.perturbations import SHIFTS, long_table
+from featuremill.workload.outputs import Target, need
+from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
+from featuremill.workloads.geneformer.perturbations import SHIFTS, long_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

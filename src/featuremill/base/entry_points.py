@@ -1,0 +1,79 @@
+"""What packages register as entry points, featuremill's own among them: workloads and outputs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from pathlib import Path
+
+from featuremill.base.errors import UserError
+
+PACKAGE = "featuremill"
+PYPROJECT = Path(__file__).parents[3] / "pyproject.toml"
+"""Of a checkout; elsewhere there is none."""
+
+
+def metadata() -> Path:
+    """Return the folder with the metadata of the featuremill that is installed here."""
+    found = distribution(PACKAGE)
+    return Path(str(found.locate_file(f"{PACKAGE}-{found.version}.dist-info")))
+
+
+@functools.cache
+def own(group: str) -> Mapping[str, EntryPoint]:
+    """Return what featuremill itself registers in a group, by name, in alphabetical order.
+
+    Raises:
+        UserError: it is installed without, or not at all.
+    """
+    try:
+        found = distribution(PACKAGE).entry_points.select(group=group)
+        points = {point.name: point for point in found}
+    except PackageNotFoundError:
+        points = {}
+    if not points:
+        raise _older()
+    return dict(sorted(points.items()))
+
+
+def others(group: str) -> dict[str, EntryPoint]:
+    """Return what other packages register in a group, by name, in alphabetical order; what is
+    called like one of featuremill's own is left out."""
+    ours = own(group)
+    found = {point.name: point for point in entry_points(group=group)}
+    return {name: found[name] for name in sorted(found.keys() - ours.keys())}
+
+
+def of_others(group: str, name: str) -> EntryPoint | None:
+    """Return what another package registers as `name` in a group; None for featuremill's own and
+    for what nobody registers."""
+    return None if name in own(group) else others(group).get(name)
+
+
+def find(group: str, name: str) -> EntryPoint | None:
+    """Return what is registered as `name` in a group; other packages are only looked at where
+    featuremill itself has none of that name.
+
+    Raises:
+        UserError: there is one in this checkout, and it was installed before.
+    """
+    found = own(group).get(name) or of_others(group, name)
+    if found is None and PYPROJECT.exists():
+        import tomllib
+
+        registered = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]["entry-points"]
+        if name in registered.get(group, ()):
+            raise _older()
+    return found
+
+
+def _older() -> UserError:
+    how = "install it again with pip"
+    if PYPROJECT.exists():
+        how = f"type: pip install --no-deps --editable {PYPROJECT.parent}"
+    return UserError(
+        f"what is installed of {PACKAGE} in this Python ({sys.executable}) is older than the entry "
+        f"points by which its own workloads and outputs are found; {how}"
+    )
