@@ -5,6 +5,7 @@ featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memo
 featuremill.embed(sequences, model=…)      features of sequences at hand, with the same engine
 featuremill.forget_model()                 gives back the memory of the model that embed keeps
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
+from featuremill import features           a run's vectors in blocks, by row or by id
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
 
