@@ -554,6 +554,21 @@ def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
     np.testing.assert_allclose(found[["score_x", "score_y"]][40:], scores[40:], atol=1e-6, rtol=0)
 
 
+def test_a_run_without_a_table_is_read_from_its_parts(runs, labels, tmp_path):
+    words = (*COLUMN, "--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    head("train", *runs, *words)
+    bare = [shutil.copytree(run, tmp_path / f"{n}" / "test") for n, run in enumerate(runs)]
+    for run in bare:
+        merge(Results(run), ["per_protein_h5"], 999)
+        assert not (run / "embeddings.parquet").exists()
+    for name, read in (("table", runs), ("parts", bare)):
+        head("predict", tmp_path / "h", *read, "--output", tmp_path / f"{name}.tsv")
+    assert (tmp_path / "parts.tsv").read_bytes() == (tmp_path / "table.tsv").read_bytes()
+    missing = [table_of(tmp_path / f"{name}.missing.tsv") for name in ("table", "parts")]
+    assert [(id, why) for id, _, why in missing[0]] == [(id, why) for id, _, why in missing[1]]
+    assert missing[0]
+
+
 def test_a_head_knows_records_by_their_sequence_and_not_by_their_id():
     """Contigs of every assembly have the same ids."""
     told = held_out.HeldOut(

@@ -6,6 +6,7 @@ featuremill.compute(inputs, workload)      features of records in memory or file
 featuremill.embed(sequences, model=…)      ESM-2's of sequences, as NumPy arrays
 featuremill.forget_model()                 gives back the memory of the model that these keep
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
+from featuremill import features           a run's vectors in blocks, by row or by id
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
 
