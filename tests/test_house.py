@@ -321,7 +321,7 @@ def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
 PACKAGE = ROOT / "src/featuremill"
 ROOMS = (
     *("base", "lease", "store", "features"),
-    *("workload", "inputs", "translate", "config", "plan", "extract"),
+    *("workload", "inputs", "step", "translate", "config", "plan", "extract"),
     *(
         "merge",
         "status",
@@ -330,8 +330,8 @@ ROOMS = (
         "search",
         "head",
         "verdict",
-        "sae",
         "flow",
+        "steps",
         "workloads",
     ),
 )

@@ -9,19 +9,19 @@
 
 rule weights:
     input:
-        mill.checkpoint,
+        lambda wildcards: mill.of_weights(wildcards).checkpoint,
     output:
         "weights/{name}.json",
     log:
-        "logs/weights/{name}.log",
+        "weights/{name}.log",
     wildcard_constraints:
         name=mill.weights_names,
     localrule: True
     conda:
-        mill.environment("weights")
+        lambda wildcards: mill.of_weights(wildcards).environment("weights")
     resources:
         mem_mb=8000,
     params:
-        model=mill.weights_of,
+        model=lambda wildcards: mill.of_weights(wildcards).weights_of,
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

@@ -1,4 +1,4 @@
-"""What packages register as entry points, featuremill's own among them: workloads and outputs."""
+"""What packages register as entry points: workloads, outputs and steps, also those of featuremill."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ def _older() -> UserError:
         how = f"type: pip install --no-deps --editable {PYPROJECT.parent}"
     return UserError(
         f"what is installed of {PACKAGE} in this Python ({sys.executable}) is older than the entry "
-        f"points by which its own workloads and outputs are found; {how}"
+        f"points by which its own workloads, outputs and steps are found; {how}"
     )

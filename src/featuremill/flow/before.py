@@ -27,10 +27,11 @@ from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
+from featuremill.step import Made
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
-from featuremill.store.results import Results
+from featuremill.store.results import Results, runs_below
 from featuremill.workload import mistakes, option_files, recipe, said, weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
@@ -59,6 +60,7 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
         refuse_without_packages(workflow, config, results, weights_files)
         refuse_without_gpu(workflow, config, results)
         path = config_file(workflow, results)
+        refuse_run_in_run(config, results)
         refuse_another_config(config, results, path)
         claim_run(
             results,
@@ -104,7 +106,7 @@ def claim_run(results: str, **about: Any) -> None:
         for lock in stale:
             lock.unlink()
     if was_here or not stale:
-        folder = os.path.relpath(Path.cwd(), run_lock.whole_path(Path(results)).parent.parent)
+        folder = os.path.relpath(Path.cwd(), run_lock.working_folder(Path(results)))
         run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
@@ -293,6 +295,22 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
         devices_for(config.device)
 
 
+def refuse_run_in_run(config: Config, results: str) -> None:
+    """Refuse to put several sets of features into the folder of a run of one, or the other way.
+
+    `clean` would take one for a part of the other.
+    """
+    name, _, is_one_of_several = config.run.partition("/")
+    above = Path(results).parent
+    if is_one_of_several and (above / "plan.json").exists():
+        other = f"{above} is the folder of a run without 'features:'"
+    elif not is_one_of_several and runs_below(Path(results)):
+        other = f"{results} is the folder of a config with 'features:'"
+    else:
+        return
+    raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
+
+
 def refuse_another_config(config: Config, results: str, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
@@ -304,7 +322,7 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
     is_planned = Results(Path(results)).plan.exists()
     if not (path and last and last.config and is_planned):
         return
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
     asks = asked_by(config, results)
@@ -321,7 +339,7 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
 def asked_by(config: Config, results: str) -> dict[str, Any]:
     """Return what determines the results of a config: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     options = options_of(config)
 
     def seen(path: str) -> str:
@@ -347,13 +365,15 @@ def config_file(workflow: Any, results: str) -> str:
     stays the same. Empty where there is none, or where it is another workflow's."""
     if reach.is_imported(workflow):
         return ""
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     return ", ".join(os.path.relpath(path, working) for path in reach.config_files(workflow))
 
 
 def asks_for_less(results: str) -> bool:
     """Tell whether a target is named, or other words ask for less than the whole run."""
-    option = ""
+    option, project = "", results
+    if "/" in run_lock.name_of(Path(results)):  # one of several runs
+        project = str(Path(results).parent)
     for word in sys.argv[1:]:
         if word.startswith(LESS):
             return True
@@ -362,7 +382,7 @@ def asks_for_less(results: str) -> bool:
         elif option in command_line.NAMING_ONE:
             option = ""
         elif option not in command_line.NAMING | command_line.FORCING and (
-            word in TARGETS or word.startswith((f"{results}/", "weights/"))
+            word in TARGETS or word.startswith((f"{project}/", command_line.PARTIAL_OF, "weights/"))
         ):
             return True
     return False
@@ -413,6 +433,19 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
             labels.check(Path(table), column)
+
+
+def refuse_missing_of_steps(workflow: Any, made: Sequence[Made], folder: str) -> None:
+    """Refuse what steps take from elsewhere and is not there, such as a finished run; not where
+    another workflow imports this one, as above. `folder` is where the project's own files go."""
+    if not reach.is_main(workflow) or reach.is_imported(workflow):
+        return
+    for one in made:
+        for path in one.made_of:
+            if not (path.startswith(f"{folder}/") or Path(path).exists()):
+                raise RefusedError(
+                    f"{one.label}: {path}: there is no such file; name what is there."
+                )
 
 
 def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:

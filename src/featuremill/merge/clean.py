@@ -2,7 +2,8 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
-Of a config of contigs these are both runs, and with nothing to be kept what stands around them.
+Of a config these are all its runs; of one of contigs, with nothing to be kept, what stands around
+them, too.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
 """
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill clean`."""
     runs, keep = named(arguments.run_folder), arguments.keep
     folders = [Results(folder) for folder in runs.folders]
-    if runs.contigs:  # one of them may not have begun
+    if not runs.is_one:  # one of them may not have begun
         folders = [folder for folder in folders if folder.root.exists()] or folders[:1]
     for folder in folders:
         _check_run(folder)
@@ -87,6 +88,14 @@ def run(arguments: argparse.Namespace) -> None:
             every += paths
             found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
             places += places_of(folder, keep)
+        if not runs.contigs and len(folders) > 1:
+            places.append(folders[0].root.parent)
+        for made in runs.steps if keep == "nothing" else ():
+            below = [path for place in map(Path, made.removable) for path in _at(place)]
+            if others := [path for path in below if path not in every]:
+                found[made.label] = others
+                every += others
+            places += map(Path, made.removable)
         if runs.contigs and keep == "nothing":
             around = runs.around()
             found |= around
@@ -213,7 +222,7 @@ def places_of(folder: Results, keep: str) -> list[Path]:
     """Return the folders that go, with those in them, once they are empty."""
     store = folder.store
     if keep == "nothing":
-        return [store.resolve(), folder.root, _logs(folder)]
+        return [store.resolve(), folder.root]
     own = [*_computed(folder), store / "shards", store / "spool", store / "merge"]
     found = [*own, folder.partial.root, *_halves(folder)]
     return [place for place in found if not place.is_symlink()]
@@ -257,8 +266,6 @@ def _by_place(folder: Results, paths: Iterable[Path]) -> dict[str, list[Path]]:
             names = path.relative_to(folder.root).parts
             is_stored = names[0] == folder.store.name and len(names) > 2
             place = "/".join(names[: 2 if is_stored else 1])
-        elif path.is_relative_to(_logs(folder)):
-            place = str(_logs(folder))
         found.setdefault(place, []).append(path)
     return found
 
@@ -344,15 +351,15 @@ def _made_of(folder: Results) -> list[Path]:
 
 def _everything(folder: Results) -> list[Path]:
     """Return the whole run."""
-    receipts, logs = _below(folder.root / "receipts"), _below(_logs(folder))
-    owner = run_lock.path_of(folder.root)
-    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), *logs, owner]
+    receipts, owner = _below(folder.root / "receipts"), run_lock.path_of(folder.root)
+    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), owner]
 
 
-def _logs(folder: Results) -> Path:
-    """Return where the run's logs are; they are known to be there only of results/<run>."""
-    run = run_lock.whole_path(folder.root)
-    return run.parent.parent / "logs" / run.name if run.parent.name == "results" else folder.root
+def _at(place: Path) -> list[Path]:
+    """Return the file, or the files below the folder, at `place`; a link leads nowhere."""
+    if place.is_symlink() or place.is_file():
+        return [place]
+    return [*_files_under(place)]
 
 
 def _files_in(folder: Path) -> list[Path]:

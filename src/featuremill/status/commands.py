@@ -14,6 +14,8 @@ from featuremill.store.results import Results
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
 ORDER = ("plan", "extract", "merge")
+FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
+"""What a verb makes; extract makes a receipt for each shard."""
 MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
 
@@ -71,15 +73,14 @@ class Commands:
     def __init__(self, root: Path, given: Path, plan: Plan | None) -> None:
         self._root = root
         self._given = shlex.quote(str(given))
-        self._working = root.parent.parent
         self._plan = plan
         last = run_lock.read(root)
         # The target of a workflow that imports this one may be a single result: then Snakemake does
         # not look at what the start of a run could take away.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
         self._rules = last.rules if last else "{}"
-        self.is_snakemakes = root.parent.name == "results" and (
-            plan is None or plan.run == root.name
+        self.is_snakemakes = run_lock.is_in_results(root) and (
+            plan is None or plan.run == run_lock.name_of(root)
         )
         """Whether Snakemake would look for the run here."""
 
@@ -98,7 +99,13 @@ class Commands:
     def forced(self, mends: Iterable[Mend]) -> list[str]:
         """Return the rules that have to be told to run, so that all `mends` are made."""
         unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
-        return [self._rules.format(verb) for verb in ORDER if verb in unseen]
+        return [self._rule(verb) for verb in ORDER if verb in unseen]
+
+    def _rule(self, verb: str) -> str:
+        """Return the rule of a verb; where several runs share it, a file that it makes."""
+        name = run_lock.name_of(self._root)
+        is_shared = "/" in name and self._rules == "{}" and verb in FILE_OF
+        return f"results/{name}/{FILE_OF[verb]}" if is_shared else self._rules.format(verb)
 
     def retry(self, kind: str | None = None) -> str:
         """Return what lets failed records be tried again: all of them, or those of one kind."""
@@ -108,7 +115,7 @@ class Commands:
         """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
         if not (self.is_snakemakes and self._plan):
             return None
-        logs = self._working / "logs" / self._plan.run / "extract" / self._plan.recipe
+        logs = Results(self._root).logs / "extract" / self._plan.recipe
         if not logs.is_dir():
             return None
         here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs

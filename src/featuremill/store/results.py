@@ -9,6 +9,7 @@ results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
 results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
 results/<run>/manifest.json, exports.json      what was delivered, and added later
 results/<run>/partial/                         what was computed when someone asked: results again
+results/<run>/logs/                            a log a job
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.store import command_line
+from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import read_json, sha256_of
-from featuremill.store.formats import EXPORTS, PARTIAL
+from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 
@@ -61,6 +62,10 @@ class Results(NamedTuple):
         """Return the folder of the partial results; only files of results stand in it."""
         return Results(self.root / PARTIAL)
 
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
     def shard(self, shard: str) -> Path:
         return self.store / "shards" / f"{shard}.arrow"
 
@@ -92,7 +97,7 @@ class Results(NamedTuple):
 
     def placed(self, path: str) -> Path:
         """Return where `path` of a plan lies: it is as seen from the folder that holds results/."""
-        beside = self.root.absolute().parent.parent / path
+        beside = run_lock.working_folder(self.root) / path
         return beside if beside.exists() else Path(path)
 
     def read_plan(self) -> Plan:
@@ -189,6 +194,12 @@ class Results(NamedTuple):
             raise UserError(
                 f"{path}: there are no merged results here; make them first ({first})."
             ) from None
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs of several in `folder`, results/<run>."""
+    plans = sorted(folder.glob("*/plan.json"))
+    return [plan.parent for plan in plans if plan.parent.name not in OF_THE_RUN]
 
 
 def _if_of(receipt: Receipt | None, recipe: str, shard: str) -> Receipt | None:

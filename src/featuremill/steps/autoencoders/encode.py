@@ -20,8 +20,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import records
 from featuremill.features import Rows
-from featuremill.sae import card, network
-from featuremill.sae.card import Card
+from featuremill.steps.autoencoders import card, network
+from featuremill.steps.autoencoders.card import Card
 from featuremill.store.files import replacing
 
 BLOCK_NUMBERS = 2**23

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features import Matrix, Parts, Rows
-from featuremill.sae.order import key_of, mixed
+from featuremill.steps.autoencoders.order import key_of, mixed
 
 
 def is_held_out(parts: Parts, share: float, seed: int) -> npt.NDArray[np.bool_]:

@@ -10,13 +10,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from featuremill.base.arguments import parsed
-from featuremill.base.errors import UserError
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from featuremill.sae.card import Options
+    from featuremill.steps.autoencoders.card import Options
 
 
 Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -174,31 +171,10 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="N", help="that compute (default 1)")
 
 
-NOT_OPTIONS = ("run", "encode")
-"""Keys of an autoencoder in a config that are no options of `train`."""
-
-
-def as_typed(options: Any) -> None:
-    """Refuse what a config has below `saes: <name>:` and `train` does not take.
-
-    Raises:
-        UserError: names the option.
-    """
-    if not isinstance(options or {}, dict):
-        raise UserError("give its options below it, such as features: 4096")
-    told = {key: value for key, value in (options or {}).items() if key not in NOT_OPTIONS}
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
-    from featuremill.sae.card import refuse_other_count
-
-    given = parsed("sae", add_arguments, ["train", "-", "--output=-", *words])
-    _options(given).check()
-    refuse_other_count(given.gpus)
-
-
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill sae`."""
     if arguments.act == "train":
-        from featuremill.sae import train
+        from featuremill.steps.autoencoders import train
 
         train.train(
             train.Asked(
@@ -214,7 +190,7 @@ def run(arguments: argparse.Namespace) -> None:
             )
         )
     elif arguments.act == "estimate":
-        from featuremill.sae import estimate
+        from featuremill.steps.autoencoders import estimate
 
         estimate.say(
             arguments.run_folder,
@@ -224,7 +200,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.json,
         )
     elif arguments.act == "encode":
-        from featuremill.sae.encode import encode
+        from featuremill.steps.autoencoders.encode import encode
 
         encode(
             arguments.run_folder,
@@ -234,7 +210,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.threads,
         )
     else:
-        from featuremill.sae.report import report
+        from featuremill.steps.autoencoders.report import report
 
         report(
             arguments.run_folder,
@@ -249,7 +225,7 @@ OPTIONS = ("features", "k", "batch", "steps", "seed", "dead_after", "held_out", 
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    from featuremill.sae.card import Options
+    from featuremill.steps.autoencoders.card import Options
 
     rate = arguments.learning_rate
     if rate is None:

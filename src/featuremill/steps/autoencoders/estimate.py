@@ -14,7 +14,7 @@ from typing import NamedTuple
 from featuremill import features
 from featuremill.base.words import human_bytes
 from featuremill.features import Parts
-from featuremill.sae.card import SLICES, Options, refuse_other_count
+from featuremill.steps.autoencoders.card import SLICES, Options, refuse_other_count
 
 FLOAT = 4
 HOST_BYTES = 460 * 2**20

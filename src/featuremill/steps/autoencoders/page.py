@@ -12,9 +12,9 @@ from featuremill.base import words
 from featuremill.base.text import clipped
 from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
-from featuremill.sae.card import FEATURES, Card
-from featuremill.sae.names import Names
-from featuremill.sae.report import Held, Top
+from featuremill.steps.autoencoders.card import FEATURES, Card
+from featuremill.steps.autoencoders.names import Names
+from featuremill.steps.autoencoders.report import Held, Top
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
