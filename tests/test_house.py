@@ -342,7 +342,7 @@ FOR_WORKLOADS = {"base", "workload", "inputs"}
 """What those who write plug-ins may rely on."""
 FOR_LEASE = {"base.errors", "base.environment"}
 """lease is a product of its own."""
-MAX_ARROWS = 108
+MAX_ARROWS = 113
 """Pairs of rooms, the root as one, of which one imports the other. A new room brings its own;
 besides, it may only shrink."""
 EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -402,7 +402,7 @@ def test_the_rooms_are_the_folders_that_there_are():
     folders = {first for first, *rest in files_in if rest}
     assert folders == set(ROOMS)
     names = {name.partition(".")[0] for name in modules()} - {""}
-    assert len(names) <= 23, sorted(names)
+    assert len(names) <= 24, sorted(names)
 
 
 def test_each_workload_and_output_is_registered_and_what_is_installed_knows_it():

@@ -1,4 +1,4 @@
-"""What packages register as entry points: workloads, outputs and steps, also those of featuremill."""
+"""What packages register as entry points, this one too: workloads, outputs and steps."""
 
 from __future__ import annotations
 
