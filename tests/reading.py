@@ -116,7 +116,7 @@ class House:
         text = demo(0, LINES_OF_MY_FA) + demo(*LINES_WITH_VIRUSES)
         (checkout / "config" / "demo.fasta").write_text(text)
         self.run(checkout, "snakemake", "--cores", "all")
-        for name in ("config", "results", "weights", "logs", ".snakemake"):
+        for name in ("config", "results", "weights", ".snakemake"):
             (checkout / name).rename(folder / name)
 
     def make_families_tsv(self, folder):

@@ -212,16 +212,15 @@ def refused(run, sentence):
 def test_starting_over_takes_the_run_and_nothing_beside_it(run):
     work = run.root.parent.parent
     others = [work / "weights" / "w.json", work / "results" / "other" / "plan.json", work / "notes"]
-    others += [work / "logs" / "other" / "plan.log"]
     for path in others:
         write(path)
-    write(work / "logs" / "test" / "extract" / "x.log")
+    write(run.logs / "extract" / "x.log")
     write(run.root / "my-own" / "notes.txt")
     clean_run(run, "nothing", yes=False)
     assert run.plan.exists()
     clean_run(run, "nothing")
     assert files(work) == {str(path.relative_to(work)) for path in others} | {"in.fa"}
-    assert not run.root.exists() and not (work / "logs" / "test").exists()
+    assert not run.root.exists()
 
 
 @pytest.mark.parametrize("keep", ["results", "nothing"])

@@ -576,7 +576,7 @@ def test_poison_in_several_shards_costs_no_other_record_and_no_retry(tmp_path, e
     for id, word in bad:
         assert reasons[id].startswith(POISON[word])
     assert "restart" not in said.lower() and "Error in rule" not in said
-    logs = sorted((workflow.folder / "logs" / "test" / "extract").rglob("*.log"))
+    logs = sorted((workflow.run_folder.logs / "extract").rglob("*.log"))
     assert len(logs) == len(workflow.plan()["shards"]) > 2
     told = [log.read_text() for log in logs]
     assert [text.count(" records in ") for text in told] == [1] * len(logs), "one job a shard"

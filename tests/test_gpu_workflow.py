@@ -204,7 +204,7 @@ def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node
 
     def are_all_there():
         """Three jobs of either run, of which three are at work."""
-        jobs = [len(list(run.folder.glob("logs/test/extract/*/*.log"))) for run in runs]
+        jobs = [len(list(run.folder.glob("results/test/logs/extract/*/*.log"))) for run in runs]
         return jobs == [3, 3] and sorted(runs[0].at_work() + runs[1].at_work()) == node.uuids
 
     finish_held(hold, are_all_there, *processes)
@@ -315,7 +315,7 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "shards": {"cost": cost}}))
     workflow("--cores", "32", "--resources", f"gpu={num_gpus}")
-    logs = sorted(tmp_path.glob("logs/test/extract/*/*.log"))
+    logs = sorted(tmp_path.glob("results/test/logs/extract/*/*.log"))
     assert len(logs) == num_shards
     receipts = workflow.receipts()
     clock = [receipt[key] for receipt in receipts for key in ("started", "finished")]

@@ -258,7 +258,7 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
     )
     host(tmp_path, [imported])
     said = snakemake(tmp_path, environment, "-n")
-    assert "rule here_all:" in said and "rule below_" not in said
+    assert "rule here_default:" in said and "rule below_" not in said
 
 
 @pytest.mark.parametrize(

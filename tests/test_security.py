@@ -418,7 +418,7 @@ def hostile(tmp_path_factory, environment):
 
 def test_nothing_outside_the_run_is_touched(hostile):
     found = {path.name for path in hostile.folder.iterdir()}
-    assert found == {".snakemake", "logs", "my.yaml", "results", hostile.name}
+    assert found == {".snakemake", "my.yaml", "results", hostile.name}
     assert [path.name for path in (hostile.folder / "results").iterdir()] == ["t"]
     figures = {path.name for path in (hostile.results / "figures").iterdir()}
     assert all(name.isascii() and name.endswith(".html") for name in figures)
@@ -531,7 +531,7 @@ def acts_on_a_terminal(text):
 
 
 def test_logs_and_screen_stay_lines_of_ours(hostile):
-    logs = list((hostile.folder / "logs").rglob("*.log"))
+    logs = list((hostile.results / "logs").rglob("*.log"))
     assert logs
     for path in logs:
         text = path.read_text("utf-8")

@@ -380,7 +380,7 @@ def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment
     config = {"run": "test", "inputs": "in.fa", "workload": "composition", "device": "cuda"}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "outputs": "npy"}))
     workflow("plan", "--default-resources", "gpu_model=h100")
-    said = (tmp_path / "logs/test/plan.log").read_text()
+    said = (tmp_path / "results/test/logs/plan.log").read_text()
     assert "shards.cost: auto makes 2 new shards of" in said
     assert "NVIDIA H100 PCIe: 50 residues a second (measured" in said
 

@@ -423,14 +423,17 @@ def test_what_is_no_run_is_one_sentence(verbs):
 
 
 def test_a_plan_and_a_report_that_failed_are_told_of(verbs):
-    results, logs = verbs.folder / "results" / "test", verbs.folder / "logs" / "test"
+    results, logs = verbs.run_folder.root, verbs.run_folder.logs
     (results / "store").mkdir(parents=True)
     config = json.dumps({"run": "test", "inputs": ["gone.fa"], "workload": "composition"})
     planned = ("plan", results, "--config-json", config, "--log-file", logs / "plan.log")
     verbs(*planned, status=2)
     code, stdout, _ = status(verbs)
     assert code == 1 and "there is no plan: the last one failed." in stdout
-    assert "gone.fa: this file does not exist" in stdout and "The log: logs/test/plan.log" in stdout
+    assert (
+        "gone.fa: this file does not exist" in stdout
+        and "The log: results/test/logs/plan.log" in stdout
+    )
     assert [one["code"] for one in found(results)["problems"]] == ["plan_failed"]
     records = [(f"p{n}", "MKV" * n) for n in range(1, 7)]
     plan = verbs.plan(records, more=("--log-file", logs / "plan.log"))

@@ -347,7 +347,7 @@ def test_failed_records(see, verbs):
     plan = verbs.plan([*GOOD, ("a", "CRASHA"), ("b", "RAISEA"), ("c", "NANA")], "poison")
     (shard,) = (shard["shard"] for shard in plan["shards"])
     root = verbs.run_folder.root
-    logs = verbs.folder / "logs/test/extract" / plan["recipe"]  # as the workflow names them
+    logs = verbs.run_folder.logs / "extract" / plan["recipe"]  # as the workflow names them
     verbs("extract", root, shard, "--log-file", logs / f"{shard}.log")
     said = verbs("merge", root, status=2)
     see(said + (verbs.run_folder.store / "failed.tsv").read_text())
@@ -355,7 +355,7 @@ def test_failed_records(see, verbs):
     (command,) = set(re.findall("→ (grep .*)", told))
     assert told.count(command) == 2, "of the crash and the error, not of what is not finite"
     found = subprocess.check_output(command, shell=True, cwd=verbs.folder, text=True)
-    assert found == f"logs/test/extract/{plan['recipe']}/{shard}.log\n"
+    assert found == f"results/test/logs/extract/{plan['recipe']}/{shard}.log\n"
     kept = (logs / f"{shard}.log").read_text()
     assert "Fatal Python error: Aborted" in kept and "ValueError: I don't like RAISEA" in kept
 

@@ -359,7 +359,7 @@ def test_weights_that_failed_are_what_status_tells(tmp_path, environment):
     said = desk.type("featuremill", "status", "results/my", status=1).text
     assert "there is no plan: the model's weights could not be made." in said
     assert "making the weights failed: broken.pt: " in " ".join(said.split())
-    assert "The log: logs/weights/broken.log" in " ".join(said.split())
+    assert "The log: weights/broken.log" in " ".join(said.split())
     assert said.splitlines()[-1] == "  featuremill run my.yaml -c 1"
 
 

@@ -2,7 +2,7 @@
 #
 #   mill.config    the validated config
 #   mill.results   results/<run>, the run's folder
-#   mill.logs      logs/<run>, a folder a verb
+#   mill.logs      results/<run>/logs
 #   mill.asks      what a cluster is asked for: memory and minutes of each kind of job
 
 from featuremill.flow.screen import calm_output

@@ -13,7 +13,7 @@ rule weights:
     output:
         "weights/{name}.json",
     log:
-        "logs/weights/{name}.log",
+        "weights/{name}.log",
     wildcard_constraints:
         name=mill.weights_names,
     localrule: True

@@ -104,7 +104,7 @@ def claim_run(results: str, **about: Any) -> None:
         for lock in stale:
             lock.unlink()
     if was_here or not stale:
-        folder = os.path.relpath(Path.cwd(), run_lock.whole_path(Path(results)).parent.parent)
+        folder = os.path.relpath(Path.cwd(), run_lock.working_folder(Path(results)))
         run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
@@ -304,7 +304,7 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
     is_planned = Results(Path(results)).plan.exists()
     if not (path and last and last.config and is_planned):
         return
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
     asks = asked_by(config, results)
@@ -321,7 +321,7 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
 def asked_by(config: Config, results: str) -> dict[str, Any]:
     """Return what determines the results of a config: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     options = options_of(config)
 
     def seen(path: str) -> str:
@@ -347,7 +347,7 @@ def config_file(workflow: Any, results: str) -> str:
     stays the same. Empty where there is none, or where it is another workflow's."""
     if reach.is_imported(workflow):
         return ""
-    working = run_lock.whole_path(Path(results)).parent.parent
+    working = run_lock.working_folder(Path(results))
     return ", ".join(os.path.relpath(path, working) for path in reach.config_files(workflow))
 
 

@@ -82,7 +82,7 @@ class Flow:
         self.results = f"results/{config.run}"
         self.folder = reach.below_prefix(workflow, self.results)
         """Where `results` is."""
-        self.logs = f"logs/{config.run}"
+        self.logs = f"{self.results}/logs"
         self.weights = before.weights_json(config)
         """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
         self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]

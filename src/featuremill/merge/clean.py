@@ -213,7 +213,7 @@ def places_of(folder: Results, keep: str) -> list[Path]:
     """Return the folders that go, with those in them, once they are empty."""
     store = folder.store
     if keep == "nothing":
-        return [store.resolve(), folder.root, _logs(folder)]
+        return [store.resolve(), folder.root]
     own = [*_computed(folder), store / "shards", store / "spool", store / "merge"]
     found = [*own, folder.partial.root, *_halves(folder)]
     return [place for place in found if not place.is_symlink()]
@@ -257,8 +257,6 @@ def _by_place(folder: Results, paths: Iterable[Path]) -> dict[str, list[Path]]:
             names = path.relative_to(folder.root).parts
             is_stored = names[0] == folder.store.name and len(names) > 2
             place = "/".join(names[: 2 if is_stored else 1])
-        elif path.is_relative_to(_logs(folder)):
-            place = str(_logs(folder))
         found.setdefault(place, []).append(path)
     return found
 
@@ -344,15 +342,8 @@ def _made_of(folder: Results) -> list[Path]:
 
 def _everything(folder: Results) -> list[Path]:
     """Return the whole run."""
-    receipts, logs = _below(folder.root / "receipts"), _below(_logs(folder))
-    owner = run_lock.path_of(folder.root)
-    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), *logs, owner]
-
-
-def _logs(folder: Results) -> Path:
-    """Return where the run's logs are; they are known to be there only of results/<run>."""
-    run = run_lock.whole_path(folder.root)
-    return run.parent.parent / "logs" / run.name if run.parent.name == "results" else folder.root
+    receipts, owner = _below(folder.root / "receipts"), run_lock.path_of(folder.root)
+    return [*receipts, *_files_under(folder.store), *_files_under(folder.root), owner]
 
 
 def _files_in(folder: Path) -> list[Path]:

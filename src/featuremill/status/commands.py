@@ -71,15 +71,14 @@ class Commands:
     def __init__(self, root: Path, given: Path, plan: Plan | None) -> None:
         self._root = root
         self._given = shlex.quote(str(given))
-        self._working = root.parent.parent
         self._plan = plan
         last = run_lock.read(root)
         # The target of a workflow that imports this one may be a single result: then Snakemake does
         # not look at what the start of a run could take away.
         self._unseen_by = {"nobody", "start"} if last and last.is_imported else {"nobody"}
         self._rules = last.rules if last else "{}"
-        self.is_snakemakes = root.parent.name == "results" and (
-            plan is None or plan.run == root.name
+        self.is_snakemakes = run_lock.is_in_results(root) and (
+            plan is None or plan.run == run_lock.name_of(root)
         )
         """Whether Snakemake would look for the run here."""
 
@@ -108,7 +107,7 @@ class Commands:
         """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
         if not (self.is_snakemakes and self._plan):
             return None
-        logs = self._working / "logs" / self._plan.run / "extract" / self._plan.recipe
+        logs = Results(self._root).logs / "extract" / self._plan.recipe
         if not logs.is_dir():
             return None
         here = logs.relative_to(Path.cwd()) if logs.is_relative_to(Path.cwd()) else logs

@@ -10,6 +10,7 @@ from pathlib import Path
 from featuremill.base.log import last_error
 from featuremill.status.commands import Mend, Problem
 from featuremill.status.shards import Shard, has_size
+from featuremill.store import run_lock
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan
@@ -173,9 +174,9 @@ def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
 
 def check_logs_before_plan(root: Path, weights: str) -> list[Problem]:
     """Return what failed on the way to a plan: the `weights`, which come first, or the plan."""
-    project = root.parent.parent
-    if weights and not (project / weights).exists():
-        log = project / "logs" / "weights" / f"{Path(weights).stem}.log"
+    made = run_lock.working_folder(root) / weights
+    if weights and not made.exists():
+        log = made.with_suffix(".log")
         if problems := check_log(root, "weights", log=log):
             return problems
     return check_log(root, "plan")
@@ -186,12 +187,10 @@ def check_log(
 ) -> list[Problem]:
     """Return what `verb` ended with the last time, if that was an error.
 
-    Nothing where it was not Snakemake's: logs are in logs/<run>/ beside results/<run>/ (`root`),
-    if `log` is not given.
+    Its log is that of the run in `root`, if `log` is not given.
     """
-    log = log or root.parent.parent / "logs" / root.name / f"{verb}.log"
-    error = last_error(log) if root.parent.name == "results" else ""
-    if not error:
+    log = log or Results(root).logs / f"{verb}.log"
+    if not (error := last_error(log)):
         return []
     what = f"{FAILED[verb]} failed: {error}"
     return [Problem(f"{verb}_failed", what, again_after(log), is_in_the_way)]
@@ -199,5 +198,9 @@ def check_log(
 
 def again_after(log: Path) -> Mend:
     """Return what helps where the `log` of a job ends with an error."""
-    shown = log.relative_to(Path.cwd()) if log.is_relative_to(Path.cwd()) else log
-    return Mend(by_hand=f"Mend that, and run the same command again. The log: {shown}")
+    return Mend(by_hand=f"Mend that, and run the same command again. The log: {shown(log)}")
+
+
+def shown(path: Path) -> Path:
+    """Return `path` as it is seen from here, if it is below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

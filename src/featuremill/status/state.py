@@ -13,7 +13,13 @@ from featuremill.base.words import counted
 from featuremill.status.commands import Commands, Mend, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.shards import Shard, Shards, State
-from featuremill.status.sources import check_log, check_logs_before_plan, check_sources, is_newer
+from featuremill.status.sources import (
+    check_log,
+    check_logs_before_plan,
+    check_sources,
+    is_newer,
+    shown,
+)
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.delivery import Written
@@ -299,7 +305,8 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
         )
     ]
     if pending and (too_few := plan.too_few(len(shards))):
-        advice = Mend(by_hand=f"logs/{root.name}/plan.log says why, and what helps.")
+        log = shown(results.logs / "plan.log")
+        advice = Mend(by_hand=f"{log} says why, and what helps.")
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)

@@ -71,7 +71,7 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     said = shlex.join(words)
     if last is None:
         return said
-    folder = os.path.normpath(run_lock.whole_path(run_folder).parent.parent / last.folder)
+    folder = os.path.normpath(run_lock.working_folder(run_folder) / last.folder)
     if directory := _directory(words):
         if Path(directory).is_absolute():
             return said

@@ -180,7 +180,7 @@ PARTIAL = "partial"
 """The folder in `results/<run>/` with what was computed when someone asked: the same files."""
 OF_THE_RUN = (
     *("plan.json", "manifest.parquet", "manifest.json", "receipts", "store"),
-    *(*FAILED, NOTES, EXPORTS, PARTIAL, "report.html", "figures"),
+    *(*FAILED, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
 """What else stands in `results/<run>/`, so that no output may be called like it."""
 ABOUT = ("id", "accession", "description", "length", "sha256")

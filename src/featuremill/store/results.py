@@ -9,6 +9,7 @@ results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
 results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
 results/<run>/manifest.json, exports.json      what was delivered, and added later
 results/<run>/partial/                         what was computed when someone asked: results again
+results/<run>/logs/                            a log a job
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.store import command_line
+from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import read_json, sha256_of
 from featuremill.store.formats import EXPORTS, PARTIAL
@@ -61,6 +62,10 @@ class Results(NamedTuple):
         """Return the folder of the partial results; only files of results stand in it."""
         return Results(self.root / PARTIAL)
 
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
     def shard(self, shard: str) -> Path:
         return self.store / "shards" / f"{shard}.arrow"
 
@@ -92,7 +97,7 @@ class Results(NamedTuple):
 
     def placed(self, path: str) -> Path:
         """Return where `path` of a plan lies: it is as seen from the folder that holds results/."""
-        beside = self.root.absolute().parent.parent / path
+        beside = run_lock.working_folder(self.root) / path
         return beside if beside.exists() else Path(path)
 
     def read_plan(self) -> Plan:

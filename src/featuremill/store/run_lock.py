@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from featuremill.store.results import Results
 
 
+RESULTS = "results"
+"""The folder of all runs."""
+
+
 class Owner(NamedTuple):
     """The process that computes a run, or the last one that did."""
 
@@ -61,8 +65,31 @@ class Owner(NamedTuple):
 
 def path_of(run_folder: Path) -> Path:
     """Return the owner's file of the run in `run_folder` (results/<run>)."""
+    name = name_of(run_folder).replace("/", "+")  # which no name has
+    return working_folder(run_folder) / ".snakemake" / f"featuremill.{name}.owner"
+
+
+def working_folder(run_folder: Path) -> Path:
+    """Return the folder that holds results/<run>, or results/<run>/<name>: where Snakemake runs."""
+    run = whole_path(run_folder).parent.parent
+    return run.parent if _is_one_of_several(run_folder) else run
+
+
+def name_of(run_folder: Path) -> str:
+    """Return what a run is called below results/: <run>, or <run>/<name> of one of several."""
     run = whole_path(run_folder)
-    return run.parent.parent / ".snakemake" / f"featuremill.{run.name}.owner"
+    return f"{run.parent.name}/{run.name}" if _is_one_of_several(run_folder) else run.name
+
+
+def is_in_results(run_folder: Path) -> bool:
+    """Tell whether the run is where Snakemake would look for one."""
+    run = whole_path(run_folder)
+    return run.parent.name == RESULTS or _is_one_of_several(run_folder)
+
+
+def _is_one_of_several(run_folder: Path) -> bool:
+    run = whole_path(run_folder)
+    return run.parent.parent.name == RESULTS != run.parent.name
 
 
 def whole_path(run_folder: Path) -> Path:

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _await_run(runs: Runs) -> None:
     """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
     roots = [run_lock.whole_path(folder) for folder in runs.folders]
-    if any(root.parent.name != "results" or not root.parent.parent.is_dir() for root in roots):
+    if not all(run_lock.is_in_results(r) and run_lock.working_folder(r).is_dir() for r in roots):
         return
     is_said = False
     while not any(is_run(Results(root), run_lock.read(root)) for root in roots):
