@@ -13,7 +13,7 @@ from snakemake.io import WILDCARD_REGEX
 from featuremill import config
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
-from featuremill.config import contigs, docs
+from featuremill.config import contigs, docs, project
 from featuremill.workload import BUILT_IN, find_workload
 from featuremill.workloads.esm2 import sources
 
@@ -25,7 +25,8 @@ SHIPPED = [FOLDER / "config.yaml", *sorted(FOLDER.glob("examples/*.yaml"))]
 def read(tmp_path, text):
     path = tmp_path / "my.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return config.read(path)
+    (run,) = project.read(path).runs.values()
+    return run.config
 
 
 def refusal(tmp_path, text):
@@ -55,7 +56,19 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep, features."),
+        ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
+        ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
+        ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
+        ("inputs: a\nfeatures: 3", "my.yaml:2: features: give a mapping of names to values, not 3."),
+        ("inputs: a\nfeatures:\n  b: esm2", "my.yaml:3: features.b: give a section with `workload`, `options`, `shards`, `device`, `gpus`, `outputs`, `labels`, `max_failed`, `keep`, not 'esm2'."),
+        ("inputs: a\nfeatures:\n  b/c:", "my.yaml:3: features.b/c: use letters, digits, '.', '_' and '-' only, as it names a folder."),
+        ("inputs: a\nfeatures:\n  store:", "my.yaml:3: features.store: store is the name of a file of runs; take another one."),
+        ("inputs: a\nfeatures:\n  b:\n    optins: {}", "my.yaml:4: optins: there is no such key here; did you mean 'options'?"),
+        ("inputs: a\nfeatures:\n  b:\n  c:\n    options:\n      layer: 3", "my.yaml:6: options.layer: there is no such key here; did you mean 'layers'?"),
+        ("inputs: a\nfeatures:\n  b:\n    inputs: c", "my.yaml:4: inputs: it belongs to the top level, outside 'features:'."),
+        ("inputs: a\nfeatures:\n  b: {outputs: per_residue_h5}", "my.yaml: features.b: outputs: per_residue_h5 needs values per residue, but with these options workload 'esm2' delivers none; change the options or drop the output."),
+        ("inputs: a\nmax_failed: 3\nfeatures: {b: }", "my.yaml:2: max_failed: there is no such key here; put it into each set below 'features:'."),
         ("inputs: a\nmodel: x", "my.yaml:2: model: there is no such key here; put it under 'options:'."),
         ("inputs: a\n\ncost: 3", "my.yaml:3: cost: there is no such key here; put it under 'shards:'."),
         ("inputs: a\nshards:\n  costs: 3", "my.yaml:3: shards.costs: there is no such key here; did you mean 'cost'?"),

@@ -1,8 +1,9 @@
-# What the rules share: one object, `mill`, that knows the run (src/featuremill/flow/begin.py).
+# What the rules share: one object, `mill`, that knows the project (src/featuremill/flow/begin.py).
 #
-#   mill.config    the validated config
-#   mill.results   results/<run>, the run's folder
-#   mill.logs      results/<run>/logs
+#   mill.results   results/<run>, the run's folder; of several sets of features results/{run}, and the
+#                  wildcard is <run>/<name>
+#   mill.logs      the folder of its logs
+#   mill.of        the run that a job is about, by wildcards
 #   mill.asks      what a cluster is asked for: memory and minutes of each kind of job
 
 from featuremill.flow.screen import calm_output
@@ -18,7 +19,7 @@ mill = begin(workflow, config, failures)
 
 def receipts(wildcards):
     """Return the receipts that the plan asks for, once there is a plan."""
-    return mill.receipts(checkpoints.plan.get(**wildcards).output.plan)
+    return mill.of(wildcards).receipts(checkpoints.plan.get(**wildcards).output.plan)
 
 
 def result(name):

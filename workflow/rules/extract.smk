@@ -8,21 +8,22 @@
 rule extract:
     input:
         # A weights file of another mtime is no reason to compute again: the recipe holds its sha256.
-        weights=ancient(mill.weights),
+        weights=lambda wildcards: ancient(mill.of(wildcards).weights),
     output:
         receipt=f"{mill.results}/receipts/{{recipe}}/{{shard}}.json",
     log:
         f"{mill.logs}/extract/{{recipe}}/{{shard}}.log",
     wildcard_constraints:
+        run=mill.names,
         recipe="[0-9a-f]{32}",
         shard="[0-9a-f]{32}",
     conda:
         mill.environment("extract")
-    threads: mill.extract_threads()
+    threads: lambda wildcards: mill.of(wildcards).extract_threads()
     resources:
-        gpu=mill.extract_gpus,
-        mem_mb=mill.asks.extract_mb,
-        runtime=mill.asks.extract_minutes,
+        gpu=lambda wildcards: mill.of(wildcards).extract_gpus,
+        mem_mb=mill.asks("extract_mb"),
+        runtime=mill.asks("extract_minutes"),
     params:
         folder=subpath(output.receipt, ancestor=3),
     shell:

@@ -2,30 +2,37 @@
 #
 #   in    plan.json, manifest.parquet, a receipt for each shard of the plan
 #   out   the files of config `outputs`, failed.tsv, failed.fa, manifest.json (provenance and counts)
+#
+# A rule is of fixed outputs: sets of features that have others are merged by rules merge_<name>.
 
+for merged in mill.merged:
 
-rule merge:
-    input:
-        plan=rules.plan.output.plan,
-        manifest=rules.plan.output.manifest,
-        receipts=receipts,
-    output:
-        **{name: result(name) for name in mill.config.outputs},
-        manifest=f"{mill.results}/manifest.json",
-        failed=f"{mill.results}/failed.tsv",
-        sequences=f"{mill.results}/failed.fa",
-    log:
-        f"{mill.logs}/merge.log",
-    conda:
-        mill.environment("merge")
-    threads: 4
-    resources:
-        mem_mb=mill.asks.merge_mb,
-        runtime=mill.asks.merge_minutes,
-    params:
-        folder=subpath(output.manifest, parent=True),
-        config=mill.config_json,
-        reruns=mill.reruns("merge"),
-    shell:
-        "exec featuremill merge {params.folder:q} --config-json {params.config:q}"
-        " --threads {threads} --log-file {log:q}"
+    rule:
+        name:
+            merged.rule
+        input:
+            plan=rules.plan.output.plan,
+            manifest=rules.plan.output.manifest,
+            receipts=receipts,
+        output:
+            **{name: result(name) for name in merged.outputs},
+            manifest=f"{mill.results}/manifest.json",
+            failed=f"{mill.results}/failed.tsv",
+            sequences=f"{mill.results}/failed.fa",
+        log:
+            f"{mill.logs}/merge.log",
+        wildcard_constraints:
+            run=merged.runs,
+        conda:
+            mill.environment("merge")
+        threads: 4
+        resources:
+            mem_mb=mill.asks("merge_mb"),
+            runtime=mill.asks("merge_minutes"),
+        params:
+            folder=subpath(output.manifest, parent=True),
+            config=mill.config_json,
+            reruns=mill.reruns("merge"),
+        shell:
+            "exec featuremill merge {params.folder:q} --config-json {params.config:q}"
+            " --threads {threads} --log-file {log:q}"

@@ -1,4 +1,5 @@
-# partial: write what is computed by now, for `snakemake … partial`; starts no extract.
+# partial: write what is computed by now, for `snakemake … partial`; starts no extract. Of several sets
+# of features each has a rule, partial_<name>: what is asked for by a rule's name has no wildcard.
 #
 #   in    plan.json, manifest.parquet, and whatever parts are finished
 #   out   partial/ with embeddings.parquet, manifest.json, report.html and so on: undeclared, so that
@@ -6,24 +7,27 @@
 #
 # While the run is going on its Snakemake keeps others out: `featuremill merge --partial` does it then.
 
+for run in mill.runs.values():
 
-rule partial:
-    input:
-        plan=rules.plan.output.plan,
-        manifest=rules.plan.output.manifest,
-    log:
-        f"{mill.logs}/partial.log",
-    conda:
-        mill.environment("merge")
-    threads: 4
-    resources:
-        mem_mb=mill.asks.merge_mb,
-        runtime=mill.asks.merge_minutes,
-    params:
-        folder=subpath(input.plan, parent=True),
-        config=mill.config_json,
-    shell:
-        "featuremill merge {params.folder:q} --partial --config-json {params.config:q}"
-        " --threads {threads} --log-file {log:q} &&"
-        " exec featuremill report {params.folder:q} --partial --config-json {params.config:q}"
-        " --log-file {log:q}"
+    rule:
+        name:
+            f"partial{run.suffix}"
+        input:
+            plan=f"{run.results}/plan.json",
+            manifest=f"{run.results}/manifest.parquet",
+        log:
+            f"{run.results}/logs/partial.log",
+        conda:
+            run.environment("merge")
+        threads: 4
+        resources:
+            mem_mb=run.asks.merge_mb,
+            runtime=run.asks.merge_minutes,
+        params:
+            folder=subpath(input.plan, parent=True),
+            config=run.config_json,
+        shell:
+            "featuremill merge {params.folder:q} --partial --config-json {params.config:q}"
+            " --threads {threads} --log-file {log:q} &&"
+            " exec featuremill report {params.folder:q} --partial --config-json {params.config:q}"
+            " --log-file {log:q}"

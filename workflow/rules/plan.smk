@@ -7,25 +7,27 @@
 
 checkpoint plan:
     input:
-        records=mill.inputs,
-        weights=mill.weights,
-        options=mill.option_inputs,  # files and folders that they name
+        records=lambda wildcards: mill.of(wildcards).inputs,
+        weights=lambda wildcards: mill.of(wildcards).weights,
+        options=lambda wildcards: mill.of(wildcards).option_inputs,  # files and folders that they name
     output:
         plan=f"{mill.results}/plan.json",
         manifest=f"{mill.results}/manifest.parquet",
     log:
         f"{mill.logs}/plan.log",
+    wildcard_constraints:
+        run=mill.names,
     conda:
         mill.environment("plan")
     threads: 4
     resources:
-        mem_mb=mill.asks.plan_mb,
-        runtime=mill.asks.plan_minutes,
+        mem_mb=mill.asks("plan_mb"),
+        runtime=mill.asks("plan_minutes"),
     params:
         folder=subpath(output.plan, parent=True),
         config=mill.config_json,
         reruns=mill.reruns("plan"),
-        weights=[f"--weights={path}" for path in mill.weights_there],
+        weights=lambda wildcards: [f"--weights={path}" for path in mill.of(wildcards).weights_there],
     shell:
         "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
         " {params.weights:q} --threads {threads} --log-file {log:q}"

@@ -12,35 +12,38 @@ figures = [
     "throughput",
     "stages",
 ]
+drawn = [f"figures/{figure}.html" for figure in figures]
 
 
 rule report:
     input:
-        manifest=rules.merge.output.manifest,
-        labels=mill.labels,
+        manifest=f"{mill.results}/manifest.json",
+        labels=lambda wildcards: mill.of(wildcards).labels,
     output:
         page=report(
             f"{mill.results}/report.html",
             caption="../report/report.rst",
             category="Report",
-            labels={"run": mill.config.run, "figure": "everything on one page"},
+            labels={"run": mill.run, "figure": "everything on one page"},
         ),
         figures=[
             report(
-                f"{mill.results}/figures/{figure}.html",
+                f"{mill.results}/{file}",
                 caption=f"../report/{figure}.rst",
                 category="Figures",
-                labels={"run": mill.config.run, "figure": figure},
+                labels={"run": mill.run, "figure": figure},
             )
-            for figure in figures
+            for figure, file in zip(figures, drawn)
         ],
     log:
         f"{mill.logs}/report.log",
+    wildcard_constraints:
+        run=mill.names,
     conda:
         mill.environment("report")
     resources:
-        mem_mb=mill.asks.merge_mb,
-        runtime=mill.asks.merge_minutes,
+        mem_mb=mill.asks("merge_mb"),
+        runtime=mill.asks("merge_minutes"),
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),

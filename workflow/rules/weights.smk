@@ -9,7 +9,7 @@
 
 rule weights:
     input:
-        mill.checkpoint,
+        lambda wildcards: mill.of_weights(wildcards).checkpoint,
     output:
         "weights/{name}.json",
     log:
@@ -18,10 +18,10 @@ rule weights:
         name=mill.weights_names,
     localrule: True
     conda:
-        mill.environment("weights")
+        lambda wildcards: mill.of_weights(wildcards).environment("weights")
     resources:
         mem_mb=8000,
     params:
-        model=mill.weights_of,
+        model=lambda wildcards: mill.of_weights(wildcards).weights_of,
     shell:
         "exec featuremill weights {params.model:q} --output {output:q} --log-file {log:q}"

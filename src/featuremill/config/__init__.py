@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -87,8 +87,18 @@ class Labels(Section):
         return self
 
 
-class Config(Section):
-    """A run: which records go in, what is computed of them, and what is written."""
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else value
+
+
+def _no_repeats(values: tuple[str, ...]) -> tuple[str, ...]:
+    if repeated := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
+        raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
+    return values
+
+
+class Records(Section):
+    """Which records go in, and where everything goes that is made of them."""
 
     run: str = "demo"
     """Name of the run; its files go to `results/<run>/`. Another config of the same name that asks
@@ -96,6 +106,35 @@ class Config(Section):
     inputs: tuple[str, ...] = Field(min_length=1)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
     flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""
+
+    @field_validator("run")
+    @classmethod
+    def plain_name(cls, run: str) -> str:
+        """Refuse names that are none of a folder, or `<run>/<name>` of one of several."""
+        for name in run.split("/", 1):
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+                raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
+            if len(name) > MAX_NAME:
+                raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
+        return run
+
+    @field_validator("inputs")
+    @classmethod
+    def _file_names(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if not value.strip():
+                raise ValueError("one of the names is empty; name a file, or take it out")
+            if value.startswith("~") and "/" in value:
+                raise ValueError(f"{value}: only a shell knows what ~ is; write the whole path")
+        return values
+
+    _one_input = field_validator("inputs", mode="before")(_one_or_many)
+    _no_input_twice = field_validator("inputs")(_no_repeats)
+
+
+class Features(Section):
+    """What is computed of the records, and what is written."""
+
     workload: str = DEFAULT
     """What is computed: a built-in workload or one that another package registers."""
     options: dict[str, Any] = Field(default_factory=dict)
@@ -118,38 +157,8 @@ class Config(Section):
     `results` also what the results were made of, so that the next change computes it all again.
     `featuremill clean` does the same at any time."""
 
-    @field_validator("run")
-    @classmethod
-    def plain_name(cls, run: str) -> str:
-        """Refuse names that are none of a folder."""
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", run):
-            raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
-        if len(run) > MAX_NAME:
-            raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
-        return run
-
-    @field_validator("inputs")
-    @classmethod
-    def _file_names(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        for value in values:
-            if not value.strip():
-                raise ValueError("one of the names is empty; name a file, or take it out")
-            if value.startswith("~") and "/" in value:
-                raise ValueError(f"{value}: only a shell knows what ~ is; write the whole path")
-        return values
-
-    @field_validator("inputs", "outputs", mode="before")
-    @classmethod
-    def _one_or_many(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("inputs", "outputs")
-    @classmethod
-    def _no_repeats(cls, values: tuple[str, ...]) -> tuple[str, ...]:
-        repeated = [value for value in dict.fromkeys(values) if values.count(value) > 1]
-        if repeated:
-            raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
-        return values
+    _one_output = field_validator("outputs", mode="before")(_one_or_many)
+    _no_output_twice = field_validator("outputs")(_no_repeats)
 
     @field_validator("options", "shards", "labels", mode="before")
     @classmethod
@@ -157,20 +166,26 @@ class Config(Section):
         return {} if value is None else value  # YAML's value of `options:` with nothing below it
 
 
+class Config(Features, Records):
+    """A run: which records go in, what is computed of them, and what is written."""
+
+
 def validate(
     raw: Mapping[str, Any],
     source: str = "config",
     places: Places | None = None,
     has_options: bool = True,
+    besides: Collection[str] = (),
 ) -> Config:
     """Return the validated config; raise UserError naming each wrong key and the nearest valid one.
 
     `places` say in the messages where in `raw` a key stands, and `source` does for all others.
-    Without `has_options`, they are still to be filled in and nobody looks at them.
+    Without `has_options`, they are still to be filled in and nobody looks at them. `besides` are
+    keys of a project that a typo may have meant.
     """
     places = places or {}
-    _refuse_impossible(raw, source, places)
-    config = checked(Config, raw, (), _sections, source, places)
+    refuse_impossible(raw, source, places)
+    config = checked(Config, raw, (), sections, source, places, besides)
     workload = config.workload
     try:
         keys = find_workload(workload).Options
@@ -189,7 +204,7 @@ def validate(
     return config
 
 
-def _refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
+def refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
     """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
     for path in ((), ("options",), ("shards",), ("labels",)):
         section = raw.get(path[0]) if path else raw
@@ -216,17 +231,22 @@ def read(path: Path, has_weights: bool = False) -> Config:
     raw, places = load(path)
     config = validate(raw, str(path), places)
     check_outputs(config, str(path))
+    refuse_missing(config, str(path), places, has_weights)
+    return config
+
+
+def refuse_missing(config: Config, source: str, places: Places, has_weights: bool = False) -> None:
+    """Refuse files of options, and a checkpoint that was not converted, that are not there."""
     options = find_workload(config.workload).Options.model_validate(config.options)
     for name in option_files.paths_of(options):
         try:
             option_files.refuse_missing(options, name)
         except UserError as error:
-            raise UserError(f"{place_of(str(path), places, ('options', name))}: {error}") from None
+            raise UserError(f"{place_of(source, places, ('options', name))}: {error}") from None
     model = model_of(config)
     if model and not has_weights and not Path(weights.json_of(model, config.workload)).exists():
-        with _at_the_model(config, str(path), places):
+        with _at_the_model(config, source, places):
             weights.refuse_missing(model, config.workload)
-    return config
 
 
 def from_json(text: str) -> Config:
@@ -340,16 +360,18 @@ def checked(
     elsewhere: Callable[[], Mapping[str, str]],
     source: str,
     places: Places,
+    besides: Collection[str] = (),
 ) -> Model:
     """Return the `model` of the section of a config that stands at `path` in it.
 
     Raises:
-        UserError: a sentence for each wrong key; `elsewhere` says of some where they belong.
+        UserError: a sentence for each wrong key; `elsewhere` says of some where they belong, and
+            `besides` are keys of the first level that belong to somebody else.
     """
     try:
         return model.model_validate(dict(raw))
     except ValidationError as error:
-        found = problems.explain(model, error, path, elsewhere())
+        found = problems.explain(model, error, path, elsewhere(), besides)
         sentences = [f"{place_of(source, places, key)}: {text}" for key, text in found.items()]
         raise UserError("\n".join(sentences)) from None
 
@@ -360,7 +382,7 @@ def place_of(source: str, places: Places, key: tuple[str, ...]) -> str:
     return next((places[outer] for outer in around if outer in places), source)
 
 
-def _sections() -> dict[str, str]:
+def sections() -> dict[str, str]:
     """Return where a key belongs that somebody may have put on the top level."""
     models = [find_workload(built_in).Options for built_in in BUILT_IN]
     options = {name for model in models for name in model.model_fields}

@@ -13,8 +13,9 @@ from pydantic import BaseModel
 from featuremill.base import environment
 from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
-from featuremill.config import Config
+from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
+from featuremill.config.project import FEATURES, Several
 from featuremill.inputs import TableOptions
 from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
@@ -24,7 +25,8 @@ INTRODUCTION = """\
 
 <!-- written by `featuremill config-docs` from the models in the code; changes here get lost -->
 
-One YAML file is one run. `featuremill init my.fa` writes one for your input; then
+One YAML file is one project: a run, or several sets of features of the same records.
+`featuremill init my.fa` writes one for your input; then
 
 <!-- given: my.fa my.yaml -->
 ```bash
@@ -34,6 +36,31 @@ snakemake --configfile my.yaml --cores all
 Machines (cores, GPUs, clusters) stand in `profiles/`. `config.yaml` is the demo, `examples/` has a
 run of each workload, and `schema.json` makes an editor complete and check the keys: put
 `# yaml-language-server: $schema=config/schema.json` into the first line.
+"""
+
+SEVERAL = """\
+## Several sets of features
+
+A config with `features` has several sets of features of the same records; all keys above but `run`
+and `inputs` stand in each set:
+
+<!-- saved as two.yaml -->
+```yaml
+run: two
+inputs: my.fa
+features:
+  small: {workload: esm2, options: {model: mill_t6_8M}, outputs: parquet}
+  letters: {workload: composition, outputs: [parquet, npy]}
+```
+
+```bash
+featuremill run two.yaml
+featuremill status two.yaml
+```
+
+One command computes them all, into `results/two/small/` and `results/two/letters/`. `status`,
+`top`, `retry`, `clean` and `estimate` take the config and speak of all of them. Its rules have a
+wildcard, so a part of the work is asked for by a file, such as `results/two/small/plan.json`.
 """
 
 ENVIRONMENT = """\
@@ -74,6 +101,7 @@ def run(arguments: argparse.Namespace) -> None:
 def readme() -> str:
     """Return the Markdown page on every key of a run and of the built-in workloads."""
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
+    sections += ["", SEVERAL, *_table(Several, besides=Records)]
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
     for name in BUILT_IN:
         workload = find_workload(name)
@@ -117,7 +145,11 @@ def run_schema() -> Schema:
     """Return the JSON schema of a run; which options are valid depends on its workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
-    schema["allOf"] = []
+    one = Features.model_json_schema()
+    definitions["Features"] = {key: told for key, told in one.items() if key != "$defs"}
+    schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
+    conditions: list[Schema] = []
+    schema["allOf"] = definitions["Features"]["allOf"] = conditions
     for name in BUILT_IN:
         options = find_workload(name).Options.model_json_schema()
         definitions |= options.pop("$defs", {})
@@ -126,9 +158,10 @@ def run_schema() -> Schema:
         if name != Config.model_fields["workload"].default:
             chosen["required"] = ["workload"]  # a config without the key would match too
         valid = {"properties": {"options": {"$ref": f"#/$defs/{name}_options"}}}
-        schema["allOf"].append({"if": chosen, "then": valid})
-    for name in ("inputs", "outputs"):  # the model also takes one value without brackets
-        field = schema["properties"][name]
+        conditions.append({"if": chosen, "then": valid})
+    in_set, of_run = definitions["Features"]["properties"], schema["properties"]
+    # The models also take one value without brackets.
+    for field in (of_run["inputs"], of_run["outputs"], in_set["outputs"]):
         entries = {
             "type": field.pop("type"),
             "items": field["items"],

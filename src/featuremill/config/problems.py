@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from typing import Any
 
@@ -69,10 +69,12 @@ def explain(
     error: ValidationError,
     path: tuple[str, ...],
     elsewhere: Mapping[str, str],
+    besides: Collection[str] = (),
 ) -> dict[tuple[str, ...], str]:
     """Return one sentence for each wrong key of a `model` that stands at `path` in the config.
 
-    `elsewhere` says of keys that are valid in another place where that is.
+    `elsewhere` says of keys that are valid in another place where that is; `besides` are valid on
+    the first level, and of another model.
     """
     schema = model.model_json_schema()
     found: dict[tuple[str, ...], str] = {}
@@ -83,7 +85,9 @@ def explain(
         key, part = _locate(schema, problem["loc"])
         values = kind_of(part, schema.get("$defs", {}))
         if kind in ("extra_forbidden", "invalid_key"):
-            text = f"there is no such key here; {_hint(key[-1], part, elsewhere)}"
+            names = [*part["properties"], *(besides if len(key) == 1 else ())]
+            hint = _hint(key[-1], names, elsewhere)
+            text = f"there is no such key here; {hint}"
         elif kind == "missing":
             text = f"this is missing; give {values}. {description_of(part)}"
         elif kind == "value_error":
@@ -136,6 +140,11 @@ def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[tuple[str, ...]
         if isinstance(step, int) and part.get("type") == "array":
             part = part.get("items", {})
             key.append(f"entry {step + 1}")
+        elif isinstance(inside := part.get("additionalProperties"), dict):
+            key.append(str(step))
+            part = inside
+        elif step == "[key]":  # it is the name itself that is wrong
+            break
         elif "properties" in part:
             key.append(str(step))
             if step not in part["properties"]:
@@ -146,8 +155,7 @@ def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[tuple[str, ...]
     return tuple(key), part
 
 
-def _hint(name: str, parent: Schema, elsewhere: Mapping[str, str]) -> str:
-    names = list(parent["properties"])
+def _hint(name: str, names: Collection[str], elsewhere: Mapping[str, str]) -> str:
     if name in elsewhere:
         return f"{elsewhere[name]}."
     if near := difflib.get_close_matches(name.lower().replace("-", "_"), names, n=1):

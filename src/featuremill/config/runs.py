@@ -9,30 +9,40 @@ from typing import NamedTuple
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
-from featuremill.config import contigs
+from featuremill.config import contigs, project
 from featuremill.config.contigs import ContigsConfig
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.translate.folder import LOCK, SUMMARY, is_ours
 
 
 class Runs(NamedTuple):
-    """One run, or those of a config of contigs."""
+    """One run, or those of a config with several sets of features, or of one of contigs."""
 
     given: Path
     """What was typed: a folder, or a config."""
     folders: list[Path]
-    """results/<run> of each."""
+    """results/<run>, or results/<run>/<name>, of each."""
     contigs: ContigsConfig | None = None
     """The config, where it is one of contigs."""
     pages: Sequence[Path] = ()
     """Of autoencoders that the config asks for."""
 
+    @property
+    def names(self) -> list[str]:
+        """What each is called in the config."""
+        return self.contigs.kinds if self.contigs else [folder.name for folder in self.folders]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether there is one run and nothing around it."""
+        return not self.contigs and len(self.folders) == 1
+
     def again(self, forced: Sequence[str] = ()) -> str:
         """Return what computes all of them, or goes on with it; `forced` is as in
         `command_line.again`."""
         known = next(filter(run_lock.read, self.folders), None)
-        if known or self.given in self.folders:
-            return command_line.again(known or self.given, forced)
+        if known or self.given.is_dir() or self.given in self.folders:
+            return command_line.again(known or self.folders[0], forced)
         if self.contigs:  # which only that verb's workflow takes
             return f"featuremill run {shlex.quote(str(self.given))}"
         return command_line.first(self.given)
@@ -71,12 +81,18 @@ def named(given: Path) -> Runs:
     if given.suffix in (".yaml", ".yml") and not given.exists():
         raise UserError(f"{given}: there is no such config; check the path, or name results/<run>.")
     if not given.is_file():
-        return Runs(given, [given])
+        below = [plan.parent for plan in sorted(given.glob("*/plan.json"))]
+        is_project = below and run_lock.is_in_results(given) and not _is_run(given)
+        return Runs(given, below if is_project else [given])
     raw, places = configs.load(given)
     if "contigs" in raw:
         asked = contigs.validate(raw, str(given), places)
         return Runs(given, [Path(folder) for folder in asked.runs], asked)
     of_run = {key: told for key, told in raw.items() if key != "saes"}  # workflow/sae's own
-    run = configs.validate(of_run, str(given), places).run
     pages = [Path("saes") / str(name) / "report.html" for name in raw.get("saes") or ()]
-    return Runs(given, [Path("results") / run], pages=pages)
+    folders = project.validate(of_run, str(given), places).folders
+    return Runs(given, folders, pages=pages)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "plan.json").exists() or (folder / "store").exists()

@@ -29,22 +29,33 @@ MOST_KINDS = 5
 _started = time.time()
 
 
-def closing_words(results: str) -> str:
-    """Return what to say when a run ended well: how much there is, where, and what to try next."""
-    made = [Path(results) / name for name in MADE_LAST]
-    delivery = Results(Path(results)).find_delivery()
-    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
-    if delivery is None or not is_new:
+def closing_words(*runs: str) -> str:
+    """Return what to say when runs ended well: how much there is, where, and what to try next."""
+    new = {results: delivery for results in runs if (delivery := _new_results(results))}
+    if not new:
         return ""  # only a part of the workflow was asked for
-    is_demo = delivery.run == Config.model_fields["run"].default
+    first = next(iter(new))
+    is_demo = any(one.run == Config.model_fields["run"].default for one in new.values())
+    load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
+    return (
+        "".join(_made(results, delivery) for results, delivery in new.items())
+        + f"Look at {'the first' if new.keys() - {first} else 'them'}:  {_command('python')} {load}"
+        + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
+    )
+
+
+def _new_results(results: str) -> Delivery | None:
+    made = [Path(results) / name for name in MADE_LAST]
+    is_new = any(path.exists() and path.stat().st_mtime >= _started for path in made)
+    return Results(Path(results)).find_delivery() if is_new else None
+
+
+def _made(results: str, delivery: Delivery) -> str:
     written = "\n".join(f"  {results}/{name}" for name in [*delivery.outputs, "report.html"])
-    load = f"-c \"import featuremill; print(featuremill.load('{results}'))\""
     return (
         f"\n{_have_features(delivery.counts)}:\n{written}\n"
         f"{_without_features(results, delivery.counts)}"
         f"{_caution(delivery)}"
-        f"Look at them:  {_command('python')} {load}"
-        + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
 
 

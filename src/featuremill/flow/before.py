@@ -59,6 +59,7 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
         refuse_without_packages(workflow, config, results, weights_files)
         refuse_without_gpu(workflow, config, results)
         path = config_file(workflow, results)
+        refuse_run_in_run(config, results)
         refuse_another_config(config, results, path)
         claim_run(
             results,
@@ -293,6 +294,22 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
         devices_for(config.device)
 
 
+def refuse_run_in_run(config: Config, results: str) -> None:
+    """Refuse to put several sets of features into the folder of a run of one, or the other way.
+
+    `clean` would take one for a part of the other.
+    """
+    name, _, is_one_of_several = config.run.partition("/")
+    above = Path(results).parent
+    if is_one_of_several and (above / "plan.json").exists():
+        other = f"{above} is the folder of a run without 'features:'"
+    elif not is_one_of_several and any(Path(results).glob("*/plan.json")):
+        other = f"{results} is the folder of a config with 'features:'"
+    else:
+        return
+    raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
+
+
 def refuse_another_config(config: Config, results: str, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
@@ -353,7 +370,9 @@ def config_file(workflow: Any, results: str) -> str:
 
 def asks_for_less(results: str) -> bool:
     """Tell whether a target is named, or other words ask for less than the whole run."""
-    option = ""
+    option, project = "", results
+    if "/" in run_lock.name_of(Path(results)):  # one of several runs
+        project = str(Path(results).parent)
     for word in sys.argv[1:]:
         if word.startswith(LESS):
             return True
@@ -362,7 +381,7 @@ def asks_for_less(results: str) -> bool:
         elif option in command_line.NAMING_ONE:
             option = ""
         elif option not in command_line.NAMING | command_line.FORCING and (
-            word in TARGETS or word.startswith((f"{results}/", "weights/"))
+            word in TARGETS or word.startswith((f"{project}/", command_line.PARTIAL_OF, "weights/"))
         ):
             return True
     return False

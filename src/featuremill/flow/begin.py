@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featuremill.config import (
     Config,
@@ -21,8 +21,8 @@ from featuremill.config import (
     load,
     model_of,
     place_of,
+    project,
     refuse_patterns,
-    validate,
     without_effect,
 )
 from featuremill.config.contigs import ContigsConfig
@@ -30,6 +30,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
+from featuremill.store.formats import format_of
 from featuremill.store.results import Results
 from featuremill.workload import BUILT_IN, find_workload, said
 
@@ -47,30 +48,33 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     Raises:
         RefusedError: in one sentence, when this run cannot be or should not begin.
     """
-    named, places, checked = validated(config, workflow)
-    flow = Flow(workflow, checked, failures)
-    before.refuse_missing(workflow, flow.there, named, places)
+    flow = Flow(workflow, validated(config, workflow), failures)
+    for run in flow.runs.values():
+        before.refuse_missing(workflow, run.there, run.named, run.places)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
-    imported.share(workflow, flow.there, flow.folder, flow.weights_there)
-    before.prepare(workflow, flow.there, flow.folder, flow.weights_there)
+    for run in flow.runs.values():
+        imported.share(workflow, run.there, run.folder, run.weights_there)
+        before.prepare(workflow, run.there, run.folder, run.weights_there)
     slurm.prepare(workflow)
-    screen.tell_totals(workflow, flow.folder)
-    flow.num_slots = jobs.cap_gpus(workflow, checked.device, checked.gpus)
-    before.forget_plan_of_fewer_slots(workflow, checked, flow.folder)
+    screen.tell_totals(workflow, *flow.folders)
+    for run in flow.runs.values():
+        run.num_slots = jobs.cap_gpus(workflow, run.config.device, run.config.gpus)
+        before.forget_plan_of_fewer_slots(workflow, run.config, run.folder)
     return flow
 
 
-class Flow:
-    """One run, as its rules see it.
+class Run:
+    """One set of features, as its rules see it.
 
     Rules name files as they are without a prefix: where another workflow imports this one with a
     prefix, Snakemake puts it before them. Where they are then, `there`, `folder` and
     `weights_there` say.
     """
 
-    def __init__(self, workflow: Any, config: Config, failures: screen.Failures) -> None:
-        self._workflow, self._failures = workflow, failures
+    def __init__(self, workflow: Any, run: project.Run) -> None:
+        self._workflow = workflow
+        config, self.named, self.places = run
         self.config = config
         """The validated config."""
         self.there = imported.config_below_prefix(workflow, config)
@@ -80,9 +84,9 @@ class Flow:
         self.labels = [before.bare(config.labels.file)] if config.labels.file else []
         """The table of labels, if there is one."""
         self.results = f"results/{config.run}"
+        """Its folder."""
         self.folder = reach.below_prefix(workflow, self.results)
         """Where `results` is."""
-        self.logs = f"{self.results}/logs"
         self.weights = before.weights_json(config)
         """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
         self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
@@ -90,13 +94,17 @@ class Flow:
         """The checkpoint, if the config names one by its path, with what is in it; or nothing."""
         self.option_inputs = before.option_inputs(config, self.there)
         """Files and folders that options name."""
-        self.is_target = reach.has_no_target(workflow)
-        """Whether `all` is the default target: an importing workflow may have named its own."""
         self.num_slots = 0
         """GPU slots that are here."""
         model = jobs.gpu_model(workflow)
         self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
         """What a cluster is asked for: memory and minutes of each kind of job."""
+
+    @property
+    def suffix(self) -> str:
+        """What names of rules that are the run's alone end with; "" where it is the only one."""
+        _, is_one_of_several, name = self.config.run.partition("/")
+        return f"_{name}" if is_one_of_several else ""
 
     @property
     def weights_of(self) -> list[str]:
@@ -114,15 +122,6 @@ class Flow:
         """Return what of the config, when it changes, runs the `verb` again."""
         counts = self.there.model_dump(mode="json", exclude=WITHOUT_EFFECT[verb])
         return json.dumps(counts)
-
-    @property
-    def weights_names(self) -> str:
-        """The expression that only the names of the run's weights match.
-
-        Of a run without any that is no name: an empty expression would match all, and in a workflow
-        of several runs its rule would offer to make the weights of the others.
-        """
-        return "|".join(re.escape(Path(path).stem) for path in self.weights) or "(?!)"
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a verb's jobs: the workload's own where they compute with
@@ -153,27 +152,125 @@ class Flow:
         folder = f"{self.results}/receipts/{plan.recipe}"
         return [f"{folder}/{entry.shard}.json" for entry in plan.shards]
 
+
+class Merged(NamedTuple):
+    """Runs that one rule merges, as they have the same outputs."""
+
+    rule: str
+    runs: str
+    """The expression that their names match."""
+    outputs: tuple[str, ...]
+
+
+class Flow:
+    """The project, as its rules see it: what they say of a run is asked by wildcards.
+
+    Of a project with one run nothing is a wildcard: its rules can be asked for by name, and others
+    can name their files. Of several, the wildcard `run` is <run>/<name>.
+    """
+
+    def __init__(self, workflow: Any, named: project.Project, failures: screen.Failures) -> None:
+        self._workflow, self._failures = workflow, failures
+        self.runs = {name: Run(workflow, run) for name, run in named.runs.items()}
+        """By what each is called below results/."""
+        self.folders = [run.folder for run in self.runs.values()]
+        self.names = _one_of(self.runs)
+        """The expression that the names of the runs match."""
+        self.run = "{run}" if len(self.runs) > 1 else named.name
+        self.results = f"results/{self.run}"
+        """The folder of a run."""
+        self.logs = f"{self.results}/logs"
+        self.weights_names = _one_of(self._by_weights)
+        """The expression that only the names of weights match that runs need."""
+        self.is_target = reach.has_no_target(workflow)
+        """Whether `all` is the default target: an importing workflow may have named its own."""
+
+    @property
+    def _by_weights(self) -> dict[str, Run]:
+        """The first run that needs weights, by their names."""
+        runs = reversed(self.runs.values())
+        return {Path(path).stem: run for run in runs for path in run.weights}
+
+    def of(self, wildcards: Any) -> Run:
+        """Return the run that a job is about."""
+        return self.runs[getattr(wildcards, "run", self.run)]
+
+    def of_weights(self, wildcards: Any) -> Run:
+        """Return a run that needs the weights that a job makes."""
+        return self._by_weights[wildcards.name]
+
+    def config_json(self, wildcards: Any, threads: int) -> str:
+        """Return the config of a job's run as its verbs read it."""
+        return self.of(wildcards).config_json(wildcards, threads)
+
+    def reruns(self, verb: str) -> Callable[[Any], str]:
+        """Return what of the config, when it changes, runs the `verb` again."""
+        return lambda wildcards: self.of(wildcards).reruns(verb)
+
+    def environment(self, verb: str) -> Callable[[Any], str]:
+        """Return the conda environment of a verb's jobs."""
+        return lambda wildcards: self.of(wildcards).environment(verb)
+
+    def asks(self, what: str) -> Callable[[Any, int], int]:
+        """Return how much a cluster is asked for on behalf of a job: a method of JobResources."""
+        return lambda wildcards, attempt: int(
+            getattr(self.of(wildcards).asks, what)(wildcards, attempt)
+        )
+
+    @property
+    def merged(self) -> list[Merged]:
+        """The rules that merge: one, or one for all runs that have the same outputs."""
+        configs = [run.config for run in self.runs.values()]
+        groups = project.outputs_of(configs).items()
+        return [
+            Merged(f"merge{self.runs[runs[0]].suffix if place else ''}", _one_of(runs), outputs)
+            for place, (outputs, runs) in enumerate(groups)
+        ]
+
+    def everything(self, others: Iterable[str]) -> list[str]:
+        """Return all results of all runs, with the `others` that each has."""
+        return [
+            f"{run.results}/{file}"
+            for run in self.runs.values()
+            for file in (*(format_of(name).file for name in run.config.outputs), *others)
+        ]
+
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
-        print(closing_words(self.folder))
-        print(tidied(self.folder, self.config.keep), end="")
+        print(closing_words(*self.folders))
+        for run in self.runs.values():
+            print(tidied(run.folder, run.config.keep), end="")
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
-        print(closing(self._failures, self.folder))
+        if len(self.folders) > 1:
+            print(closing_of_config(self._workflow, self._failures, self.folders[0]))
+        else:
+            print(closing(self._failures, self.folders[0]))
 
 
-def validated(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places, Config]:
-    """Return what to call the config, where its keys stand, and the validated config; or stop
-    Snakemake with one sentence."""
+def _one_of(names: Iterable[str]) -> str:
+    """Return the expression that only these names match.
+
+    Of none it matches nothing: an empty expression would match all, and where another workflow
+    imports this one several times, its rule would offer to make the files of the others.
+    """
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
+    """Return the validated project, or stop Snakemake with one sentence."""
     with screen.refusing():
         named, places = sources(config, workflow)
-        checked = validate(config, named, places)
-        check_outputs(checked, named)
-        refuse_patterns(checked)
-    for sentence in without_effect(checked):
-        reach.log.warning(sentence)
-    return named, places, checked
+        checked = project.validate(config, named, places)
+        for run in checked.runs.values():
+            check_outputs(run.config, run.named)
+            refuse_patterns(run.config)
+    for run in checked.runs.values():
+        of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
+        for sentence in without_effect(run.config):
+            reach.log.warning(f"{of_set}{sentence}")
+    return checked
 
 
 def begin_contigs(

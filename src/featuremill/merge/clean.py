@@ -2,7 +2,8 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
-Of a config of contigs these are both runs, and with nothing to be kept what stands around them.
+Of a config these are all its runs; of one of contigs, with nothing to be kept, what stands around
+them, too.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
 """
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill clean`."""
     runs, keep = named(arguments.run_folder), arguments.keep
     folders = [Results(folder) for folder in runs.folders]
-    if runs.contigs:  # one of them may not have begun
+    if not runs.is_one:  # one of them may not have begun
         folders = [folder for folder in folders if folder.root.exists()] or folders[:1]
     for folder in folders:
         _check_run(folder)
@@ -87,6 +88,8 @@ def run(arguments: argparse.Namespace) -> None:
             every += paths
             found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
             places += places_of(folder, keep)
+        if not runs.contigs and len(folders) > 1:
+            places.append(folders[0].root.parent)
         if runs.contigs and keep == "nothing":
             around = runs.around()
             found |= around

@@ -303,9 +303,10 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
 
 def _reproduce(facts: Facts) -> dict[str, str]:
     delivery, receipts = facts.delivery, facts.delivery.receipts
+    run = delivery.run.replace("/", "-")  # one of several becomes one by itself
     kinds = {device.kind for receipt in receipts for device in receipt.devices}
     config: dict[str, Any] = {
-        "run": delivery.run,
+        "run": run,
         "inputs": [file.path for file in delivery.inputs],
         "workload": delivery.settings.workload,
         "options": delivery.settings.options,
@@ -324,7 +325,7 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         f"echo {shlex.quote(f'{file.sha256}  {file.path}')} | sha256sum --check\n"
         for file in delivery.inputs[:20]
     )
-    name = shlex.quote(f"{delivery.run}.yaml")
+    name = shlex.quote(f"{run}.yaml")
     return {
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=10_000),
         "commands": f"{checks}snakemake --configfile {name} --cores all{limit}",

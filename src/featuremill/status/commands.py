@@ -14,6 +14,8 @@ from featuremill.store.results import Results
 STACKS = "Fatal Python error|Timeout|Traceback"
 """What stands above a stack in a log."""
 ORDER = ("plan", "extract", "merge")
+FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
+"""What a verb makes; extract makes a receipt for each shard."""
 MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
 
@@ -97,7 +99,13 @@ class Commands:
     def forced(self, mends: Iterable[Mend]) -> list[str]:
         """Return the rules that have to be told to run, so that all `mends` are made."""
         unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
-        return [self._rules.format(verb) for verb in ORDER if verb in unseen]
+        return [self._rule(verb) for verb in ORDER if verb in unseen]
+
+    def _rule(self, verb: str) -> str:
+        """Return the rule of a verb; where several runs share it, a file that it makes."""
+        name = run_lock.name_of(self._root)
+        is_shared = "/" in name and self._rules == "{}" and verb in FILE_OF
+        return f"results/{name}/{FILE_OF[verb]}" if is_shared else self._rules.format(verb)
 
     def retry(self, kind: str | None = None) -> str:
         """Return what lets failed records be tried again: all of them, or those of one kind."""

@@ -12,6 +12,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config.runs import Runs
+from featuremill.status.project import ProjectState, read_project
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
 from featuremill.status.time_left import TimeLeft
@@ -48,23 +49,25 @@ UNFINISHED: dict[State, str] = {
 _wrapped = functools.partial(wrapped, width=WIDTH)
 
 
-def read(runs: Runs, verifies: bool = False) -> RunState | WholeState:
-    """Return how a run stands, or all of a config of contigs; hash the files if it `verifies`.
+def read(runs: Runs, verifies: bool = False) -> RunState | ProjectState:
+    """Return how a run stands, or all runs of a config; hash the files if it `verifies`.
 
     Raises:
         UserError: when they were not begun, or cannot be read.
     """
     if runs.contigs:
         return read_whole(runs, verifies)
-    if runs.given not in runs.folders and not runs.folders[0].exists():
+    if runs.given not in runs.folders and not any(folder.exists() for folder in runs.folders):
         raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
+    if not runs.is_one:
+        return read_project(runs, verifies)
     return read_state(runs.folders[0], verifies, runs.given)
 
 
-def lines(state: RunState | WholeState) -> Iterator[str]:
+def lines(state: RunState | ProjectState) -> Iterator[str]:
     """Yield the lines of the page."""
-    if isinstance(state, WholeState):
-        yield from _whole_lines(state)
+    if isinstance(state, ProjectState):
+        yield from _project_lines(state)
         return
     yield from _wrapped(f"{state.given}: {verdict(state)}")
     yield ""
@@ -81,10 +84,11 @@ def lines(state: RunState | WholeState) -> Iterator[str]:
     yield from _next(state)
 
 
-def _whole_lines(whole: WholeState) -> Iterator[str]:
-    yield from _wrapped(f"{whole.runs.given}: {whole_verdict(whole)}")
+def _project_lines(whole: ProjectState) -> Iterator[str]:
+    yield from _wrapped(f"{whole.runs.given}: {_verdict_on_all(whole)}")
     yield ""
-    for label, text in _steps(whole):
+    steps = _steps(whole) if isinstance(whole, WholeState) else _runs(whole)
+    for label, text in steps:
         yield from _labelled(label, text, LABEL_OF_STEP)
     last = next((state for state in whole.begun if state.activity.is_running), None)
     last = last or next(iter(whole.begun), None)
@@ -101,7 +105,7 @@ def _whole_lines(whole: WholeState) -> Iterator[str]:
     yield from _next(whole)
 
 
-def whole_verdict(whole: WholeState) -> str:
+def _verdict_on_all(whole: ProjectState) -> str:
     """Return in a sentence how all of it stands."""
     if whole.exit_status == DONE:
         return "done."
@@ -109,6 +113,16 @@ def whole_verdict(whole: WholeState) -> str:
     if whole.exit_status == DONE_WITH_FAILURES:
         return f"done, and {failed}"
     return "not done." if not whole.num_failed else f"not done, and {failed}"
+
+
+def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
+    """Yield what each run is called, and how it stands."""
+    for name, state in whole.states.items():
+        if state is None:
+            yield name, "not begun"
+            continue
+        rest = f"; rest: {_rest(state.rest)}" if state.rest else ""
+        yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
 
 
 def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
@@ -128,12 +142,7 @@ def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
         yield "Contigs", f"{counts.read:,} read: {', '.join(parts)}"
         where = whole.translated.file.parent
         yield "Fragments", f"{translation.fragments:,} ({where}, by {translation.by}){older}"
-    for kind, state in whole.states.items():
-        if state is None:
-            yield kind.capitalize(), "not begun"
-            continue
-        rest = f"; rest: {_rest(state.rest)}" if state.rest else ""
-        yield kind.capitalize(), f"{state.given}: {verdict(state).rstrip('.')}{rest}"
+    yield from ((kind.capitalize(), text) for kind, text in _runs(whole))
     trained = " (trained on these contigs)" if whole.asked.train else ""
     yield "Head", f"{whole.head.file.parent}: {STEPS[whole.head.made]}{trained}"
     scored = f": {STEPS[whole.predictions.made]}"
@@ -315,7 +324,7 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
 
 
 def _problems(
-    state: RunState | WholeState, is_in_the_way: bool, heading: str, mark: str
+    state: RunState | ProjectState, is_in_the_way: bool, heading: str, mark: str
 ) -> Iterator[str]:
     problems = [one for one in state.problems if one.is_in_the_way == is_in_the_way]
     if not problems:
@@ -330,7 +339,7 @@ def _problems(
     yield ""
 
 
-def _next(state: RunState | WholeState) -> Iterator[str]:
+def _next(state: RunState | ProjectState) -> Iterator[str]:
     if state.is_running:
         yield "Nothing to type: the snakemake that is running goes on."
     elif state.next:

@@ -6,7 +6,6 @@ made of came later; an edit of the config is Snakemake's to notice.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,24 +15,13 @@ from typing import Any, Literal, NamedTuple
 from featuremill.base.log import last_error
 from featuremill.config.contigs import ContigsConfig
 from featuremill.config.runs import Runs
-from featuremill.status.commands import Mend, Problem, removing
+from featuremill.status.commands import Mend, Problem
+from featuremill.status.project import VERSION, ProjectState, what_to_type
 from featuremill.status.sources import MOST_HASHED, again_after, is_newer
-from featuremill.status.state import (
-    DONE,
-    DONE_WITH_FAILURES,
-    NOT_DONE,
-    STATES,
-    RunState,
-    is_run,
-    read_state,
-)
-from featuremill.store import run_lock
+from featuremill.status.state import NOT_DONE, STATES
 from featuremill.store.files import read_json, sha256_of
-from featuremill.store.results import Results
 from featuremill.translate.folder import SUMMARY, Translation
 
-VERSION = 1
-"""Of the JSON."""
 Made = Literal["no", "yes", "older"]
 """older: what it was made of has changed or was made again since."""
 
@@ -46,25 +34,18 @@ class Step(NamedTuple):
 
 
 @dataclass
-class WholeState:
+class WholeState(ProjectState):
     """All of it, as it was found."""
 
-    runs: Runs
-    translated: Step
-    head: Step
-    predictions: Step
-    verdicts: Step
+    translated: Step = field(kw_only=True)
+    head: Step = field(kw_only=True)
+    predictions: Step = field(kw_only=True)
+    verdicts: Step = field(kw_only=True)
     translation: Translation | None = None
-    states: dict[str, RunState | None] = field(default_factory=dict)
-    """Of each run, by the kind of its sequences; None of one that was not begun."""
     num_predicted: int = 0
     """Fragments that have scores."""
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     """Contigs by `verdict`, and those without one by `status`."""
-    problems: list[Problem] = field(default_factory=list)
-    """How the last try of a step ended that is not there."""
-    next: list[str] = field(default_factory=list)
-    """What to type."""
 
     @property
     def asked(self) -> ContigsConfig:
@@ -73,33 +54,10 @@ class WholeState:
         return self.runs.contigs
 
     @property
-    def begun(self) -> list[RunState]:
-        """The runs that were begun."""
-        return [state for state in self.states.values() if state]
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the Snakemake of one of them runs."""
-        return any(state.is_running for state in self.begun)
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether something goes on by itself."""
-        return any(state.is_at_work for state in self.begun)
-
-    @property
-    def num_failed(self) -> int:
-        """Records of the runs that failed, as far as is known."""
-        return sum(state.num_failed for state in self.begun)
-
-    @property
     def exit_status(self) -> int:
         """0 done, 1 not done, 2 done with failures: that of the least, and of the steps beside."""
         steps = (self.translated, self.head, self.predictions, self.verdicts)
-        if not all(self.states.values()) or any(step.made != "yes" for step in steps):
-            return NOT_DONE
-        found = {state.exit_status for state in self.begun}
-        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
+        return NOT_DONE if any(step.made != "yes" for step in steps) else super().exit_status
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as one object, as docs/status.md explains it."""
@@ -153,9 +111,7 @@ def read_whole(runs: Runs, verifies: bool = False) -> WholeState:
         verdicts=_step(verdicts, [translated, predictions]),
         translation=translation,
     )
-    for kind, folder in zip(asked.kinds, runs.folders, strict=True):
-        is_begun = is_run(Results(folder), run_lock.read(folder))
-        state.states[kind] = read_state(folder, verifies, runs.given) if is_begun else None
+    state.read_runs(verifies)
     if state.predictions.made != "no":
         with predictions.open("rb") as file:
             state.num_predicted = sum(block.count(b"\n") for block in _blocks(file)) - 1
@@ -163,7 +119,7 @@ def read_whole(runs: Runs, verifies: bool = False) -> WholeState:
         state.counts = _counts(verdicts)
     if not state.is_at_work:
         state.problems = [*_failed(state)]
-    state.next = _next(state)
+    state.next = what_to_type(state)
     return state
 
 
@@ -234,18 +190,3 @@ def _failed(state: WholeState) -> Iterator[Problem]:
         what = f"{folder}: there is no head, and `train` is not set in {state.runs.given}."
         mend = Mend(by_hand="Train one on other runs, or take one over: docs/heads.md.")
         yield Problem("head_missing", what, mend)
-
-
-def _next(state: WholeState) -> list[str]:
-    """Return what to type: nothing while a Snakemake is at work, or when all is done."""
-    if state.is_running:
-        return []
-    is_blocked = any(one.needs == "retry" and one.exit_status == NOT_DONE for one in state.begun)
-    is_done = state.exit_status != NOT_DONE
-    retries = is_blocked or (is_done and any(one.needs == "retry" for one in state.begun))
-    if is_done and not any(one.needs for one in state.begun):
-        return []
-    forced = [rule for one in state.begun for rule in one.forced]
-    mends = [p.mend for one in state.begun if one.needs == "run" for p in one.problems]
-    retry = [f"featuremill retry {shlex.quote(str(state.runs.given))}"] if retries else []
-    return [*removing(mends), *retry, state.runs.again(forced)]

@@ -21,6 +21,8 @@ UNKNOWN = "YOUR.yaml"
 RERUN = "--rerun-incomplete"
 RULES = ("weights", "plan", "extract", "merge", "partial", "report")
 """What may be asked for alone; `all` is the whole run anyway."""
+PARTIAL_OF = "partial_"
+"""Beginning of the rules that write the partial results of one of several runs."""
 FILES = ("results/", "weights/", "translated/", "heads/", "predictions/", "verdicts/")
 """Beginnings of the files of ours that may be."""
 FORCING = {"--forcerun", "-R"}
@@ -113,7 +115,8 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
             is_kept, option = True, option if option in NAMING else ""
         else:
             is_file = not is_imported and word.startswith(FILES)
-            is_kept = option not in ONCE and word not in targets and not is_file
+            is_target = word in targets or word.startswith(PARTIAL_OF)
+            is_kept = option not in ONCE and not is_target and not is_file
         if is_kept:
             kept.append(word)
     if kept[-1] == "--":

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import config as configs
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.config import Config, runs
+from featuremill.config import Config, project, runs
 from featuremill.lease import devices
 from featuremill.plan.command import planning_device
 from featuremill.plan.estimate import whole
@@ -72,12 +71,17 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
-    if asked := runs.named(arguments.config).contigs:
+    named = runs.named(arguments.config)
+    if asked := named.contigs:
         with whole.translated(asked) as configs_of:
             each = [_estimate(config, arguments, paths) for config, paths in configs_of]
-        found: Estimate | whole.WholeEstimate = whole.WholeEstimate.of(asked.run, each)
+        found: Estimate | whole.WholeEstimate = whole.WholeEstimate.of(
+            asked.run, each, "Translation, head and verdicts come on top."
+        )
     else:
-        found = _estimate(configs.read(arguments.config), arguments)
+        read = project.read(arguments.config)
+        each = [_estimate(run.config, arguments) for run in read.runs.values()]
+        found = each[0] if named.is_one else whole.WholeEstimate.of(read.name, each)
     said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
     sys.stdout.write(f"{said}\n")
     return 0

@@ -1,4 +1,4 @@
-"""Both runs of a config of contigs, and what they come to together."""
+"""All runs of a config, and what they come to together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from featuremill import config as configs
 from featuremill.base.words import duration, human_bytes
@@ -38,9 +38,11 @@ class WholeEstimate(BaseModel):
     runs: list[Estimate]
     sums: list[Sum]
     """A number of slots each; none where one run computes on GPUs and the other does not."""
+    besides: str = Field(default="", exclude=True)
+    """What is not estimated."""
 
     @classmethod
-    def of(cls, name: str, runs: Sequence[Estimate]) -> WholeEstimate:
+    def of(cls, name: str, runs: Sequence[Estimate], besides: str = "") -> WholeEstimate:
         """Return the sum of the estimates of `runs`."""
         sums = [
             Sum(
@@ -51,7 +53,7 @@ class WholeEstimate(BaseModel):
             for rows in zip(*(run.rows for run in runs), strict=False)
             if len({run.slot for run in runs}) == len({row.slots for row in rows}) == 1
         ]
-        return cls(run=name, runs=list(runs), sums=sums)
+        return cls(run=name, runs=list(runs), sums=sums, besides=besides)
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: each run's, then the sums."""
@@ -66,7 +68,8 @@ class WholeEstimate(BaseModel):
             )
         num_bytes = sum(sum(run.disk.values()) for run in self.runs)
         yield f"Disk in all: {human_bytes(num_bytes)}."
-        yield "Translation, head and verdicts come on top."
+        if self.besides:
+            yield self.besides
 
 
 def _told(hours: Range) -> str:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs
+from featuremill.status import view
+from featuremill.status.project import ProjectState
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.state import Activity, RunState, activity_of, read_state
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.status.top.jobs import Job, TelemetryTail, job_of
-from featuremill.status.whole import WholeState, read_whole
 from featuremill.store import run_lock
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, newest_whole
@@ -192,11 +193,11 @@ class Reader:
 
 
 class WholeNow(NamedTuple):
-    """Runs that somebody looks at together at one moment: one, or those of a config of contigs."""
+    """Runs that somebody looks at together at one moment: one, or those of a config."""
 
     named: Runs
     runs: list[RunNow]
-    status: RunState | WholeState | None = None
+    status: RunState | ProjectState | None = None
     """What status says of all of it, once nothing goes on any more."""
 
     @property
@@ -206,7 +207,7 @@ class WholeNow(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return it as one object, as docs/top.md explains it."""
-        if not self.named.contigs:
+        if self.named.is_one:
             return self.runs[0].as_json()
         return {
             "version": WHOLE_VERSION,
@@ -239,10 +240,10 @@ class WholeReader:
         Raises:
             UserError: when there is no such run, or its files cannot be read.
         """
-        if not self._named.contigs:
+        if self._named.is_one:
             now = self._readers[0].look_closely()
             return WholeNow(self._named, [now], now.status)
-        return self.look()._replace(status=read_whole(self._named))
+        return self.look()._replace(status=view.read(self._named))
 
 
 class _PlannedRun:

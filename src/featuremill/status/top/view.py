@@ -44,7 +44,7 @@ PHASES = {
 
 def totals_lines(now: WholeNow) -> list[str]:
     """Return for each run how far it is, and whose that is where there are several."""
-    if not now.named.contigs:
+    if now.named.is_one:
         return [totals_line(now.runs[0])]
     return [f"{one_line(plain(str(run.folder)))}: {totals_line(run)}" for run in now.runs]
 
@@ -69,7 +69,7 @@ def troubles(now: RunNow) -> list[str]:
 
 def whole_screen(now: WholeNow, width: int) -> RenderableType:
     """Return what a terminal shows of one run, or of several below each other."""
-    if not now.named.contigs:
+    if now.named.is_one:
         return screen(now.runs[0], width)
     done, total = (sum(getattr(run, of).records for run in now.runs) for of in ("done", "total"))
     title = Text.assemble((one_line(plain(str(now.named.given))), "bold"), "  ")

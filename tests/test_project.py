@@ -1,0 +1,184 @@
+"""Several sets of features in one config: one workflow, screen and status, each set by itself."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+
+import pandas as pd
+import pytest
+import yaml
+from programs import ROOT, Desk, Workflow, fasta, random_records, wait_for
+
+from featuremill.store.files import read_json
+from featuremill.store.results import Results
+
+RECORDS = random_records(12)
+POISON = {"workload": "poison", "device": "cpu", "outputs": "parquet", "shards": {"cost": 50}}
+LETTERS = {"workload": "composition", "outputs": ["npy", "parquet"]}
+SNAKEFILE = ("--snakefile", ROOT / "Snakefile")
+WHOLE = ("snakemake", *SNAKEFILE, "--configfile", "config.yaml", "--cores", "2")
+PROFILE = ("--workflow-profile", ROOT / "profiles" / "default")
+
+
+def project(folder, records=RECORDS, **options):
+    """Write a config of two sets into `folder`; what `soil/faulty` computes stands in a file."""
+    (folder / "in.fa").write_text(fasta(records))
+    faulty = POISON | {"options": {"computed": "computed.txt", "batch_records": 4, **options}}
+    config = {"run": "soil", "inputs": "in.fa", "features": {"faulty": faulty, "letters": LETTERS}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    """Return a folder with a computed project, and what was said; no test changes it."""
+    folder = tmp_path_factory.mktemp("project")
+    project(folder)
+    desk = Desk(folder, {**environment, "FEATUREMILL_QUIET": ""})
+    return desk, desk.type(*WHOLE, *PROFILE).text
+
+
+@pytest.fixture
+def desk(finished, tmp_path):
+    shutil.copytree(finished[0].folder, tmp_path, dirs_exist_ok=True)
+    return Desk(tmp_path, finished[0].environment)
+
+
+def test_each_set_has_the_values_of_a_run_by_itself(finished, tmp_path, environment):
+    done, said = finished
+    workflow = Workflow(tmp_path, environment, RECORDS)
+    (tmp_path / "in.fa").write_text(fasta(RECORDS))
+    config = {"run": "test", "inputs": "in.fa", **LETTERS}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    workflow()
+    for file in ("embeddings.npy", "embeddings.parquet", "failed.tsv"):
+        alone = workflow.run_folder.root / file
+        assert (done.folder / "results/soil/letters" / file).read_bytes() == alone.read_bytes()
+    assert said.count("12 of 12 records have their features:") == 2
+    assert "results/soil/letters/report.html" in said and "Select jobs" not in said
+    for name in ("faulty", "letters"):
+        run = Results(done.folder / "results" / "soil" / name)
+        assert run.find_plan().run == f"soil/{name}" and (run.root / "report.html").exists()
+        assert {path.name for path in run.logs.iterdir()} == {
+            *("extract", "merge.log", "plan.log", "report.log")
+        }
+    there = {path.name for path in done.folder.iterdir()}
+    assert there == {".snakemake", "computed.txt", "config.yaml", "in.fa", "results"}
+
+
+def test_an_edit_of_one_set_computes_that_one_alone(desk):
+    (desk.folder / "computed.txt").unlink()
+    before = (desk.folder / "results/soil/faulty/embeddings.parquet").stat().st_mtime_ns
+    config = yaml.safe_load((desk.folder / "config.yaml").read_text())
+    config["features"]["letters"]["outputs"] = ["npy"]
+    (desk.folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    said = desk.type(*WHOLE, *PROFILE).text
+    assert "results/soil/letters" in said and "results/soil/faulty" not in said
+    assert not (desk.folder / "computed.txt").exists()
+    assert (desk.folder / "results/soil/faulty/embeddings.parquet").stat().st_mtime_ns == before
+
+
+def test_the_verbs_that_take_a_run_take_the_project(desk):
+    for given in ("config.yaml", "results/soil"):
+        said = desk.type("featuremill", "status", given).out
+        assert said.startswith(f"{given}: done.") and "results/soil/letters: done" in said
+    told = json.loads(desk.type("featuremill", "status", "config.yaml", "--json").out)
+    assert told["state"] == "done" and told["runs"].keys() == {"faulty", "letters"}
+    assert "soil/letters: done" in desk.type("featuremill", "top", "config.yaml", "--once").out
+    said = desk.type("featuremill", "estimate", "config.yaml", "--cpu-slots", "1").out
+    assert "soil/faulty:" in said and "In all, with 1 slot:" in said
+
+    matrix = desk.folder / "results/soil/letters/embeddings.npy"
+    before = matrix.read_bytes()
+    matrix.write_bytes(b"cut")
+    said = desk.type("featuremill", "status", "config.yaml", status=1).out
+    assert "In the way of results/soil/letters" in said
+    desk.type(*said.splitlines()[-1].split())
+    assert matrix.read_bytes() == before
+    # What only hashing finds is forced by a file, as the rule is that of both.
+    table = desk.folder / "results/soil/letters/embeddings.parquet"
+    whole = table.read_bytes()
+    table.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    said = desk.type("featuremill", "status", "config.yaml", "--verify", status=1).out
+    last = said.splitlines()[-1]
+    assert "--forcerun results/soil/letters/manifest.json" in last
+    desk.type(*last.split())
+    assert table.read_bytes() == whole
+
+    desk.type("featuremill", "clean", "config.yaml", "--keep", "nothing", "--yes")
+    assert not (desk.folder / "results" / "soil").exists()
+    said = desk.type("featuremill", "status", "config.yaml", status=2).err
+    assert "this run was not begun yet" in said
+
+
+def test_a_failure_is_told_and_a_retry_computes_it_alone(tmp_path, environment):
+    project(tmp_path, [*RECORDS, ("odd", "RAISEK")], cure_file="cured")
+    desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": ""})
+    said = desk.type(*WHOLE, *PROFILE, status=None).text
+    assert "1 of 13 records failed and max_failed is 0" in said and "Traceback" not in said
+    assert "featuremill status config.yaml" in said
+    assert (tmp_path / "results/soil/letters/report.html").exists(), "of one that did not fail"
+    said = desk.type("featuremill", "status", "config.yaml", status=1).out
+    assert "Failed in results/soil/faulty" in said
+    (tmp_path / "cured").touch()
+    (tmp_path / "computed.txt").unlink()
+    desk.type("featuremill", "retry", "config.yaml")
+    desk.type(*WHOLE, *PROFILE)
+    assert (tmp_path / "computed.txt").read_text().split() == ["RAISEK"]
+    assert read_json(tmp_path / "results/soil/faulty/manifest.json")["counts"]["ok"] == 13
+
+
+def test_after_a_kill_it_goes_on(tmp_path, environment):
+    project(tmp_path, hold="hold")
+    (tmp_path / "hold").touch()
+    desk = Desk(tmp_path, environment)
+    process = desk.start(*WHOLE, *PROFILE, stdout=subprocess.DEVNULL, start_new_session=True)
+    wait_for(lambda: (tmp_path / "results/soil/faulty/store/journals").is_dir())
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (tmp_path / "hold").unlink()
+    desk.type(*WHOLE, *PROFILE)
+    for name in ("faulty", "letters"):
+        assert len(pd.read_parquet(tmp_path / f"results/soil/{name}/embeddings.parquet")) == 12
+
+
+def test_runs_and_sets_do_not_share_a_folder(desk):
+    config = {"run": "soil", "inputs": "in.fa", **LETTERS}
+    (desk.folder / "one.yaml").write_text(yaml.safe_dump(config))
+    words = [*WHOLE[:4], "one.yaml", *WHOLE[5:], *PROFILE]
+    said = desk.type(*words, status=None).text
+    assert "run: soil: results/soil is the folder of a config with 'features:'" in said
+    shutil.rmtree(desk.folder / "results")
+    desk.type(*words, "plan")
+    said = desk.type(*WHOLE, *PROFILE, status=None).text
+    assert "run: soil: results/soil is the folder of a run without 'features:'" in said
+
+
+MODULE = """
+rule mine:
+    input: "below/results/soil/letters/embeddings.npy"
+
+module soil:
+    snakefile: "{root}/Snakefile"
+    prefix: "below"
+    config: config
+
+use rule * from soil as soil_*
+"""
+
+
+def test_another_workflow_imports_a_project(finished, tmp_path, environment):
+    """And asks for what it needs: a table of one set."""
+    (tmp_path / "below").mkdir()
+    project(tmp_path / "below")
+    config = yaml.safe_load((tmp_path / "below" / "config.yaml").read_text())
+    (tmp_path / "Snakefile").write_text(f"config = {config!r}\n" + MODULE.format(root=ROOT))
+    desk = Desk(tmp_path, environment)
+    desk.type("snakemake", "--cores", "2")
+    file = "results/soil/letters/embeddings.npy"
+    expected = (finished[0].folder / file).read_bytes()
+    assert (tmp_path / "below" / file).read_bytes() == expected
+    assert not (tmp_path / "below/results/soil/faulty").exists()
+    said = desk.type("featuremill", "status", "below/results/soil/letters").out
+    assert "Results    whole, and of this plan" in said, "and its report was not asked for"
