@@ -133,7 +133,8 @@ def test_after_a_kill_it_goes_on(tmp_path, environment):
     project(tmp_path, hold="hold")
     (tmp_path / "hold").touch()
     desk = Desk(tmp_path, environment)
-    process = desk.start(*WHOLE, *PROFILE, stdout=subprocess.DEVNULL, start_new_session=True)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = desk.start(*WHOLE, *PROFILE, start_new_session=True, **quiet)
     wait_for(lambda: (tmp_path / "results/soil/faulty/store/journals").is_dir())
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()

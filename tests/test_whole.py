@@ -345,7 +345,8 @@ def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
 def test_the_whole_stands_as_the_least_of_its_runs(of_runs, of_all):
     step = whole.Step(Path("a"), "yes")
     states = {str(n): SimpleNamespace(exit_status=status) for n, status in enumerate(of_runs)}
-    state = whole.WholeState(None, step, step, step, step, states=states)
+    steps = dict.fromkeys(("translated", "head", "predictions", "verdicts"), step)
+    state = whole.WholeState(None, states, **steps)
     assert state.exit_status == of_all
     state.verdicts = step._replace(made="older")
     assert state.exit_status == 1

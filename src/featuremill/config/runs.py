@@ -12,6 +12,7 @@ from featuremill.base.errors import UserError
 from featuremill.config import contigs, project
 from featuremill.config.contigs import ContigsConfig
 from featuremill.store import command_line, lock_holder, run_lock
+from featuremill.store.results import runs_below
 from featuremill.translate.folder import LOCK, SUMMARY, is_ours
 
 
@@ -81,7 +82,7 @@ def named(given: Path) -> Runs:
     if given.suffix in (".yaml", ".yml") and not given.exists():
         raise UserError(f"{given}: there is no such config; check the path, or name results/<run>.")
     if not given.is_file():
-        below = [plan.parent for plan in sorted(given.glob("*/plan.json"))]
+        below = runs_below(given)
         is_project = below and run_lock.is_in_results(given) and not _is_run(given)
         return Runs(given, below if is_project else [given])
     raw, places = configs.load(given)

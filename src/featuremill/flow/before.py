@@ -30,7 +30,7 @@ from featuremill.status import state
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
-from featuremill.store.results import Results
+from featuremill.store.results import Results, runs_below
 from featuremill.workload import mistakes, option_files, recipe, said, weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
@@ -303,7 +303,7 @@ def refuse_run_in_run(config: Config, results: str) -> None:
     above = Path(results).parent
     if is_one_of_several and (above / "plan.json").exists():
         other = f"{above} is the folder of a run without 'features:'"
-    elif not is_one_of_several and any(Path(results).glob("*/plan.json")):
+    elif not is_one_of_several and runs_below(Path(results)):
         other = f"{results} is the folder of a config with 'features:'"
     else:
         return

@@ -22,7 +22,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import read_json, sha256_of
-from featuremill.store.formats import EXPORTS, PARTIAL
+from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 
@@ -194,6 +194,12 @@ class Results(NamedTuple):
             raise UserError(
                 f"{path}: there are no merged results here; make them first ({first})."
             ) from None
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """Return the folders of the runs of several in `folder`, results/<run>."""
+    plans = sorted(folder.glob("*/plan.json"))
+    return [plan.parent for plan in plans if plan.parent.name not in OF_THE_RUN]
 
 
 def _if_of(receipt: Receipt | None, recipe: str, shard: str) -> Receipt | None:
