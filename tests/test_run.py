@@ -15,7 +15,7 @@ from featuremill.config import validate
 from featuremill.flow import screen
 from featuremill.flow.after import closing
 from featuremill.flow.before import asks_for_less, refuse_no_cores
-from featuremill.flow.begin import WITHOUT_EFFECT, Flow
+from featuremill.flow.begin import WITHOUT_EFFECT, Run
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.status.commands import Commands, Mend
 from featuremill.store import command_line, run_lock
@@ -83,7 +83,7 @@ def test_which_verbs_run_again_for_a_key(key, value, verbs):
     before, after = (
         SimpleNamespace(there=validate(one)) for one in (config, {**config, key: value})
     )
-    changed = {v for v in WITHOUT_EFFECT if Flow.reruns(before, v) != Flow.reruns(after, v)}
+    changed = {v for v in WITHOUT_EFFECT if Run.reruns(before, v) != Run.reruns(after, v)}
     assert changed == verbs
 
 
