@@ -206,6 +206,17 @@ def test_a_head_is_held_against_the_features_that_runs_will_have(
         refuse_unfit(asked)
 
 
+def test_a_head_that_names_no_column_is_held_against_runs_of_several(line, monkeypatch):
+    line.head(Part(width=320))
+    options = {"model": "mill_t6_8M", "layers": [5, 6]}
+    run = {"workload": "esm2", "options": options, "device": "cpu"}
+    line.configure(train=None, proteins=run, any_recipe=True)
+    monkeypatch.chdir(line.folder)
+    asked = ContigsConfig.model_validate(yaml.safe_load(Path("config.yaml").read_text()))
+    with pytest.raises(UserError, match="columns mean_layer_5 and mean_layer_6, and it does not"):
+        refuse_unfit(asked)
+
+
 def test_the_verb_run_takes_it_by_its_contigs_and_refuses_in_one_line(line):
     line.label(contigs(16))
     train = {"labels": "kinds.csv", "column": "kind", "group": "genus", "kind": "mlp"}

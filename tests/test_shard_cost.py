@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -22,7 +23,7 @@ from featuremill.lease import devices
 from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Work, choose, choose_without_speed
-from featuremill.plan.shards import write_new
+from featuremill.plan.shards import cuts, write_new
 from featuremill.plan.sizing import Sizing, num_jobs
 from featuremill.plan.speeds.assumed import Range
 from featuremill.store.plan import Plan, Settings
@@ -312,6 +313,21 @@ def test_without_a_speed_each_slot_gets_two_where_there_are_records(slots, recor
     assert ("slots get none" in why) == (number < slots) and cost == -(-7 * records // number)
 
 
+@given(
+    costs=st.lists(st.one_of(st.integers(1, 20), st.integers(1, 10**6)), min_size=1, max_size=60),
+    slots=st.integers(2, 20),
+    borders=st.lists(st.integers(0, 60), max_size=4),
+)
+def test_few_records_of_uneven_cost_make_as_many_shards(costs, slots, borders):
+    """Whatever buckets they are in, and however much one record costs."""
+    number = choose_without_speed(work(sum(costs), len(costs)), 2_000_000, slots)[1]
+    buckets = enumerate(np.split(np.array(costs), sorted(min(b, len(costs)) for b in borders)))
+    made = list(cuts(buckets, sum(costs), len(costs), sum(costs) / number))
+    assert len(made) == number
+    assert sum(piece.end - piece.start for pieces in made for piece in pieces) == len(costs)
+    assert sum(piece.cost for pieces in made for piece in pieces) == sum(costs)
+
+
 @pytest.mark.parametrize("workload", sorted({*entry_points.own(mistakes.GROUP)} - {"esm2"}))
 def test_a_first_run_of_any_workload_feeds_every_slot(workload, tmp_path, monkeypatch):
     """4,096 short segments, 1,000 patients or cells: less than a shard of the usual cost."""
@@ -364,7 +380,7 @@ def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
     plan = SimpleNamespace(shards=shards, recipe="r")
     speed = SimpleNamespace(cost_per_second=SimpleNamespace(middle=5))
     known = SimpleNamespace(slots=2, choice=lambda *_: (SimpleNamespace(startup_seconds=10), speed))
-    assert announce._time(Results(tmp_path), plan, known) == "; about 1\N{NO-BREAK SPACE}min"
+    assert announce._time(Results(tmp_path), plan, known) == "; about 1 min"
     unknown = SimpleNamespace(slots=2, choice=lambda *_: None)
     assert announce._time(Results(tmp_path), plan, unknown) == "; the first one measures the time"
     plan.shards = []

@@ -67,6 +67,8 @@ def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
     if known.width not in wanted.values():
         has = listed(f"{width:,} ({column})" for column, width in wanted.items())
         return f": it takes {known.width:,} numbers, and they have {has}"
+    if len(wanted) > 1:
+        return f": they have the columns {listed(wanted)}, and it does not say which it takes"
     if takes_any_recipe or known.settings is None:
         return ""
     return differences(known.settings.model_copy(update=ahead.settings), known.settings)

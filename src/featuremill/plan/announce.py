@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from featuremill.base.words import counted, duration, human_bytes, in_units
+from featuremill.base.words import NBSP, counted, duration, human_bytes, in_units
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.sizing import Sizing
@@ -58,7 +58,7 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
     choice, speed = found
     rounds = math.ceil(len(left) / sizing.slots)
     each = choice.startup_seconds + work[0] / speed.cost_per_second.middle / len(left)
-    return f"; about {duration(rounds * each)}"
+    return f"; about {duration(rounds * each)}".replace(NBSP, " ")  # which a log writes out
 
 
 def _model(plan: Plan, device: Device) -> str:

@@ -226,7 +226,7 @@ def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, 
     largest = max(1, *(shard.cost for shard in plan.shards))
     moved = np.empty(len(order), np.int64)
     shards: list[PlannedShard] = []
-    for ((_, start, end, shard_cost),) in cuts([(0, cost)], int(cost.sum()), largest):
+    for ((_, start, end, shard_cost),) in cuts([(0, cost)], int(cost.sum()), len(cost), largest):
         piece = order[start:end]
         moved[piece] = place_of(len(shards), np.arange(len(piece)))
         table = _payloads(folder, names, chosen.places[piece])

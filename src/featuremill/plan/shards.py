@@ -115,7 +115,7 @@ class Cutter:
         self._processes = processes
         self._used: Integers
         self._used_cost: Integers
-        self._homeless_cost = 0
+        self._homeless = Homeless(0, 0)
 
     def place(self) -> Homeless:
         """Decide which old shards stay and place their records; return what has to be cut."""
@@ -151,21 +151,22 @@ class Cutter:
         return self._place_in_kept()
 
     def _place_in_kept(self) -> Homeless:
-        self.unique = self._homeless_cost = 0
+        self.unique = homeless_cost = 0
         self.locations["shard"] = NOWHERE
         self._used, self._used_cost = np.zeros((2, len(self._old)), np.int64)
         for placed in self._for_each_bucket(_place):
             self.unique += placed.unique
             self._used += placed.used
             self._used_cost += placed.used_cost
-            self._homeless_cost += placed.homeless_cost
-        return Homeless(self._homeless_cost, self.unique - int(self._used.sum()))
+            homeless_cost += placed.homeless_cost
+        self._homeless = Homeless(homeless_cost, self.unique - int(self._used.sum()))
+        return self._homeless
 
     def cuts(self, shard_cost: float) -> Iterator[list[Piece]]:
         """Yield the pieces of each shard that what has no home is cut into; writes nothing."""
         work = self._work
         costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
-        return cuts(costs, self._homeless_cost, shard_cost)
+        return cuts(costs, *self._homeless, shard_cost)
 
     def cut(self, shard_cost: float) -> None:
         """Cut what has no home into new shards."""
@@ -237,17 +238,18 @@ def _costs_path(work: Work, number: int) -> Path:
 
 
 def cuts(
-    costs_of_buckets: Iterable[tuple[int, Integers]], cost: int, shard_cost: float
+    costs_of_buckets: Iterable[tuple[int, Integers]], cost: int, records: int, shard_cost: float
 ) -> Iterator[list[Piece]]:
     """Yield the pieces of each new shard: the records, in hash order, at nearly equal cost.
 
     `costs_of_buckets` are the numbers of the buckets in their order, each with the cost of every
-    record in it, and `cost` is the sum of all.
+    record in it, `cost` is the sum of all, and so many `records` there are.
     """
     if not cost:
         return
-    cost_a_shard = cost / max(1, round(cost / shard_cost))
-    num_done = cost_before = 0
+    num_shards = max(1, round(cost / shard_cost))
+    cost_a_shard = cost / num_shards
+    num_done = cost_before = num_before = 0
     pieces: list[Piece] = []
     for number, costs in costs_of_buckets:
         running = cost_before + np.cumsum(costs)
@@ -256,15 +258,19 @@ def cuts(
             # The k-th border is at k times the mean, so that rounding never piles up in the last
             # one.
             border = cost_a_shard * (num_done + 1) - 0.5
-            end = min(max(int(np.searchsorted(running, border)), start) + 1, len(running))
+            # Few records of uneven cost: each of the shards to come has one at least.
+            most = records - num_before - (num_shards - num_done - 1)
+            wanted = min(int(np.searchsorted(running, border)) + 1, most)
+            end = min(max(wanted, start + 1), len(running))
             before = running[start - 1] if start else cost_before
             pieces.append(Piece(number, start, end, int(running[end - 1] - before)))
             start = end
-            if running[end - 1] >= border:
+            if running[end - 1] >= border or end >= most:
                 yield pieces
                 pieces = []
                 num_done += 1
         cost_before = running[-1] if len(running) else cost_before
+        num_before += len(running)
     if pieces:
         yield pieces
 
