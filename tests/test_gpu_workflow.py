@@ -4,8 +4,13 @@ The workload sleeps in place of computing, and notes from inside the worker whic
 and when: that is the observer. Nothing here has touched a GPU.
 """
 
+import csv
+import heapq
 import json
 import os
+import random
+import runpy
+import shutil
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -14,10 +19,13 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from programs import NO_REPORT, Desk, Workflow, random_records, wait_for
+from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
+from programs import NO_REPORT, Desk, Workflow, fasta, random_records, wait_for
+from recordings import noise, write_npz
 from test_lease_stress import most_at_once
 
 DOCS = ROOT / "docs" / "lease.md"
+EXAMPLES = ROOT / "config" / "examples"
 
 
 class GpuWorkflow(Workflow):
@@ -327,6 +335,101 @@ def test_speed_grows_with_the_devices(tmp_path, environment, gpu_node, num_gpus,
     speed_up = num_shards * SECONDS_OF_SHARDS[cost] / took
     print(f"{num_gpus} devices: {took:.1f} s, {speed_up:.2f} times the speed of one")
     assert speed_up >= at_least
+
+
+NUM_RECORDS = 1000
+STARTUP_SECONDS = 3
+COMPUTING_SECONDS = 2 * SECONDS_OF_SHARDS["auto"]
+"""A device, when all of them compute."""
+
+
+def of_encoder(folder):
+    runpy.run_path(str(EXAMPLES / "random_encoder.py"))["main"](folder / "model")
+    (folder / "in.fa").write_text(fasta(random_records(NUM_RECORDS)))
+    return "in.fa", {"model": "model", "alphabet": "proteins"}, "parquet"
+
+
+def of_geneformer(folder):
+    """Cells of which each gene is deleted."""
+    genes = [ensembl(number) for number in range(1, 41)]
+    write_cells(folder / "in.h5ad", cells_of(some_counts(NUM_RECORDS, len(genes)), genes))
+    write_model(folder / "model", len(genes) + 4)
+    options = {**write_genes(folder, genes), "model": "model", "perturb": "delete"}
+    return "in.h5ad", options, "perturbations"
+
+
+def of_llm_json(folder):
+    runpy.run_path(str(EXAMPLES / "llm_json.py"))["main"](folder)
+    rng = random.Random(0)
+    with (folder / "in.csv").open("w") as file:
+        rows = [(n, f"patient {n} coughs. " * rng.randint(1, 9)) for n in range(NUM_RECORDS)]
+        csv.writer(file).writerows([("id", "note"), *rows])
+    options = {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json"}
+    return "in.csv", {**options, "max_tokens": 64}, "rows_jsonl"
+
+
+def of_pac(folder):
+    write_npz(folder / "in.npz", noise(2, seconds=60), channels=("A", "B"))
+    bands = {"phase_bands": [[30, 50]], "amplitude_bands": [[90, 120]]}
+    options = {**bands, "segment_seconds": 0.12, "permutations": 1000}
+    return "in.npz", options, "parquet"
+
+
+MADE = {"encoder": of_encoder, "geneformer": of_geneformer, "llm_json": of_llm_json, "pac": of_pac}
+"""What 1,000 records of each workload are made of: its input, its options, an output."""
+
+
+class SleepingWorkflow(GpuWorkflow):
+    """A first run of a workload on the GPUs of a node, as anybody configures it; it sleeps."""
+
+    def __init__(self, folder, environment, workload):
+        Desk.__init__(self, folder, {**environment, "FEATUREMILL_QUIET": ""})
+        self.spans_file = folder / "spans.txt"
+        inputs, options, outputs = MADE[workload](folder)
+        config = {"run": "test", "inputs": inputs, "workload": f"slept_{workload}"}
+        config |= {"options": options, "outputs": outputs, "device": "cuda"}
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def planned(self, slots):
+        """Plan a first run for so many slots; return the shards' costs."""
+        shutil.rmtree(self.folder / "results", ignore_errors=True)
+        self.type(*self.words("plan", "--resources", f"gpu={slots}"))
+        return [shard["cost"] for shard in json.loads(self.run_folder.plan.read_text())["shards"]]
+
+
+def speed_up_of(costs, slots):
+    """Return how much faster so many slots are than one that never starts up, where each one that
+    is free takes the next shard."""
+    total = slots * COMPUTING_SECONDS
+    busy_until = [0.0] * slots
+    for cost in costs:
+        seconds = STARTUP_SECONDS + total * cost / sum(costs)
+        heapq.heapreplace(busy_until, busy_until[0] + seconds)
+    return total / max(busy_until)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", MADE)
+def test_a_first_run_of_each_workload_has_work_for_every_slot(
+    tmp_path, environment, gpu_node, workload
+):
+    """By the shards that Snakemake plans, and by four GPUs that all are at work; no clock."""
+    workflow = SleepingWorkflow(tmp_path, environment, workload)
+    for slots, at_least in ((2, 1.9), (8, 7.5), (4, 3.8)):
+        costs = workflow.planned(slots)
+        assert len(costs) == 2 * slots
+        speed_up = speed_up_of(costs, slots)
+        print(f"{workload}, {slots} slots: {len(costs)} shards, {speed_up:.2f} times")
+        assert speed_up >= at_least
+    node = gpu_node(4)
+    workflow.environment |= {k: node.environment[k] for k in node.environment.keys() - {"PATH"}}
+    hold = tmp_path / "hold"
+    hold.touch()
+    process = workflow.start(NO_REPORT, "--cores", "32", "--resources", "gpu=4")
+    finish_held(hold, lambda: workflow.at_work() == node.uuids, process)
+    check_spans(workflow.spans(), node.uuids, 4)
+    assert most_of_all(workflow.spans()) == 4
+    assert len(workflow.receipts()) == 8 and workflow.counts()["ok"] == NUM_RECORDS
 
 
 def _seconds(text):
