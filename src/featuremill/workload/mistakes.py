@@ -8,7 +8,9 @@ WorkloadError) and what the operating system refuses pass through as they are.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral
@@ -48,6 +50,20 @@ log = logging.getLogger("featuremill.workload")
 
 def registered() -> dict[str, EntryPoint]:
     """Return the workloads of other packages, by name."""
+    return _found(tuple((place, _changed(place)) for place in sys.path))
+
+
+def _changed(place: str) -> int | None:
+    """Return when something was last installed in a folder that Python imports from."""
+    try:
+        return Path(place or ".").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _found(_: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPoint]:
+    """Read the metadata of all packages once: it is asked for dozens of times as a run begins."""
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
