@@ -47,7 +47,8 @@ IMPORTED = (
     ),
     *("inputs.fasta", "workloads.composition", "workloads.esm2"),
 )
-OF_OTHERS = ("snakemake.cli", "dnaio", "pandas", "altair", "vl_convert")
+OF_OTHERS = ("snakemake.cli", "smart_open", "snakemake.report")
+OF_OTHERS += ("dnaio", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
 PATIENCE_SECONDS = 240

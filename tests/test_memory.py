@@ -115,6 +115,7 @@ if "CRAMPED_MB" in os.environ:
 """
 
 
+@pytest.mark.slow
 def test_embed_gets_smaller_batches_too(verbs, narrow):
     environment = surroundings(verbs)
     sequences = [sequence for _, sequence in proteins(100, 500)]

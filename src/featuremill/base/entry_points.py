@@ -42,8 +42,22 @@ def others(group: str) -> dict[str, EntryPoint]:
     """Return what other packages register in a group, by name, in alphabetical order; what is
     called like one of featuremill's own is left out."""
     ours = own(group)
-    found = {point.name: point for point in entry_points(group=group)}
+    found = _all(group, tuple((place, _changed(place)) for place in sys.path))
     return {name: found[name] for name in sorted(found.keys() - ours.keys())}
+
+
+def _changed(place: str) -> int | None:
+    """Return when something was last installed in a folder that Python imports from."""
+    try:
+        return Path(place or ".").stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@functools.lru_cache(maxsize=3)
+def _all(group: str, _: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPoint]:
+    """Read the metadata of all packages once: it is asked for dozens of times as a run begins."""
+    return {point.name: point for point in entry_points(group=group)}
 
 
 def of_others(group: str, name: str) -> EntryPoint | None:
