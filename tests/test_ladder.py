@@ -574,7 +574,10 @@ def test_which_flash_attention_is_offered_where(later, monkeypatch, major, insta
 @pytest.fixture
 def flash_cache(monkeypatch):
     """The variables by which FlashAttention-4 keeps what it compiles, unset."""
-    variables = [variables_of_ours.FLASH_CACHE_DIR, variables_of_ours.FLASH_CACHE_ENABLED]
+    variables = [
+        variables_of_ours.FLASH_ATTENTION_CUTE_DSL_CACHE_DIR,
+        variables_of_ours.FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED,
+    ]
     for each in variables:
         monkeypatch.setenv(each.name, "")  # so that what follows is undone
         each.unset()

@@ -243,11 +243,11 @@ TRITON_CACHE_DIR = Variable(
     "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
 )
 TRITON_HOME = Variable("TRITON_HOME", "Where Triton's own folder is, if not in your home.")
-FLASH_CACHE_DIR = Variable(
+FLASH_ATTENTION_CUTE_DSL_CACHE_DIR = Variable(
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "Where FlashAttention-4 keeps what it compiles; set to a folder in Triton's unless it is set.",
 )
-FLASH_CACHE_ENABLED = Variable(
+FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED = Variable(
     "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
     "Set to 1 unless it is set; 0: it is compiled anew by each job.",
 )
@@ -271,7 +271,8 @@ PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
     *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME, TORCH_HOME),
-    *(TRITON_CACHE_DIR, TRITON_HOME, FLASH_CACHE_DIR, FLASH_CACHE_ENABLED, CC),
+    *(TRITON_CACHE_DIR, TRITON_HOME, CC),
+    *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
     *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),
     *(VIRTUAL_ENV, CONDA_PREFIX, PATH),

@@ -108,8 +108,8 @@ def keep_flash_attention() -> None:
     folder = triton_cache.folder() / "flash_attention"
     with contextlib.suppress(OSError):  # then it is kept in memory
         folder.mkdir(parents=True, exist_ok=True)
-        environment.FLASH_CACHE_DIR.set_default(str(folder))
-        environment.FLASH_CACHE_ENABLED.set_default("1")
+        environment.FLASH_ATTENTION_CUTE_DSL_CACHE_DIR.set_default(str(folder))
+        environment.FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED.set_default("1")
 
 
 def _triton() -> Kernels:
