@@ -50,7 +50,7 @@ mutants: .venv/.test ## break the code on purpose in some sixty ways and see a t
 lint: .venv/.test ## style, types, workflow, generated files
 	@$(BIN)/ruff check --quiet --output-format concise $(CODE)
 	@$(BIN)/ruff format --quiet --diff $(CODE)
-	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow examples training >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt --compact-diff --check Snakefile workflow src examples training >.venv/lint.log 2>&1 || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/featuremill config-docs --check
 	@for script in .ci/run $$(find envs $(CODE) -name '*.sh'); do bash -n "$$script" || exit 1; done
@@ -60,7 +60,7 @@ lint: .venv/.test ## style, types, workflow, generated files
 format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/ruff check --quiet --fix-only $(CODE)
 	@$(BIN)/ruff format --quiet $(CODE)
-	@$(BIN)/snakefmt Snakefile workflow examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
+	@$(BIN)/snakefmt Snakefile workflow src examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
 
 bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO (EXTRA="…" goes to bench.run)

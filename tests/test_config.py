@@ -56,14 +56,14 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep, features."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, inputs, workload, options, shards, device, gpus, outputs, labels, max_failed, keep, features, autoencoders."),
         ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
         ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
         ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
         ("inputs: a\nfeatures: 3", "my.yaml:2: features: give a mapping of names to values, not 3."),
         ("inputs: a\nfeatures:\n  b: esm2", "my.yaml:3: features.b: give a section with `workload`, `options`, `shards`, `device`, `gpus`, `outputs`, `labels`, `max_failed`, `keep`, not 'esm2'."),
         ("inputs: a\nfeatures:\n  b/c:", "my.yaml:3: features.b/c: use letters, digits, '.', '_' and '-' only, as it names a folder."),
-        ("inputs: a\nfeatures:\n  store:", "my.yaml:3: features.store: store is the name of a file of runs; take another one."),
+        ("inputs: a\nfeatures:\n  store:", "my.yaml:3: features.store: store is the name of other files in results/<run>; take another one."),
         ("inputs: a\nfeatures:\n  b:\n    optins: {}", "my.yaml:4: optins: there is no such key here; did you mean 'options'?"),
         ("inputs: a\nfeatures:\n  b:\n  c:\n    options:\n      layer: 3", "my.yaml:6: options.layer: there is no such key here; did you mean 'layers'?"),
         ("inputs: a\nfeatures:\n  b:\n    inputs: c", "my.yaml:4: inputs: it belongs to the top level, outside 'features:'."),
@@ -192,8 +192,8 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monk
         runs = [config.validate(asked.config_of(kind)) for kind in asked.kinds]
         assert [config.without_effect(run) for run in runs] == [[], []]
         return
-    raw.pop("saes", None)  # workflow/sae's own, beside a run's config
-    assert config.without_effect(config.validate(raw)) == []
+    runs = project.validate(raw).runs.values()
+    assert [config.without_effect(run.config) for run in runs] == [[]]
     schema = json.loads((FOLDER / "schema.json").read_text())
     jsonschema.Draft202012Validator(schema).validate(raw)
 

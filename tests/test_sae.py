@@ -35,11 +35,9 @@ from featuremill.lease.devices import Device
 from featuremill.merge.command import merge
 from featuremill.sae import card, estimate, network, order, report, train, training
 from featuremill.sae import page as sae_page
-from featuremill.sae.command import as_typed
 from featuremill.sae.encode import Encoder
 from featuremill.sae.training import Trainer
 from featuremill.sae.vectors import Chosen, Vectors
-from featuremill.status import view
 from featuremill.store import ledger
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
@@ -693,31 +691,19 @@ def test_a_second_training_in_one_folder_is_refused(run, environment, tmp_path):
     first.end()
 
 
-def test_a_config_with_autoencoders_is_of_their_workflow(tmp_path, monkeypatch, environment):
+def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environment):
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
     config = Path("config/examples/sae.yaml")
     runs = named(config)
     assert runs.folders == [Path("results/residues")]
-    assert runs.pages == [Path("saes/residues/report.html")]
+    (made,) = runs.steps
+    assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
     words = [sys.executable, "-m", "featuremill", "run", config, "-n"]
     done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and re.search(r"sae_train +1", done.stdout), (
+    assert done.returncode == 0 and re.search(r"autoencoder_train +1", done.stdout), (
         done.stdout + done.stderr
     )
-
-
-def test_what_a_training_would_refuse_is_refused_before_the_run_is_computed():
-    as_typed({"features": 64, "k": 4, "gpus": 2, "run": "results/a", "encode": ["results/b"]})
-    for options, said in (
-        ({"kk": 3}, "unrecognized arguments: --kk=3"),
-        ({"k": "many"}, "argument --k: invalid int value"),
-        ({"gpus": 3}, "--gpus 3: a batch is computed in 8 equal slices"),
-        ({"features": 4, "k": 8}, "--k 8"),
-        ("many", "give its options below it"),
-    ):
-        with pytest.raises(UserError, match=re.escape(said)):
-            as_typed(options)
 
 
 def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):
@@ -729,28 +715,14 @@ def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):
         train._refuse_too_large(asked, 2**31, [large, small])
 
 
+PLACE = "results/residues/autoencoders/residues"
+
+
 def test_few_vectors_are_warned_of():
     assert train.few_vectors(5120, 512) == ""
     assert train.few_vectors(811, 512).startswith(
         "811 vectors for 512 features: with fewer than 10"
     )
-
-
-def test_status_says_which_autoencoder_is_not_trained_yet(tmp_path, monkeypatch, capsys):
-    """The run that it is trained on is done."""
-    shutil.copytree(ROOT / "config", tmp_path / "config")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(view, "read", lambda *_: SimpleNamespace(exit_status=0))
-    monkeypatch.setattr(view, "lines", lambda _: ["done."])
-    assert __main__.main(["status", "config/examples/sae.yaml"]) == 1
-    assert capsys.readouterr().out == (
-        "done.\nNot trained yet: saes/residues. featuremill run config/examples/sae.yaml goes on.\n"
-    )
-    page = tmp_path / "saes" / "residues" / "report.html"
-    page.parent.mkdir(parents=True)
-    page.touch()
-    assert __main__.main(["status", "config/examples/sae.yaml"]) == 0
-    assert capsys.readouterr().out == "done.\n"
 
 
 @pytest.fixture(scope="module")
@@ -769,9 +741,7 @@ def example(tmp_path_factory, environment):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_components(example):
-    held, _ = report.look(
-        Encoder(example / "results/residues", example / "saes/residues", False, 2)
-    )
+    held, _ = report.look(Encoder(example / "results/residues", example / PLACE, False, 2))
     vectors = Vectors(example / "results/residues", None)
     is_held_out = vectors.is_held_out(0.05, 0)
     x, y = (
@@ -788,7 +758,7 @@ def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_component
     assert held.vectors == len(y)
     print(f"FVU {held.fvu:.3f}; of 32 components {left_by(32):.3f}, of 64 {left_by(64):.3f}")
     assert left_by(64) < held.fvu < left_by(32)
-    assert (example / "saes/residues/report.html").exists()
+    assert (example / "results/residues/autoencoders/residues/report.html").exists()
 
 
 PEAK = """

@@ -44,7 +44,6 @@ VERBS = {
     "clean": "say what of a run can go, and remove it",
     "report": "draw what happened as one HTML page",
     "head": "train a classifier on features of finished runs, take one over, or apply it",
-    "sae": "train a sparse autoencoder on a run's features, apply it, and look at it",
     "verdict": "say of each contig what it is, by the scores of its fragments",
     "virnucpro": "predict which contigs are of viruses, by VirNucPro's flags, into its files",
     "virnucpro-files": "write the files of VirNucPro from fragments, features and scores",
@@ -70,6 +69,9 @@ MODULES = {
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
 
+OF_STEPS: dict[str, str] = {}
+"""The modules of verbs that steps bring, once one of them, or none that there is, was typed."""
+
 ON_ERROR = {"virnucpro": 1}
 """What verbs end with that have another meaning for the usual statuses, as VirNucPro has for 2."""
 
@@ -77,7 +79,9 @@ ON_ERROR = {"virnucpro": 1}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    verb = next((word for word in given if word in VERBS), None)
+    verb = next((word for word in given if not word.startswith("-")), None)
+    if verb not in VERBS:  # of a step, or none: all are listed
+        _take_verbs_of_steps()
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
@@ -101,6 +105,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         # Python shuts down now, and would print what a handler raises there as an ignored error.
         _answer_interrupts(signal.SIG_DFL)
+
+
+def _take_verbs_of_steps() -> None:
+    from featuremill.step.finding import commands
+
+    for verb, command in commands().items():
+        VERBS.setdefault(verb, command.summary)
+        OF_STEPS.setdefault(verb, command.module)
 
 
 def _without_verb(given: Sequence[str]) -> str:
@@ -190,7 +202,8 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
-            module = import_module(f"featuremill.{MODULES.get(verb, f'{verb}.command')}")
+            place = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
+            module = import_module(OF_STEPS.get(verb, place))
             for act in module.add_arguments(sub) or ():  # what a verb does that does several things
                 _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)

@@ -1,12 +1,17 @@
-"""What every workload passes: subclass `WorkloadContract` in your package's tests, and let pytest
-run it.
+"""What every workload passes, and every step: subclass `WorkloadContract` or `StepContract` in your
+package's tests, and let pytest run it.
 
     class TestMine(WorkloadContract):
         workload = "mine"
         inputs = ("tests/few.csv",)
         options = {"vocabulary": "tests/words.json"}
 
-The verbs are those of a run, each in a process of its own, with the Python that pytest has.
+The verbs are those of a run, each in a process of its own, with the Python that pytest has. A step
+is given a whole config:
+
+    class TestMine(StepContract):
+        step = "mine"
+        config = {"inputs": "tests/few.fa", "workload": "composition", "mine": {"of": "letters"}}
 """
 
 from __future__ import annotations
@@ -25,10 +30,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 
+from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
+from featuremill.config import project, yaml_lines
 from featuremill.extract.at_hand import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
+from featuremill.step import finding
 from featuremill.store.formats import kind_of
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.journal_log import read_log
@@ -293,3 +302,101 @@ class WorkloadContract:
             assert a.shape == b.shape, f"{name} differs in length"
             largest = np.abs(a).max(initial=0)
             assert np.abs(a - b).max(initial=0) <= self.tolerance * largest, f"{name} differs"
+
+
+class StepContract:
+    """The tests of one step with some config."""
+
+    step: str
+    """Its key."""
+    config: Mapping[str, Any]
+    """A project that asks for it and takes seconds; `inputs` is seen from where pytest starts."""
+
+    def test_importing_it_costs_nothing(self) -> None:
+        code = (
+            "import sys; from featuremill.step import finding; "
+            f"finding.sections([{self.step!r}]); finding.step_of({self.step!r}).COMMANDS; "
+            f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+        )
+        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+        assert json.loads(said.stdout.decode().replace("'", '"')) == []
+
+    def test_every_key_is_described(self) -> None:
+        schema = finding.sections([self.step]).model_json_schema()
+        assert schema["properties"][self.step]["description"]
+        for name, section in schema["$defs"].items():
+            fields = section.get("properties", {})
+            lacking = [key for key, field in fields.items() if not field.get("description")]
+            assert lacking == [], name
+
+    def test_a_key_that_it_does_not_have_is_refused_with_its_line(self) -> None:
+        told = self.config[self.step]
+        is_named = all(isinstance(one, Mapping) for one in told.values())
+        first, inside = next(iter(told.items())) if is_named else ("", told)
+        wrong = {**inside, "nonesuch": 1}
+        raw = {**self.config, self.step: {**told, first: wrong} if is_named else wrong}
+        text = yaml.safe_dump(raw)
+        line = 1 + text[: text.index("nonesuch")].count("\n")
+        said = ""
+        try:
+            project.validate(*_loaded(text, "my.yaml"))
+        except UserError as error:
+            said = str(error)
+        assert said.startswith(f"my.yaml:{line}: {self.step}.")
+
+    def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
+        found = project.validate(self._told)
+        made, seen = found.made, found.seen
+        assert made and all(one.label.partition(".")[0] == self.step for one in made)
+        files = [file for one in made for file in one.files]
+        assert len(set(files)) == len(files) and all(one.files for one in made)
+        assert all(file.startswith(f"{seen.folder}/") for file in files)
+        logs = [log for one in made for log in one.logs]
+        assert logs and all(log.startswith(f"{seen.logs}/{self.step}/") for log in logs)
+        places = [place for one in made for place in one.removable]
+        assert all(place.startswith(f"{seen.folder}/") for place in places)
+        assert [one.progress() for one in made] == [""] * len(made), "nothing has begun"
+
+    def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
+        found = project.validate(self._told)
+
+        def verb(*words: str, status: int = 0) -> str:
+            done = subprocess.run(
+                [sys.executable, "-m", "featuremill", *words],
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            assert done.returncode == status, done.stdout
+            return done.stdout
+
+        verb("run", "my.yaml", "--cores", "2")
+        for one in found.made:
+            for file in (*one.files, *one.logs):
+                assert (tmp_path / file).exists(), f"{one.label}: {file}"
+        said = verb("status", "my.yaml")
+        assert all(f"{one.label} " in said for one in found.made)
+        assert "Nothing to be done" in verb("run", "my.yaml", "--cores", "2")
+        last = tmp_path / found.made[-1].files[-1]
+        if last.is_file():
+            last.unlink()
+            verb("status", "my.yaml", status=1)
+            verb("run", "my.yaml", "--cores", "2")
+            assert last.exists()
+        verb("clean", "my.yaml", "--keep", "nothing", "--yes")
+        left = [place for one in found.made for place in one.removable]
+        assert not any((tmp_path / place).exists() for place in left)
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        """The config with its inputs as they are found from anywhere."""
+        given = self.config["inputs"]
+        inputs = [given] if isinstance(given, str | Path) else given
+        return {**self.config, "inputs": [str(Path(path).absolute()) for path in inputs]}
+
+
+def _loaded(text: str, source: str) -> tuple[dict[str, Any], str, yaml_lines.Places]:
+    raw, places = yaml_lines.load(source, text)
+    return raw, source, places

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -24,6 +23,8 @@ from featuremill.base.errors import UserError
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
+from featuremill.step import MAX_NAME as MAX_NAME
+from featuremill.step import Section, plain_name
 from featuremill.store import formats
 from featuremill.workload import BUILT_IN, DEFAULT, find_workload, option_files, said, weights
 
@@ -33,16 +34,8 @@ UNSPEAKABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Control characters, and what no UTF-8 can hold."""
 PATTERN = re.compile(r"\{\s*[.\w]+\s*(?:,(?:[^{}]++|\{\d+(?:,\d+)?\})*+)?\}")
 """A name in braces, with a constraint perhaps: what Snakemake takes for a wildcard."""
-MAX_NAME = 100
-"""Letters of a run's name: file systems allow 255 bytes, and other names are made from it."""
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class Section(BaseModel):
-    """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def _known_output(name: str) -> str:
@@ -109,14 +102,8 @@ class Records(Section):
 
     @field_validator("run")
     @classmethod
-    def plain_name(cls, run: str) -> str:
-        """Refuse names that are none of a folder, or `<run>/<name>` of one of several."""
-        for name in run.split("/", 1):
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-                raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
-            if len(name) > MAX_NAME:
-                raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
-        return run
+    def _names_folders(cls, run: str) -> str:  # `<run>/<name>`, of one of several
+        return "/".join(map(plain_name, run.split("/", 1)))
 
     @field_validator("inputs")
     @classmethod

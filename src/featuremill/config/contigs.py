@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
-from featuremill.config import Config, Section
 from featuremill.config.yaml_lines import Places
+from featuremill.step import Section, plain_name
 from featuremill.translate.folder import NUCLEOTIDES, PROTEINS
 
 SEQUENCES = {"nucleotides": NUCLEOTIDES, "proteins": PROTEINS}
@@ -65,12 +65,12 @@ class ContigsConfig(Section):
     @field_validator("run")
     @classmethod
     def _plain_name(cls, name: str) -> str:
-        return Config.plain_name(name)
+        return plain_name(name)
 
     @field_validator("head")
     @classmethod
     def _plain_last_name(cls, path: str) -> str:
-        Config.plain_name(Path(path).name)
+        plain_name(Path(path).name)
         return path
 
     @model_validator(mode="after")

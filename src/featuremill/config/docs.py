@@ -17,6 +17,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.config.project import FEATURES, Several
 from featuremill.inputs import TableOptions
+from featuremill.step import finding
 from featuremill.store import files
 from featuremill.workload import BUILT_IN, find_workload
 
@@ -63,6 +64,13 @@ One command computes them all, into `results/two/small/` and `results/two/letter
 wildcard, so a part of the work is asked for by a file, such as `results/two/small/plan.json`.
 """
 
+STEPS = """\
+## Steps
+
+What is made of the features besides:
+"""
+HEAD = ["key", "value", "default", "meaning"]
+
 ENVIRONMENT = """\
 # The environment
 
@@ -102,6 +110,14 @@ def readme() -> str:
     """Return the Markdown page on every key of a run and of the built-in workloads."""
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     sections += ["", SEVERAL, *_table(Several, besides=Records)]
+    sections += ["", STEPS, *_table(finding.sections(finding.built_in()))]
+    for key in finding.built_in():
+        schema = finding.sections([key]).model_json_schema()
+        inside = schema["properties"][key].get("additionalProperties", schema["properties"][key])
+        named = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
+        sections += ["", f"### {named}`{key}`\n"]
+        definition = schema["$defs"][inside["$ref"].rpartition("/")[2]]
+        sections += _lines(HEAD, _rows(definition, schema["$defs"], ""))
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
     for name in BUILT_IN:
         workload = find_workload(name)
@@ -148,6 +164,9 @@ def run_schema() -> Schema:
     one = Features.model_json_schema()
     definitions["Features"] = {key: told for key, told in one.items() if key != "$defs"}
     schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
+    steps = finding.sections(finding.built_in()).model_json_schema()
+    schema["properties"] |= steps["properties"]
+    definitions |= steps["$defs"]
     conditions: list[Schema] = []
     schema["allOf"] = definitions["Features"]["allOf"] = conditions
     for name in BUILT_IN:
@@ -176,8 +195,7 @@ def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iter
     schema = model.model_json_schema()
     for name in besides.model_fields:
         schema["properties"].pop(name, None)
-    head = ["key", "value", "default", "meaning"]
-    yield from _lines(head, _rows(schema, schema.get("$defs", {}), ""))
+    yield from _lines(HEAD, _rows(schema, schema.get("$defs", {}), ""))
 
 
 def _rows(schema: Schema, definitions: dict[str, Schema], prefix: str) -> Iterator[list[str]]:

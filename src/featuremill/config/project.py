@@ -1,5 +1,5 @@
-"""One YAML is one project: its records, and one or several sets of features that are computed of
-them."""
+"""One YAML is one project: its records, the features that are computed of them, in one set or in
+several, and what steps make before and after."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AfterValidator, Field
 
 from featuremill import config as configs
+from featuremill import step
 from featuremill.base.errors import UserError
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
+from featuremill.step import finding, plain_name
+from featuremill.step.finding import step_of
 from featuremill.store import formats
 
 FEATURES = "features"
@@ -20,10 +23,8 @@ FEATURES = "features"
 
 
 def _name(name: str) -> str:
-    if "/" in Records.plain_name(name):
-        raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
-    if name in {*formats.OF_THE_RUN, *formats.files().values()}:
-        raise ValueError(f"{name} is the name of a file of runs; take another one")
+    if plain_name(name) in {*formats.OF_THE_RUN, *formats.files().values(), *finding.known()}:
+        raise ValueError(f"{name} is the name of other files in results/<run>; take another one")
     return name
 
 
@@ -52,10 +53,25 @@ class Project(NamedTuple):
     runs: Mapping[str, Run]
     """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
 
+    sections: Mapping[str, Any]
+    """What the config asks of steps, by their keys."""
+
     @property
     def folders(self) -> list[Path]:
         """The folder of each run, seen from where Snakemake runs."""
         return [Path("results") / name for name in self.runs]
+
+    @property
+    def seen(self) -> step.Project:
+        """The project as steps see it."""
+        folders = {name.rpartition("/")[2]: f"results/{name}" for name in self.runs}
+        return step.Project(self.name, folders)
+
+    @property
+    def made(self) -> list[step.Made]:
+        """What the steps make."""
+        asked = self.sections.items()
+        return [one for key, told in asked for one in step_of(key).made(told, self.seen)]
 
 
 def validate(
@@ -64,17 +80,43 @@ def validate(
     """Return the validated project; raise UserError naming each wrong key and the nearest valid
     one, as `featuremill.config.validate` does."""
     places = places or {}
+    keys = [key for key in finding.known() if key in raw]
+    features = {key: told for key, told in raw.items() if key not in keys}
+    name, runs = _features(features, source, places)
+    told = {key: raw[key] for key in keys if raw[key] is not None}
+    model = finding.sections(list(told))
+    checked = configs.checked(model, told, (), dict, source, places)
+    found = Project(name, runs, {key: getattr(checked, key) for key in told})
+    _refuse_problems(found, source, places)
+    return found
+
+
+def _refuse_problems(project: Project, source: str, places: Places) -> None:
+    """Refuse what steps find wrong with what is asked of them."""
+    said = []
+    for key, told in project.sections.items():
+        for inside, sentence in step_of(key).problems(told, project.seen):
+            where = (key, *inside)
+            said.append(f"{configs.place_of(source, places, where)}: {'.'.join(where)}: {sentence}")
+    if said:
+        raise UserError("\n".join(said))
+
+
+def _features(raw: Mapping[str, Any], source: str, places: Places) -> tuple[str, Mapping[str, Run]]:
+    """Return the project's name, and its runs."""
     if FEATURES not in raw:
-        config = configs.validate(raw, source, places, besides=[FEATURES])
+        besides = [FEATURES, *finding.known()]
+        config = configs.validate(raw, source, places, besides=besides)
         _refuse_path(config.run, source, places)
-        return Project(config.run, {config.run: Run(config, source, places)})
+        return config.run, {config.run: Run(config, source, places)}
     configs.refuse_impossible(raw, source, places)
     told = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if one is None else one for name, one in told.items()}
     # What stands in a set is looked at below, as that of a run.
     names = {name: {} if isinstance(one, Mapping) else one for name, one in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
-    whole = configs.checked(Several, checked, (), _elsewhere, source, places)
+    besides = finding.known()
+    whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
     _refuse_path(whole.run, source, places)
     records = {"inputs": whole.inputs}
     runs = {}
@@ -86,7 +128,7 @@ def validate(
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
         config = configs.validate({"run": run, **records, **one}, named, inside)
         runs[run] = Run(config, named, inside)
-    return Project(whole.run, runs)
+    return whole.run, runs
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

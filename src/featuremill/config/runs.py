@@ -11,6 +11,7 @@ from featuremill import config as configs
 from featuremill.base.errors import UserError
 from featuremill.config import contigs, project
 from featuremill.config.contigs import ContigsConfig
+from featuremill.step import Made
 from featuremill.store import command_line, lock_holder, run_lock
 from featuremill.store.results import runs_below
 from featuremill.translate.folder import LOCK, SUMMARY, is_ours
@@ -25,8 +26,8 @@ class Runs(NamedTuple):
     """results/<run>, or results/<run>/<name>, of each."""
     contigs: ContigsConfig | None = None
     """The config, where it is one of contigs."""
-    pages: Sequence[Path] = ()
-    """Of autoencoders that the config asks for."""
+    steps: Sequence[Made] = ()
+    """What steps make of them."""
 
     @property
     def names(self) -> list[str]:
@@ -36,7 +37,7 @@ class Runs(NamedTuple):
     @property
     def is_one(self) -> bool:
         """Whether there is one run and nothing around it."""
-        return not self.contigs and len(self.folders) == 1
+        return not (self.contigs or self.steps) and len(self.folders) == 1
 
     def again(self, forced: Sequence[str] = ()) -> str:
         """Return what computes all of them, or goes on with it; `forced` is as in
@@ -89,10 +90,8 @@ def named(given: Path) -> Runs:
     if "contigs" in raw:
         asked = contigs.validate(raw, str(given), places)
         return Runs(given, [Path(folder) for folder in asked.runs], asked)
-    of_run = {key: told for key, told in raw.items() if key != "saes"}  # workflow/sae's own
-    pages = [Path("saes") / str(name) / "report.html" for name in raw.get("saes") or ()]
-    folders = project.validate(of_run, str(given), places).folders
-    return Runs(given, folders, pages=pages)
+    found = project.validate(raw, str(given), places)
+    return Runs(given, found.folders, steps=found.made)
 
 
 def _is_run(folder: Path) -> bool:

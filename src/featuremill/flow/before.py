@@ -27,6 +27,7 @@ from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
+from featuremill.step import Made
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -432,6 +433,19 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
             labels.check(Path(table), column)
+
+
+def refuse_missing_of_steps(workflow: Any, made: Sequence[Made], folder: str) -> None:
+    """Refuse what steps take from elsewhere and is not there, such as a finished run; not where
+    another workflow imports this one, as above. `folder` is where the project's own files go."""
+    if not reach.is_main(workflow) or reach.is_imported(workflow):
+        return
+    for one in made:
+        for path in one.made_of:
+            if not (path.startswith(f"{folder}/") or Path(path).exists()):
+                raise RefusedError(
+                    f"{one.label}: {path}: there is no such file; name what is there."
+                )
 
 
 def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:

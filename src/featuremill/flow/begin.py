@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.config import (
-    Config,
     check_outputs,
     contigs,
     load,
@@ -30,6 +29,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
+from featuremill.step.finding import step_of
 from featuremill.store.formats import format_of
 from featuremill.store.results import Results
 from featuremill.workload import BUILT_IN, find_workload, said
@@ -51,6 +51,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     flow = Flow(workflow, validated(config, workflow), failures)
     for run in flow.runs.values():
         before.refuse_missing(workflow, run.there, run.named, run.places)
+    before.refuse_missing_of_steps(workflow, flow.made, flow.project.folder)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
     for run in flow.runs.values():
@@ -171,6 +172,14 @@ class Flow:
 
     def __init__(self, workflow: Any, named: project.Project, failures: screen.Failures) -> None:
         self._workflow, self._failures = workflow, failures
+        self.project = named.seen
+        """The project as steps see it."""
+        self.steps = named.sections
+        """What is asked of steps, by their keys of the config."""
+        self.rules = [str(step_of(key).RULES) for key in named.sections]
+        """The files with their rules."""
+        self.made = named.made
+        """What they make."""
         self.runs = {name: Run(workflow, run) for name, run in named.runs.items()}
         """By what each is called below results/."""
         self.folders = [run.folder for run in self.runs.values()]
@@ -228,12 +237,13 @@ class Flow:
         ]
 
     def everything(self, others: Iterable[str]) -> list[str]:
-        """Return all results of all runs, with the `others` that each has."""
-        return [
+        """Return all results of all runs, with the `others` that each has, and of the steps."""
+        of_runs = [
             f"{run.results}/{file}"
             for run in self.runs.values()
             for file in (*(format_of(name).file for name in run.config.outputs), *others)
         ]
+        return [*of_runs, *(file for one in self.made for file in one.files)]
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
@@ -243,7 +253,7 @@ class Flow:
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
-        if len(self.folders) > 1:
+        if len(self.folders) > 1 or self.made:
             print(closing_of_config(self._workflow, self._failures, self.folders[0]))
         else:
             print(closing(self._failures, self.folders[0]))
@@ -294,22 +304,6 @@ def begin_contigs(
                 check(asked)
     screen.tell_totals(workflow, *asked.runs)
     return asked
-
-
-def begin_saes(
-    workflow: Any, config: Mapping[str, Any], check: Callable[[Mapping[str, Any]], Any]
-) -> None:
-    """Have `check` raise UserError for what a training would refuse once the run is computed.
-
-    Raises:
-        RefusedError: names the key.
-    """
-    named, places = sources(config, workflow)
-    for name, options in (config.get("saes") or {}).items():
-        with screen.refusing(f"{place_of(named, places, ('saes', str(name)))}: saes: {name}"):
-            check(options or {})
-    run = config.get("run", Config.model_fields["run"].default)
-    screen.tell_totals(workflow, f"results/{run}")
 
 
 def closing_of_config(workflow: Any, failures: screen.Failures, run: str) -> str:

@@ -15,11 +15,8 @@ from featuremill.config import load
 from featuremill.store import command_line
 
 PROFILES = Path(SNAKEFILE).parent / "profiles"
-WORKFLOWS = {
-    key: str(Path(SNAKEFILE).parent / "workflow" / folder / "Snakefile")
-    for key, folder in (("contigs", "contigs"), ("saes", "sae"))
-}
-"""The workflows of configs that have such a key: `contigs` in place of `inputs`, `saes` besides."""
+CONTIGS = str(Path(SNAKEFILE).parent / "workflow" / "contigs" / "Snakefile")
+"""The workflow of configs with `contigs` in place of `inputs`."""
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
 DRY = {"-n", "--dry-run", "--dryrun"}
@@ -48,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
     # As Snakemake does not say in which line it stops being YAML.
     named = load(arguments.config)[0]
-    own = next((WORKFLOWS[key] for key in WORKFLOWS if key in named), None)
+    own = CONTIGS if "contigs" in named else None
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."

@@ -25,7 +25,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config import load
 from featuremill.config.contigs import SEQUENCES, ContigsConfig
-from featuremill.flow.command import PROFILES, WORKFLOWS
+from featuremill.flow.command import CONTIGS, PROFILES
 from featuremill.flow.head_fits import refuse_unfit
 from featuremill.head.card import Card, read
 from featuremill.store import run_lock
@@ -407,7 +407,7 @@ def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict
     words = [
         "snakemake",
         "--snakefile",
-        WORKFLOWS["contigs"],
+        CONTIGS,
         "--directory",
         str(folder.absolute()),
     ]

@@ -90,6 +90,12 @@ def run(arguments: argparse.Namespace) -> None:
             places += places_of(folder, keep)
         if not runs.contigs and len(folders) > 1:
             places.append(folders[0].root.parent)
+        for made in runs.steps if keep == "nothing" else ():
+            below = [path for place in map(Path, made.removable) for path in _at(place)]
+            if others := [path for path in below if path not in every]:
+                found[made.label] = others
+                every += others
+            places += map(Path, made.removable)
         if runs.contigs and keep == "nothing":
             around = runs.around()
             found |= around
@@ -347,6 +353,13 @@ def _everything(folder: Results) -> list[Path]:
     """Return the whole run."""
     receipts, owner = _below(folder.root / "receipts"), run_lock.path_of(folder.root)
     return [*receipts, *_files_under(folder.store), *_files_under(folder.root), owner]
+
+
+def _at(place: Path) -> list[Path]:
+    """Return the file, or the files below the folder, at `place`; a link leads nowhere."""
+    if place.is_symlink() or place.is_file():
+        return [place]
+    return [*_files_under(place)]
 
 
 def _files_in(folder: Path) -> list[Path]:

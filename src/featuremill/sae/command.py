@@ -10,10 +10,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
-
-from featuremill.base.arguments import parsed
-from featuremill.base.errors import UserError
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from featuremill.sae.card import Options
@@ -172,27 +169,6 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
         help="take vectors that were made otherwise than those it was trained on",
     )
     add("--threads", type=int, default=1, metavar="N", help="that compute (default 1)")
-
-
-NOT_OPTIONS = ("run", "encode")
-"""Keys of an autoencoder in a config that are no options of `train`."""
-
-
-def as_typed(options: Any) -> None:
-    """Refuse what a config has below `saes: <name>:` and `train` does not take.
-
-    Raises:
-        UserError: names the option.
-    """
-    if not isinstance(options or {}, dict):
-        raise UserError("give its options below it, such as features: 4096")
-    told = {key: value for key, value in (options or {}).items() if key not in NOT_OPTIONS}
-    words = [f"--{key.replace('_', '-')}={value}" for key, value in told.items()]
-    from featuremill.sae.card import refuse_other_count
-
-    given = parsed("sae", add_arguments, ["train", "-", "--output=-", *words])
-    _options(given).check()
-    refuse_other_count(given.gpus)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
+from featuremill.base.log import last_error
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
+from featuremill.status.sources import again_after, is_newer
 from featuremill.status.state import (
     DONE,
     DONE_WITH_FAILURES,
@@ -24,6 +28,17 @@ VERSION = 1
 """Of the JSON."""
 
 
+State = Literal["no", "yes", "older"]
+"""older: what it was made of has changed or was made again since."""
+
+
+def state_of(file: Path, made_of: Iterable[Path] = (), is_older: bool = False) -> State:
+    """Tell whether `file` is there, and whether what it was made of is older."""
+    if not file.exists():
+        return "no"
+    return "older" if is_older or any(is_newer(one, file) for one in made_of) else "yes"
+
+
 @dataclass
 class ProjectState:
     """All of them, as they were found."""
@@ -31,8 +46,10 @@ class ProjectState:
     runs: Runs
     states: dict[str, RunState | None] = field(default_factory=dict)
     """Of each run, by its name in the config; None of one that was not begun."""
+    steps: list[State] = field(default_factory=list)
+    """Of what steps make, in the order of `runs.steps`."""
     problems: list[Problem] = field(default_factory=list)
-    """Those of no run."""
+    """How the last try of a step ended that is not there."""
     next: list[str] = field(default_factory=list)
     """What to type."""
 
@@ -59,7 +76,7 @@ class ProjectState:
     @property
     def exit_status(self) -> int:
         """0 done, 1 not done, 2 done with failures: that of the least."""
-        if not all(self.states.values()):
+        if not all(self.states.values()) or set(self.steps) - {"yes"}:
             return NOT_DONE
         found = {state.exit_status for state in self.begun}
         return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
@@ -73,6 +90,10 @@ class ProjectState:
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,
             "runs": {name: one and one.as_json() for name, one in self.states.items()},
+            "steps": {
+                made.label: {"files": list(made.files), "made": state}
+                for made, state in zip(self.runs.steps, self.steps, strict=True)
+            },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
         }
@@ -92,8 +113,21 @@ def read_project(runs: Runs, verifies: bool = False) -> ProjectState:
     """
     state = ProjectState(runs)
     state.read_runs(verifies)
+    state.steps = [state_of(Path(made.files[-1]), map(Path, made.made_of)) for made in runs.steps]
+    if not state.is_at_work:
+        found = zip(runs.steps, state.steps, strict=True)
+        failed = [made for made, one in found if one != "yes"]
+        logs = [(made.label, Path(log)) for made in failed for log in made.logs]
+        state.problems = [*step_problems(logs)]
     state.next = what_to_type(state)
     return state
+
+
+def step_problems(logs: Iterable[tuple[str, Path]]) -> Iterator[Problem]:
+    """Yield how the last tries ended of steps, each with a log, that are not there."""
+    for label, log in logs:
+        if error := last_error(log):
+            yield Problem("step_failed", f"{label}: the last try failed: {error}", again_after(log))
 
 
 def what_to_type(state: ProjectState) -> list[str]:

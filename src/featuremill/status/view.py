@@ -13,10 +13,11 @@ from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config.runs import Runs
 from featuremill.status.project import ProjectState, read_project
+from featuremill.status.project import State as Step
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
 from featuremill.status.time_left import TimeLeft
-from featuremill.status.whole import Made, WholeState, read_whole
+from featuremill.status.whole import WholeState, read_whole
 from featuremill.store.plan import Plan
 
 WIDTH = 80
@@ -37,8 +38,8 @@ NO_PLAN = {
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
-STEPS: dict[Made, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
-LATER: dict[Made, str] = {"no": "", "yes": "", "older": "; of what was before"}
+STEPS: dict[Step, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
+LATER: dict[Step, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
     "running": "running",
     "unclear": "perhaps running",
@@ -87,12 +88,13 @@ def lines(state: RunState | ProjectState) -> Iterator[str]:
 def _project_lines(whole: ProjectState) -> Iterator[str]:
     yield from _wrapped(f"{whole.runs.given}: {_verdict_on_all(whole)}")
     yield ""
-    steps = _steps(whole) if isinstance(whole, WholeState) else _runs(whole)
+    steps = [*(_steps(whole) if isinstance(whole, WholeState) else _runs(whole)), *_made(whole)]
+    width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in steps))
     for label, text in steps:
-        yield from _labelled(label, text, LABEL_OF_STEP)
+        yield from _labelled(label, text, width)
     last = next((state for state in whole.begun if state.activity.is_running), None)
     last = last or next(iter(whole.begun), None)
-    yield from _labelled("Snakemake", _snakemake(last) if last else "not running", LABEL_OF_STEP)
+    yield from _labelled("Snakemake", _snakemake(last) if last else "not running", width)
     yield ""
     for state in whole.begun:
         yield from _jobs(state)
@@ -123,6 +125,13 @@ def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
             continue
         rest = f"; rest: {_rest(state.rest)}" if state.rest else ""
         yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
+
+
+def _made(whole: ProjectState) -> Iterator[tuple[str, str]]:
+    """Yield what each thing is called that a step makes, and how it stands."""
+    for made, state in zip(whole.runs.steps, whole.steps, strict=True):
+        far = plain(made.progress()) if state == "no" else ""
+        yield made.label, f"{made.files[-1]}: {far or STEPS[state]}"
 
 
 def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:

@@ -10,27 +10,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from featuremill.base.log import last_error
 from featuremill.config.contigs import ContigsConfig
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Mend, Problem
-from featuremill.status.project import VERSION, ProjectState, what_to_type
-from featuremill.status.sources import MOST_HASHED, again_after, is_newer
+from featuremill.status.project import (
+    VERSION,
+    ProjectState,
+    State,
+    state_of,
+    step_problems,
+    what_to_type,
+)
+from featuremill.status.sources import MOST_HASHED, is_newer
 from featuremill.status.state import NOT_DONE, STATES
 from featuremill.store.files import read_json, sha256_of
 from featuremill.translate.folder import SUMMARY, Translation
-
-Made = Literal["no", "yes", "older"]
-"""older: what it was made of has changed or was made again since."""
 
 
 class Step(NamedTuple):
     """What one step beside the runs has made."""
 
     file: Path
-    made: Made = "no"
+    made: State = "no"
 
 
 @dataclass
@@ -124,9 +127,7 @@ def read_whole(runs: Runs, verifies: bool = False) -> WholeState:
 
 
 def _step(file: Path, made_of: Iterable[Path] = (), is_older: bool = False) -> Step:
-    if not file.exists():
-        return Step(file)
-    return Step(file, "older" if is_older or any(is_newer(one, file) for one in made_of) else "yes")
+    return Step(file, state_of(file, made_of, is_older))
 
 
 def _is_of(translation: Translation, asked: ContigsConfig) -> bool:
@@ -181,10 +182,8 @@ def _failed(state: WholeState) -> Iterator[Problem]:
         f"logs/heads/{asked.head_name}.{asked.run}.log": state.predictions,
         f"logs/{asked.run}/verdict.log": state.verdicts,
     }
-    for log, step in logs.items():
-        if step.made != "yes" and (error := last_error(Path(log))):
-            what = f"{step.file}: the last try failed: {error}"
-            yield Problem("step_failed", what, again_after(Path(log)))
+    found = [(str(step.file), Path(log)) for log, step in logs.items() if step.made != "yes"]
+    yield from step_problems(found)
     if state.head.made == "no" and not asked.train:
         folder = state.head.file.parent
         what = f"{folder}: there is no head, and `train` is not set in {state.runs.given}."

@@ -15,6 +15,7 @@ from typing import Any
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
+from featuremill.base.words import listed
 from featuremill.config import Config, project, runs
 from featuremill.lease import devices
 from featuremill.plan.command import planning_device
@@ -81,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         read = project.read(arguments.config)
         each = [_estimate(run.config, arguments) for run in read.runs.values()]
-        found = each[0] if named.is_one else whole.WholeEstimate.of(read.name, each)
+        more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
+        found = each[0] if named.is_one else whole.WholeEstimate.of(read.name, each, more)
     said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
     sys.stdout.write(f"{said}\n")
     return 0

@@ -13,7 +13,7 @@ from featuremill.base.arguments import add_runs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill top`."""
-    add_runs(parser, ", or saes/NAME")
+    add_runs(parser, ", or the folder of an autoencoder")
     parser.add_argument("--once", action="store_true", help="one look, then end")
     parser.add_argument(
         "--json", action="store_true", help="for programs: one object a look, each on a line"

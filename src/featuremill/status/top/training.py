@@ -44,6 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
         time.sleep(arguments.every or EVERY_SECONDS)
 
 
+def progress(folder: Path) -> str:
+    """Return how far a training is; "" before its first steps."""
+    row = _last(folder / TRAINING)
+    return line_of(row) if row else ""
+
+
 def _is_at_work(folder: Path) -> bool:
     with (folder / LOCK).open("a") as file:
         return try_lock(file, folder / LOCK) is False

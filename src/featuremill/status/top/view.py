@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import textwrap
 import time
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -46,7 +47,15 @@ def totals_lines(now: WholeNow) -> list[str]:
     """Return for each run how far it is, and whose that is where there are several."""
     if now.named.is_one:
         return [totals_line(now.runs[0])]
-    return [f"{one_line(plain(str(run.folder)))}: {totals_line(run)}" for run in now.runs]
+    runs = [f"{one_line(plain(str(run.folder)))}: {totals_line(run)}" for run in now.runs]
+    return [*runs, *_steps(now)]
+
+
+def _steps(now: WholeNow) -> list[str]:
+    """Return how far steps are, of those that say it and are not done."""
+    open = [made for made in now.named.steps if not Path(made.files[-1]).exists()]
+    told = [(made.label, made.progress()) for made in open]
+    return [one_line(plain(f"{label}: {far}")) for label, far in told if far]
 
 
 def totals_line(now: RunNow) -> str:
@@ -75,7 +84,8 @@ def whole_screen(now: WholeNow, width: int) -> RenderableType:
     title = Text.assemble((one_line(plain(str(now.named.given))), "bold"), "  ")
     title.append(f"{done:,} of {words.records(total)} of its runs")
     parts = [part for run in now.runs for part in (Text(), screen(run, width))]
-    return Group(_cropped(title), *parts)
+    steps = [part for line in _steps(now) for part in (Text(), _cropped(Text(line)))]
+    return Group(_cropped(title), *parts, *steps)
 
 
 def screen(now: RunNow, width: int) -> RenderableType:

@@ -1,0 +1,127 @@
+"""The contract of a step: what a project makes before or after features, and nothing else.
+
+A step is a module (or any object) with the attributes of `Step`, registered as an entry point of
+the group `featuremill.steps` under its key of the config; those that come along stand in
+`featuremill.steps` and are registered likewise. The core checks the config, includes the rules, and
+says in `status`, `top` and `clean` what there is; a step says what its files are made of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+
+MAX_NAME = 100
+"""Letters of a name: file systems allow 255 bytes, and other names are made from it."""
+
+
+class Section(BaseModel):
+    """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def plain_name(name: str) -> str:
+    """Refuse names that are none of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
+    return name
+
+
+Name = Annotated[str, AfterValidator(plain_name)]
+"""What a folder may be called."""
+
+
+class Project(NamedTuple):
+    """What a step knows of the project."""
+
+    name: str
+    """Its `run`."""
+    features: Mapping[str, str]
+    """The folder of each set of features, by its name in the config; of a config without sets, that
+    of the run by the run's own name."""
+
+    @property
+    def folder(self) -> str:
+        """Where its files go: results/<run>, from where Snakemake runs."""
+        return f"results/{self.name}"
+
+    @property
+    def logs(self) -> str:
+        """Where the logs of its steps go, in a folder of each step's KEY."""
+        return f"{self.folder}/logs"
+
+    def features_of(self, name: str | None) -> str:
+        """Return the folder of the features called `name`, which a config without sets need not
+        name; one with a / in it is the folder of a finished run elsewhere.
+
+        Raises:
+            UserError: there are none of that name, or several and no name.
+        """
+        if name is None and len(self.features) == 1:
+            return next(iter(self.features.values()))
+        if name is None:
+            raise UserError(f"say of which features: {listed(self.features)}.")
+        if "/" in name:
+            return name.rstrip("/")
+        if name not in self.features:
+            known = f"there are {listed(self.features)}, or give the folder of a finished run"
+            raise UserError(f"there are no features {name!r}; {known}, such as results/known.")
+        return self.features[name]
+
+
+class Made(NamedTuple):
+    """Files that a step makes together, of one thing that the config asks for."""
+
+    label: str
+    """What status calls it, such as autoencoders.residues."""
+    files: Sequence[str]
+    """What Snakemake is asked for; there is all of it once the last one is there."""
+    made_of: Sequence[str]
+    """Files: when one of them is newer, this is of what was before."""
+    logs: Sequence[str]
+    """Of the jobs that make it, in their order."""
+    removable: Sequence[str]
+    """Files and folders that `clean --keep nothing` removes."""
+    progress: Callable[[], str] = str
+    """Says in a few words how far it is, while it is made; "" where nothing is known."""
+
+
+class Command(NamedTuple):
+    """A command line that a step brings."""
+
+    summary: str
+    module: str
+    """Its `add_arguments(parser)` returns the parsers of what it can do, if that is several; its
+    `run(arguments)` carries it out."""
+
+
+class Step(Protocol):
+    """What the core asks. Importing a step costs nothing."""
+
+    KEY: str
+    """Its key of the config, and its folder in results/<run>/."""
+    ABOUT: str
+    """In a sentence, what stands below the key."""
+    SECTION: Any
+    """The type of that: a `Section`, or a mapping of names to one."""
+    RULES: Path
+    """Rules that are included where a config has the key. `mill.steps[KEY]` is what was asked, and
+    `mill.project` the project."""
+    COMMANDS: Mapping[str, Command]
+
+    def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield what is wrong with the section `asked` and would end a job: the key below KEY, and
+        a sentence. No look at files that a job may make."""
+
+    def made(self, asked: Any, project: Project) -> Sequence[Made]:
+        """Return what is made, in its order."""

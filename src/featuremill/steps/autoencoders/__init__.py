@@ -1,0 +1,144 @@
+"""autoencoders: sparse autoencoders on the vectors of the project's features."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from featuremill.base.errors import UserError
+from featuremill.step import Command, Made, Name, Project, Section
+
+KEY = "autoencoders"
+ABOUT = (
+    "Sparse autoencoders by name, each trained on the vectors of a set of features (docs/sae.md). "
+    "They go to `results/<run>/autoencoders/<name>/`."
+)
+RULES = Path(__file__).with_name("rules.smk")
+COMMANDS = {
+    "sae": Command(
+        "train a sparse autoencoder on a run's features, apply it, and look at it",
+        "featuremill.sae.command",
+    )
+}
+Count = Annotated[int, Field(ge=1, strict=True)]
+
+
+class Autoencoder(Section):
+    """One autoencoder, and what it is trained on."""
+
+    of: str | None = None
+    """The set of features, or the folder of a finished run. Needed where there are several sets."""
+    column: str | None = None
+    """The vectors, one a record or one a residue. Needed where there are several columns."""
+    features: Count = 4096
+    """Features of the autoencoder; usually a multiple of the vectors' width."""
+    k: Count = 32
+    """Features that are active in a vector."""
+    batch: Count = 4096
+    """Vectors of a step, of all devices together."""
+    steps: Count = 10_000
+    """Steps of the training."""
+    seed: int = Field(default=0, ge=0, strict=True)
+    """Of the order of the vectors, the start, and what is held out."""
+    learning_rate: float | None = Field(default=None, gt=0)
+    """If not given, 2e-4 / sqrt(features / 16384)."""
+    dead_after: Count = 200
+    """Steps without activity after which a feature is dead and helped along."""
+    held_out: float = Field(default=0.05, ge=0, lt=1)
+    """Share of the records for the report alone."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Of products; weights and sums are fp32."""
+    gpus: Count = 1
+    """Devices, with a process each: 1, 2, 4 or 8; on CPUs so many processes."""
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where it is trained."""
+    threads: Count = 1
+    """Threads of each process; others change the last digits."""
+    checkpoint_minutes: float = Field(default=10.0, gt=0)
+    """Between two checkpoints."""
+    encode: Annotated[
+        tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
+    ] = ()
+    """Further sets of features, or folders of finished runs, of which is written which features are
+    active in each record: `<autoencoder>.<name>.parquet` beside its folder."""
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs that the training asks for."""
+        return 0 if self.device == "cpu" else self.gpus
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill sae train`."""
+        told = self.model_dump(exclude={"of", "encode", "gpus"}, exclude_unset=True)
+        return [
+            f"--{key.replace('_', '-')}={value}" for key, value in told.items() if value is not None
+        ]
+
+
+SECTION = dict[Name, Autoencoder]
+
+
+def folder_of(name: str, project: Project) -> str:
+    """Return the folder of an autoencoder."""
+    return f"{project.folder}/{KEY}/{name}"
+
+
+def encoded(asked: Autoencoder, project: Project) -> Mapping[str, str]:
+    """Return the runs to be encoded by what their tables are called."""
+    folders = map(project.features_of, asked.encode)
+    return {folder.rpartition("/")[2]: folder for folder in folders}
+
+
+def problems(
+    asked: Mapping[str, Autoencoder], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield what a training would refuse."""
+    from featuremill.sae.card import Options, refuse_other_count
+    from featuremill.sae.command import OPTIONS
+
+    for name, one in asked.items():
+        told: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
+        checks: dict[str, Callable[[], Any]] = {
+            "of": partial(project.features_of, one.of),
+            "encode": partial(encoded, one, project),
+            "gpus": partial(refuse_other_count, one.gpus),
+            "features": Options(learning_rate=one.learning_rate or 1.0, **told).check,
+        }
+        for key, check in checks.items():
+            try:
+                check()
+            except UserError as error:
+                yield (name, key), str(error)
+
+
+def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
+    """Return each autoencoder with its page, and the tables that are encoded by it."""
+    found = []
+    for name, one in asked.items():
+        folder, run = folder_of(name, project), project.features_of(one.of)
+        tables = encoded(one, project)
+        files = [f"{folder}.{table}.parquet" for table in tables]
+        logs = [f"{project.logs}/{KEY}/{name}.{log}.log" for log in ("train", *tables, "report")]
+        runs = [run, *tables.values()]
+        found.append(
+            Made(
+                f"{KEY}.{name}",
+                [*files, f"{folder}/report.html"],
+                [f"{of}/manifest.json" for of in runs],
+                logs,
+                [folder, *files],
+                partial(_progress, Path(folder)),
+            )
+        )
+    return found
+
+
+def _progress(folder: Path) -> str:
+    from featuremill.sae.card import progress
+
+    return progress(folder)

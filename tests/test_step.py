@@ -1,0 +1,115 @@
+"""The contract of steps, over those that come along and one outside the tree."""
+
+import json
+from types import MappingProxyType
+
+import pytest
+import yaml
+from conftest import PLUGINS
+from programs import Desk, fasta, random_records
+
+from featuremill.contract import StepContract
+
+FEATURES = {
+    "letters": {"workload": "composition", "outputs": "parquet"},
+    "others": {"workload": "composition", "outputs": "npy"},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def surroundings(tmp_path_factory, environment):
+    """Let the contract's own processes find the plug-ins, and few records."""
+    folder = tmp_path_factory.mktemp("contract")
+    (folder / "few.fa").write_text(fasta(random_records(40)))
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.syspath_prepend(str(PLUGINS))
+        patch.chdir(folder)
+        yield
+
+
+class TestAutoencoders(StepContract):
+    step = "autoencoders"
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "features": FEATURES,
+            "autoencoders": {
+                "small": {
+                    "of": "letters",
+                    "column": "composition",
+                    "features": 16,
+                    "k": 2,
+                    "batch": 16,
+                    "steps": 20,
+                    "held_out": 0.3,
+                    "device": "cpu",
+                    "encode": ["others"],
+                }
+            },
+        }
+    )
+
+
+class TestOutsideTheTree(StepContract):
+    step = "tally"
+    config = MappingProxyType(
+        {"run": "one", "inputs": "few.fa", "workload": "composition", "tally": {"word": "of them"}}
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        (
+            "autoencoders: {a: {of: lettrs}}",
+            "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
+        ),
+        ("autoencoders: {a: {}}", "autoencoders.a.of: say of which features: letters and others."),
+        (
+            "autoencoders: {a: {of: letters, gpus: 3}}",
+            "autoencoders.a.gpus: --gpus 3: a batch is computed in 8 equal slices",
+        ),
+        (
+            "autoencoders: {a: {of: letters, k: 5000}}",
+            "autoencoders.a.features: --k 5000: of 4,096",
+        ),
+        ("autoencoders: {a: {k: many}}", "autoencoders.a.k: give a whole number of at least 1"),
+        ("autoencoders: {a: {kk: 1}}", "autoencoders.a.kk: there is no such key here"),
+        ("autoencoders: many", "autoencoders: give a mapping of names to values, not 'many'."),
+        ("autoencoders: {a/b: {}}", "autoencoders.a/b: use letters, digits, '.', '_' and '-' only"),
+        ("tally: {wrod: a}", "tally.wrod: there is no such key here; did you mean 'word'?"),
+        ("tallly: {}", "tallly: there is no such key here; did you mean 'tally'?"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_any_job(tmp_path, environment, section, sentence):
+    config = {"run": "soil", "inputs": "few.fa", "features": FEATURES}
+    text = yaml.safe_dump(config, sort_keys=False)
+    (tmp_path / "few.fa").write_text(">p\nMKV\n")
+    (tmp_path / "my.yaml").write_text(text + section + "\n")
+    line = text.count("\n") + 1
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "status", "my.yaml", status=2).err
+    assert f"my.yaml:{line}: {sentence}" in said
+
+
+def test_a_run_elsewhere_has_to_be_there(tmp_path, environment):
+    config = {"inputs": "few.fa", "workload": "composition", "tally": {"of": "results/known"}}
+    (tmp_path / "few.fa").write_text(">p\nMKV\n")
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    said = Desk(tmp_path, environment).type("featuremill", "run", "my.yaml", "-n", status=None).text
+    assert "tally: results/known/manifest.json: there is no such file" in said
+
+
+def test_its_command_is_typed_as_any_other(tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "--help").out
+    assert "count the records of a finished run" in said and "sparse autoencoder" in said
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "manifest.json").write_text(json.dumps({"counts": {"ok": 3}}))
+    desk.type("featuremill", "tally", "results", "--output", "plan")
+    assert (tmp_path / "plan").read_text() == "3 records\n"
+    said = desk.type("featuremill", "taly", status=2).err
+    assert "there is no verb 'taly'; did you mean tally?" in said
