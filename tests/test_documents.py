@@ -16,6 +16,7 @@ from documents import LACKS, PageError, check, pages, read, type_page
 from reading import house  # noqa: F401  (a fixture)
 
 from featuremill.__main__ import VERBS, main
+from featuremill.step.finding import commands
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
 FAST = ["README.md"]
@@ -54,7 +55,7 @@ def test_verbs_and_options_in_the_prose_exist(name, capsys):
     for command in re.findall(r"`(featuremill\s[^`]*)`", prose):
         words = command.split()
         verbs = [word for word in words[1:2] if re.fullmatch("[a-z-]+", word)]
-        assert set(verbs) <= VERBS.keys(), command
+        assert set(verbs) <= {*VERBS, *commands()}, command
         options = {word.partition("=")[0] for word in words if word.startswith("--")}
         if verbs and verbs[0] not in ("run", "lease"):
             with pytest.raises(SystemExit):

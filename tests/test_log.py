@@ -12,6 +12,7 @@ from featuremill.__main__ import VERBS, main
 from featuremill.base import log, progress, this_process
 from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.base.progress import Progress
+from featuremill.step.finding import commands
 
 GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
 
@@ -37,7 +38,7 @@ def clock(monkeypatch):
     return now
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", [*VERBS, *commands()])
 def test_every_verb_takes_the_same_words(verb, capsys):
     with pytest.raises(SystemExit) as ended:
         main([verb, "--help"])

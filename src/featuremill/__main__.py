@@ -16,16 +16,19 @@ import logging
 import os
 import platform
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill import __version__
 from featuremill.base import environment, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
+
+if TYPE_CHECKING:
+    from featuremill.step import Command
 
 VERBS = {
     "translate": "turn contigs or reads into proteins and the nucleotides that code them",
@@ -69,9 +72,6 @@ MODULES = {
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
 
-OF_STEPS: dict[str, str] = {}
-"""The modules of verbs that steps bring, once one of them, or none that there is, was typed."""
-
 ON_ERROR = {"virnucpro": 1}
 """What verbs end with that have another meaning for the usual statuses, as VirNucPro has for 2."""
 
@@ -80,8 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
-    if verb not in VERBS:  # of a step, or none: all are listed
-        _take_verbs_of_steps()
+    of_steps = {} if verb in VERBS else _of_steps()  # or none is typed, and all are listed
     command = None
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
@@ -89,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before = given[given.index("predict") - 1]
         if before in (verb, "-q", "--quiet", "-v", "--verbose") or not before.startswith("-"):
             given.remove("predict")
-    if problem := _without_verb(given):
+    if problem := _without_verb(given, of_steps):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
     if starter := environment.DIE_WITH_PARENT.text():
         this_process.die_with_starter(starter, signal.SIGTERM)
-    parser = _parser(verb)  # imports, which may swallow what a handler raises
+    parser = _parser(verb, of_steps)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
     try:
         return _run(parser.parse_args(given, argparse.Namespace(command=command)), given)
@@ -107,22 +106,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _answer_interrupts(signal.SIG_DFL)
 
 
-def _take_verbs_of_steps() -> None:
+def _of_steps() -> Mapping[str, Command]:
     from featuremill.step.finding import commands
 
-    for verb, command in commands().items():
-        VERBS.setdefault(verb, command.summary)
-        OF_STEPS.setdefault(verb, command.module)
+    return {verb: told for verb, told in commands().items() if verb not in VERBS}
 
 
-def _without_verb(given: Sequence[str]) -> str:
+def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     """Say what to type where no verb was, or none that there is."""
     if not given:
         return "say what to do: featuremill --help lists the verbs."
     word = given[0]
-    if word.startswith("-") or word in VERBS:
+    known = [*VERBS, *of_steps]
+    if word.startswith("-") or word in known:
         return ""
-    near = difflib.get_close_matches(word, VERBS, 1)
+    near = difflib.get_close_matches(word, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
     return f"there is no verb {word!r}; {hint}featuremill --help lists them."
 
@@ -193,17 +191,17 @@ def _level(parsed: argparse.Namespace) -> int:
     return logging.WARNING if is_quiet else logging.INFO
 
 
-def _parser(chosen: str | None) -> argparse.ArgumentParser:
+def _parser(chosen: str | None, of_steps: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Build the parser; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, summary in VERBS.items():
+    for verb, summary in (VERBS | {verb: told.summary for verb, told in of_steps.items()}).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
             place = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
-            module = import_module(OF_STEPS.get(verb, place))
+            module = import_module(of_steps[verb].module if verb in of_steps else place)
             for act in module.add_arguments(sub) or ():  # what a verb does that does several things
                 _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)

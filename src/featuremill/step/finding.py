@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Mapping
@@ -71,5 +72,9 @@ def sections(of: list[str]) -> type[BaseModel]:
 
 
 def commands() -> dict[str, Command]:
-    """Return what the steps bring that is typed."""
-    return {verb: told for key in known() for verb, told in step_of(key).COMMANDS.items()}
+    """Return what the steps bring that is typed; a broken one brings nothing."""
+    found: dict[str, Command] = {}
+    for key in known():
+        with contextlib.suppress(UserError):  # said to whoever asks for it
+            found |= step_of(key).COMMANDS
+    return found
