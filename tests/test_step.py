@@ -1,7 +1,7 @@
 """The contract of steps, over those that come along and one outside the tree."""
 
 import json
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import yaml
@@ -9,6 +9,7 @@ from conftest import PLUGINS
 from programs import Desk, fasta, random_records
 
 from featuremill.contract import StepContract
+from featuremill.status.project import ProjectState
 
 FEATURES = {
     "letters": {"workload": "composition", "outputs": "parquet"},
@@ -93,6 +94,12 @@ def test_what_is_wrong_is_refused_before_any_job(tmp_path, environment, section,
     desk = Desk(tmp_path, environment)
     said = desk.type("featuremill", "status", "my.yaml", status=2).err
     assert f"my.yaml:{line}: {sentence}" in said
+
+
+def test_what_a_step_has_not_made_is_not_done():
+    states = {"letters": SimpleNamespace(exit_status=0)}
+    found = [ProjectState(None, states, [made]).exit_status for made in ("yes", "older", "no")]
+    assert found == [0, 1, 1]
 
 
 def test_a_run_elsewhere_has_to_be_there(tmp_path, environment):
