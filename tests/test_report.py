@@ -192,7 +192,7 @@ def test_the_libraries_that_draw_it_are_bundled_once_and_nobody_elses(
 
 
 def test_not_merged_is_a_user_error(tmp_path: Path) -> None:
-    arguments = __main__._parser("report").parse_args(["report", str(tmp_path)])
+    arguments = __main__._parser("report", {}).parse_args(["report", str(tmp_path)])
     with pytest.raises(UserError, match="no merged results"):
         command.run(arguments)
 
