@@ -33,11 +33,11 @@ from featuremill.base.errors import UserError
 from featuremill.config.runs import named
 from featuremill.lease.devices import Device
 from featuremill.merge.command import merge
-from featuremill.sae import card, estimate, network, order, report, train, training
-from featuremill.sae import page as sae_page
-from featuremill.sae.encode import Encoder
-from featuremill.sae.training import Trainer
-from featuremill.sae.vectors import Chosen, Vectors
+from featuremill.steps.autoencoders import card, estimate, network, order, report, train, training
+from featuremill.steps.autoencoders import page as sae_page
+from featuremill.steps.autoencoders.encode import Encoder
+from featuremill.steps.autoencoders.training import Trainer
+from featuremill.steps.autoencoders.vectors import Chosen, Vectors
 from featuremill.store import ledger
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
@@ -404,7 +404,9 @@ def forward(trained, x, k=4):
 def test_encode_writes_the_active_features_of_each_record_in_the_order_of_the_input(
     run, trained, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("featuremill.sae.encode.BLOCK_NUMBERS", 48 * 40)  # many blocks
+    monkeypatch.setattr(
+        "featuremill.steps.autoencoders.encode.BLOCK_NUMBERS", 48 * 40
+    )  # many blocks
     output = tmp_path / "active.parquet"
     sae("encode", run, "--sae", trained, "--output", output)
     table = pq.read_table(output)

@@ -21,7 +21,7 @@ RULES = Path(__file__).with_name("rules.smk")
 COMMANDS = {
     "sae": Command(
         "train a sparse autoencoder on a run's features, apply it, and look at it",
-        "featuremill.sae.command",
+        "featuremill.steps.autoencoders.command",
     )
 }
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -98,8 +98,8 @@ def problems(
     asked: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield what a training would refuse."""
-    from featuremill.sae.card import Options, refuse_other_count
-    from featuremill.sae.command import OPTIONS
+    from featuremill.steps.autoencoders.card import Options, refuse_other_count
+    from featuremill.steps.autoencoders.command import OPTIONS
 
     for name, one in asked.items():
         told: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
@@ -140,6 +140,6 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
 
 
 def _progress(folder: Path) -> str:
-    from featuremill.sae.card import progress
+    from featuremill.steps.autoencoders.card import progress
 
     return progress(folder)

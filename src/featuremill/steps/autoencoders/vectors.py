@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import listed
-from featuremill.sae.order import key_of, mixed
+from featuremill.steps.autoencoders.order import key_of, mixed
 from featuremill.store import command_line, ledger
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of

@@ -27,11 +27,17 @@ from torch import Tensor
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import INTERRUPTS
-from featuremill.sae import network
-from featuremill.sae.card import CHECKPOINT, PARAMETERS, SLICES, Options, refuse_other
-from featuremill.sae.order import Order
-from featuremill.sae.ranks import Ranks
-from featuremill.sae.vectors import Chosen
+from featuremill.steps.autoencoders import network
+from featuremill.steps.autoencoders.card import (
+    CHECKPOINT,
+    PARAMETERS,
+    SLICES,
+    Options,
+    refuse_other,
+)
+from featuremill.steps.autoencoders.order import Order
+from featuremill.steps.autoencoders.ranks import Ranks
+from featuremill.steps.autoencoders.vectors import Chosen
 from featuremill.store.files import replacing
 
 LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20

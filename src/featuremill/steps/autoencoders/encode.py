@@ -18,9 +18,9 @@ import torch
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import records
-from featuremill.sae import card, network
-from featuremill.sae.card import Card
-from featuremill.sae.vectors import Rows, Vectors
+from featuremill.steps.autoencoders import card, network
+from featuremill.steps.autoencoders.card import Card
+from featuremill.steps.autoencoders.vectors import Rows, Vectors
 from featuremill.store import ledger
 from featuremill.store.files import replacing
 from featuremill.store.results import Results

@@ -17,10 +17,18 @@ from featuremill.base.words import count, counted, human_bytes, records
 from featuremill.lease import Request, lease
 from featuremill.lease.acquire import Choice
 from featuremill.lease.devices import Device
-from featuremill.sae import card, estimate
-from featuremill.sae.card import CARD, CHECKPOINT, CONFIG, LOCK, WEIGHTS, Options, Source
-from featuremill.sae.vectors import Chosen, Vectors
 from featuremill.status.top.training import TRAINING, line_of
+from featuremill.steps.autoencoders import card, estimate
+from featuremill.steps.autoencoders.card import (
+    CARD,
+    CHECKPOINT,
+    CONFIG,
+    LOCK,
+    WEIGHTS,
+    Options,
+    Source,
+)
+from featuremill.steps.autoencoders.vectors import Chosen, Vectors
 from featuremill.store.files import replacing, sha256_of
 from featuremill.workload import refuse_without_packages
 
@@ -52,7 +60,7 @@ def train(asked: Asked) -> None:
         UserError: when run, options or output are not fit for it.
     """
     refuse_without_packages(card.Needs)
-    from featuremill.sae import ranks
+    from featuremill.steps.autoencoders import ranks
 
     if ranks.is_one():
         try:
@@ -136,7 +144,7 @@ def _is_done(asked: Asked, vectors: Vectors) -> bool:
     Raises:
         UserError: when the folder has another one, or its checkpoint.
     """
-    from featuremill.sae.training import told_by
+    from featuremill.steps.autoencoders.training import told_by
 
     ours = card.identity(asked.options, source_of(vectors))
     done = card.Card.find(asked.output / CARD)
@@ -153,8 +161,8 @@ def _one(asked: Asked, kind: str) -> None:
     """Be one rank."""
     import torch
 
-    from featuremill.sae.ranks import Ranks
-    from featuremill.sae.training import Stopped, Trainer
+    from featuremill.steps.autoencoders.ranks import Ranks
+    from featuremill.steps.autoencoders.training import Stopped, Trainer
 
     torch.set_num_threads(asked.threads)
     ranks = Ranks(kind)

@@ -14,10 +14,10 @@ import torch
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
-from featuremill.sae import network
-from featuremill.sae.card import FEATURES, PAGE
-from featuremill.sae.encode import Encoder
 from featuremill.status.top.training import TRAINING
+from featuremill.steps.autoencoders import network
+from featuremill.steps.autoencoders.card import FEATURES, PAGE
+from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.store.files import replacing
 
 MOST_RECORDS = 5
@@ -71,7 +71,7 @@ def report(
     Raises:
         UserError: when run or autoencoder are not fit for it.
     """
-    from featuremill.sae.page import write_page
+    from featuremill.steps.autoencoders.page import write_page
 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     page = output or sae / PAGE

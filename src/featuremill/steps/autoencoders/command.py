@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from featuremill.sae.card import Options
+    from featuremill.steps.autoencoders.card import Options
 
 
 Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -174,7 +174,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill sae`."""
     if arguments.act == "train":
-        from featuremill.sae import train
+        from featuremill.steps.autoencoders import train
 
         train.train(
             train.Asked(
@@ -190,7 +190,7 @@ def run(arguments: argparse.Namespace) -> None:
             )
         )
     elif arguments.act == "estimate":
-        from featuremill.sae import estimate
+        from featuremill.steps.autoencoders import estimate
 
         estimate.say(
             arguments.run_folder,
@@ -200,7 +200,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.json,
         )
     elif arguments.act == "encode":
-        from featuremill.sae.encode import encode
+        from featuremill.steps.autoencoders.encode import encode
 
         encode(
             arguments.run_folder,
@@ -210,7 +210,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.threads,
         )
     else:
-        from featuremill.sae.report import report
+        from featuremill.steps.autoencoders.report import report
 
         report(
             arguments.run_folder,
@@ -225,7 +225,7 @@ OPTIONS = ("features", "k", "batch", "steps", "seed", "dead_after", "held_out", 
 
 
 def _options(arguments: argparse.Namespace) -> Options:
-    from featuremill.sae.card import Options
+    from featuremill.steps.autoencoders.card import Options
 
     rate = arguments.learning_rate
     if rate is None:

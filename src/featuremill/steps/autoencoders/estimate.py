@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.words import human_bytes
-from featuremill.sae.card import SLICES, Options, refuse_other_count
-from featuremill.sae.vectors import Vectors
+from featuremill.steps.autoencoders.card import SLICES, Options, refuse_other_count
+from featuremill.steps.autoencoders.vectors import Vectors
 
 FLOAT = 4
 HOST_BYTES = 460 * 2**20

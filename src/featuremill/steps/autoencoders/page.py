@@ -11,8 +11,8 @@ import numpy as np
 from featuremill.base import words
 from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
-from featuremill.sae.card import FEATURES, Card
-from featuremill.sae.report import Held, Top
+from featuremill.steps.autoencoders.card import FEATURES, Card
+from featuremill.steps.autoencoders.report import Held, Top
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000

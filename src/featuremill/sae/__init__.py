@@ -1,1 +1,0 @@
-"""Sparse autoencoders on the features of finished runs: trained, applied, looked at."""
