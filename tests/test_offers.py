@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
 from featuremill.flow import before, reach
-from featuremill.flow.begin import Flow
+from featuremill.flow.begin import Run
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
@@ -119,7 +119,7 @@ def test_conda_environments_are_the_workloads_where_they_are_needed():
     def environments(workload, *outputs):
         flow = SimpleNamespace(config=SimpleNamespace(workload=workload, outputs=outputs))
         verbs = ("weights", "plan", "extract", "merge", "report")
-        return [Path(Flow.environment(flow, verb)).name for verb in verbs]
+        return [Path(Run.environment(flow, verb)).name for verb in verbs]
 
     esm2, base = "esm2.yaml", "base.yaml"
     assert environments("esm2") == [esm2, base, esm2, base, base]
@@ -138,7 +138,7 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
     before.refuse_without_packages(None, config, "results/x", [])
     flow = SimpleNamespace(config=config)
-    assert {Flow.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
+    assert {Run.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
     }
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
@@ -110,6 +111,19 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     assert not (desk.folder / "results" / "soil").exists()
     said = desk.type("featuremill", "status", "config.yaml", status=2).err
     assert "this run was not begun yet" in said
+
+
+def test_one_more_format_of_one_set_is_a_file_that_is_asked_for(desk):
+    """And one that the config has is the merge's."""
+    (desk.folder / "computed.txt").unlink()
+    wanted = "results/soil/faulty/embeddings.npy"
+    desk.type(*WHOLE, *PROFILE, wanted)
+    table = pd.read_parquet(desk.folder / "results/soil/faulty/embeddings.parquet")
+    assert len(np.load(desk.folder / wanted)) == len(table) == 12
+    assert not (desk.folder / "computed.txt").exists()
+    said = desk.type(*WHOLE, *PROFILE, wanted, "results/soil/letters/embeddings.npy").text
+    assert "Nothing to be done" in said
+    assert "Exported" in desk.type("featuremill", "status", "results/soil/faulty").out
 
 
 def test_a_failure_is_told_and_a_retry_computes_it_alone(tmp_path, environment):

@@ -24,7 +24,7 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.step import MAX_NAME as MAX_NAME
-from featuremill.step import Section, plain_name
+from featuremill.step import Section, finding, plain_name
 from featuremill.store import formats
 from featuremill.workload import (
     DEFAULT,
@@ -382,6 +382,9 @@ def sections() -> dict[str, str]:
     options = {name for model in _options().values() for name in model.model_fields}
     hints = dict.fromkeys(options, "put it under 'options:'")
     hints |= dict.fromkeys(Labels.model_fields, "put it under 'labels:'")
+    # Where these may stand, somebody else has taken them out.
+    others = ("features", *finding.known())
+    hints |= dict.fromkeys(others, "this command takes the config of one run, without it")
     return hints | dict.fromkeys(Shards.model_fields, "put it under 'shards:'")
 
 

@@ -30,7 +30,7 @@ from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
 from featuremill.flow.job_resources import JobResources
 from featuremill.step.finding import step_of
-from featuremill.store.formats import format_of
+from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
 from featuremill.workload import find_workload, mistakes, said
 
@@ -165,6 +165,14 @@ class Merged(NamedTuple):
     outputs: tuple[str, ...]
 
 
+class Exported(NamedTuple):
+    """Runs whose results have not this format of themselves."""
+
+    format: str
+    runs: str
+    """The expression that their names match."""
+
+
 class Flow:
     """The project, as its rules see it: what they say of a run is asked by wildcards.
 
@@ -237,6 +245,15 @@ class Flow:
             Merged(f"merge{self.runs[runs[0]].suffix if place else ''}", _one_of(runs), outputs)
             for place, (outputs, runs) in enumerate(groups)
         ]
+
+    @property
+    def exported(self) -> list[Exported]:
+        """The rules that write one more format: one for each that not all runs have."""
+        without = {
+            name: [run for run, one in self.runs.items() if name not in one.config.outputs]
+            for name in files()
+        }
+        return [Exported(name, _one_of(runs)) for name, runs in without.items() if runs]
 
     def everything(self, others: Iterable[str]) -> list[str]:
         """Return all results of all runs, with the `others` that each has, and of the steps."""

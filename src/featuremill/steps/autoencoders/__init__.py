@@ -120,21 +120,22 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
     """Return each autoencoder with its page, and the tables that are encoded by it."""
     found = []
     for name, one in asked.items():
-        folder, run = folder_of(name, project), project.features_of(one.of)
-        tables = encoded(one, project)
-        files = [f"{folder}.{table}.parquet" for table in tables]
-        logs = [f"{project.logs}/{KEY}/{name}.{log}.log" for log in ("train", *tables, "report")]
-        runs = [run, *tables.values()]
+        folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
         found.append(
             Made(
                 f"{KEY}.{name}",
-                [*files, f"{folder}/report.html"],
-                [f"{of}/manifest.json" for of in runs],
-                logs,
-                [folder, *files],
+                [f"{folder}/report.html"],
+                [f"{project.features_of(one.of)}/manifest.json"],
+                [f"{logs}.train.log", f"{logs}.report.log"],
+                [folder],
                 partial(_progress, Path(folder)),
             )
         )
+        for table, run in encoded(one, project).items():
+            file, made_of = f"{folder}.{table}.parquet", [f"{folder}/sae.json"]
+            made_of.append(f"{run}/manifest.json")
+            label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
+            found.append(Made(label, [file], made_of, [log], [file]))
     return found
 
 
