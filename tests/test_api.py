@@ -185,7 +185,13 @@ def test_a_workload_of_another_package_computes(run, tmp_path, monkeypatch):
     table = run(path, "bulky")
     assert_same(featuremill.compute(path, "bulky"), table)
     assert_same(featuremill.compute(SEQUENCES, "bulky"), table)
-    mistakes = ("load", "run", "batch_cost is 0", "a column is reserved", "cost raises")
+    mistakes = (
+        "load raises",
+        "run raises",
+        "batch_cost is 0",
+        "a column is reserved",
+        "cost raises",
+    )
     for mistake in (*mistakes, "collect gives other columns", "records raises"):
         with pytest.raises(WorkloadError, match=r"^workload mistaken \(package "):
             featuremill.compute(path, "mistaken", {"mistake": mistake})

@@ -98,7 +98,7 @@ def test_export_writes_them_and_clean_removes_what_they_are_made_of(run):
     assert not half.parent.exists() and (root / "letters" / "p" / "ids.txt").exists()
     assert len(np.load(root / "embeddings.npy")) == len(RECORDS)
     said = run.verb("search", "results/test", "--query", "p0.0", status=2).err
-    assert "this needs embeddings.parquet" in said
+    assert "this part of the run was removed, and vectors are read from parts" in said
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from featuremill.extract.in_process import values_in_batches
 from featuremill.features import Features
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.search.nearest import Matrix
+from featuremill.store import run_lock
 from featuremill.workload import (
     Record,
     Weights,
@@ -116,7 +117,7 @@ class Recipe:
         model = weights_verb.model_told(self._settings)
         file = Path(planned or weights_verb.json_of(model, self._settings.workload))
         # As the workflow has it: beside results/, from where snakemake was called.
-        places = [given] if given else [file, self._root.absolute().parent.parent / file]
+        places = [given] if given else [file, run_lock.working_folder(self._root) / file]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             raise UserError(
