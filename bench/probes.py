@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,6 +27,7 @@ from featuremill.workloads.esm2.encoder import DTYPES
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)
 NUM_KERNELS = 12
+K = TypeVar("K")
 
 
 def same_bits(stage: Stage, dtype: str, budget: int, num_tokens: int, num_alone: int) -> Any:
@@ -61,18 +62,24 @@ def _bits(model: Any, proteins: Sequence[Protein], budget: int) -> dict[str, byt
     return found
 
 
+def _interleaved(stage: Stage, work: Mapping[K, tuple[Any, list[Any]]]) -> dict[K, list[float]]:
+    """Return the device's seconds of three passes over the batches of each model, in turn."""
+    seconds: dict[K, list[float]] = {key: [] for key in work}
+    for number in range(4):
+        for key, (model, batches) in work.items():
+            measured = gpu_only.seconds(stage.place, model, batches)
+            if number:  # the first pass warms up
+                seconds[key].append(measured)
+    return seconds
+
+
 def budget_sweep(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
     """Return the device's tokens per second for each token budget, interleaved."""
     say(f"{stage.shape.name}: sweep of the token budget")
     model = stage.ours(stage.dtype).model_for("mean")
     proteins = stage.sample.take(num_tokens)
     prepared = {budget: gpu_only.prepare(model, proteins, budget) for budget in BUDGETS}
-    seconds: dict[int, list[float]] = {budget: [] for budget in BUDGETS}
-    for number in range(4):
-        for budget, batches in prepared.items():
-            measured = gpu_only.seconds(stage.place, model, batches)
-            if number:  # the first pass warms up
-                seconds[budget].append(measured)
+    seconds = _interleaved(stage, {b: (model, batches) for b, batches in prepared.items()})
     tokens = sum(tokens_of(proteins))
     return [
         {"budget": b, "tokens_per_second": round(tokens / statistics.median(s), 1), "seconds": s}
@@ -148,12 +155,7 @@ def forms(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
         except WorkloadError as error:
             errors[form.NAME] = str(error)
     batches = gpu_only.prepare(ours.model_for("mean"), proteins, budget)
-    seconds: dict[str, list[float]] = {name: [] for name in models}
-    for number in range(4):
-        for name, model in models.items():
-            measured = gpu_only.seconds(stage.place, model, batches)
-            if number:  # the first pass warms up
-                seconds[name].append(measured)
+    seconds = _interleaved(stage, {name: (model, batches) for name, model in models.items()})
     tokens, rows = sum(tokens_of(proteins)), max(len(batch.pack.tokens_T) for batch in batches)
     found = [
         {"products": n, "rows": rows, "tokens_per_second": round(tokens / statistics.median(s), 1)}

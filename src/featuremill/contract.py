@@ -79,6 +79,14 @@ class Finished(NamedTuple):
     merge_peak_mb: int
 
 
+def _heavy_after(code: str) -> list[str]:
+    """Return which of HEAVY a new Python has imported once it ran `code`."""
+    code = f"import json, sys; {code}; print(json.dumps(sorted(set({HEAVY!r}) & set(sys.modules))))"
+    said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
+    found: list[str] = json.loads(said.stdout)
+    return found
+
+
 def _left_out(run: Finished) -> dict[str, str]:
     """Return the records without values, each with its reason."""
     return {one.id: one.reason for one in failed.read(run.folder.root / "failed.tsv")}
@@ -102,12 +110,10 @@ class WorkloadContract:
 
     def test_importing_it_costs_nothing(self) -> None:
         code = (
-            "import sys; from featuremill.workload import find_workload; "
-            f"find_workload({self.workload!r}).Options.model_json_schema(); "
-            f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+            "from featuremill.workload import find_workload; "
+            f"find_workload({self.workload!r}).Options.model_json_schema()"
         )
-        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-        assert json.loads(said.stdout.decode().replace("'", '"')) == [], "imports belong in load"
+        assert _heavy_after(code) == [], "imports belong in load"
 
     def test_its_options_are_described_and_survive_json(self) -> None:
         fields = self._module.Options.model_fields
@@ -335,12 +341,10 @@ class StepContract:
 
     def test_importing_it_costs_nothing(self) -> None:
         code = (
-            "import sys; from featuremill.step import finding; "
-            f"finding.sections([{self.step!r}]); finding.step_of({self.step!r}).COMMANDS; "
-            f"print(sorted(set({HEAVY!r}) & set(sys.modules)))"
+            "from featuremill.step import finding; "
+            f"finding.sections([{self.step!r}]); finding.step_of({self.step!r}).COMMANDS"
         )
-        said = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
-        assert json.loads(said.stdout.decode().replace("'", '"')) == []
+        assert _heavy_after(code) == []
 
     def test_every_key_is_described(self) -> None:
         schema = finding.sections([self.step]).model_json_schema()
