@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT
+from featuremill.config.contigs import ContigsConfig
+from featuremill.flow.head_fits import refuse_unfit
 from programs import Desk, jobs_listed
 
 from featuremill.base.errors import UserError
-from featuremill.config.contigs import ContigsConfig
 from featuremill.flow.begin import begin_contigs
-from featuremill.flow.head_fits import refuse_unfit
 from featuremill.flow.screen import RefusedError
-from featuremill.head.card import CARD, Card, Part
+from featuremill.steps.heads.card import CARD, Card, Part
+from featuremill.steps.translate.command import as_typed as translate_words
+from featuremill.steps.verdicts.command import as_typed as verdict_words
 from featuremill.store.plan import Settings
-from featuremill.translate.command import as_typed as translate_words
-from featuremill.verdict.command import as_typed as verdict_words
 
 SNAKEFILE = ROOT / "workflow" / "contigs" / "Snakefile"
 CLASSES = ("others", "virus")

@@ -34,7 +34,8 @@ from featuremill.features import records as feature_records
 from featuremill.features.columns import Column
 from featuremill.features.records import Features
 from featuremill.features.table import Stored, Table
-from featuremill.head import (
+from featuremill.merge.command import merge
+from featuremill.steps.heads import (
     calibration,
     card,
     figures,
@@ -43,12 +44,11 @@ from featuremill.head import (
     intervals,
     page,
 )
-from featuremill.head import network as network_of
-from featuremill.head.card import Card
-from featuremill.head.fitting import Logistic, chosen_and_fitted, out_of_fold
-from featuremill.head.joined import Joined
-from featuremill.head.predict import _refuse_other_recipes
-from featuremill.merge.command import merge
+from featuremill.steps.heads import network as network_of
+from featuremill.steps.heads.card import Card
+from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
+from featuremill.steps.heads.joined import Joined
+from featuremill.steps.heads.predict import _refuse_other_recipes
 from featuremill.store.results import Results
 
 COLUMN = ["--feature", "composition"]

@@ -30,9 +30,9 @@ from programs import Desk, wait_for
 
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import contigs, fasta, kinds, nucleotides
-from featuremill.translate import chunks, folder, ids, orfs
-from featuremill.translate.command import translate
-from featuremill.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
+from featuremill.steps.translate import chunks, folder, ids, orfs
+from featuremill.steps.translate.command import translate
+from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
 from featuremill.workload import Record
 
 SAME_FOLDER = settings(
@@ -348,7 +348,7 @@ def test_codons_are_those_of_biopython_in_every_code(number):
         False
     }
     assert {r for c, r in zip(every, skipped, strict=True) if not set(c) <= set("ACGT")} == {"-"}
-    from featuremill.translate.genetic_code import codons
+    from featuremill.steps.translate.genetic_code import codons
 
     starts = {codon for codon in every if code.is_start[codons(codon.encode())[0]]}
     assert starts == set(table.start_codons)
@@ -721,7 +721,7 @@ def pretended_prodigal(tmp_path, monkeypatch):
 
 
 def test_genes_are_those_of_the_program(pretended_prodigal, tmp_path, monkeypatch):
-    monkeypatch.setattr("featuremill.translate.genes.BATCH_LETTERS", 220)
+    monkeypatch.setattr("featuremill.steps.translate.genes.BATCH_LETTERS", 220)
     sequences = {"a|x_1": "CCCATGGCTTAACC", "b": "CCCATGGCATGACCC", "c": "CCC", "d": "ACGT"}
     done = translate([write(tmp_path / "a.fna", sequences.items())], tmp_path / "out", "genes")
     assert written(tmp_path / "out") == [

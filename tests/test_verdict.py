@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from programs import Desk
 
 from featuremill.base.errors import UserError
-from featuremill.head import card, held_out
-from featuremill.translate.command import translate
-from featuremill.verdict import predictions as predictions_module
-from featuremill.verdict.page import MOST_POINTS, tracks_of
-from featuremill.verdict.predictions import Scored
-from featuremill.verdict.trained_on import trained_on
-from featuremill.verdict.write import write
+from featuremill.steps.heads import card, held_out
+from featuremill.steps.translate.command import translate
+from featuremill.steps.verdicts import predictions as predictions_module
+from featuremill.steps.verdicts.page import MOST_POINTS, tracks_of
+from featuremill.steps.verdicts.predictions import Scored
+from featuremill.steps.verdicts.trained_on import trained_on
+from featuremill.steps.verdicts.write import write
 
 CLASSES = ("others", "virus")
 

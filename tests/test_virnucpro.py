@@ -31,11 +31,11 @@ from safetensors.numpy import load_file, save_file
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.flow import virnucpro as command
-from featuremill.head.card import CARD, Card, Part
-from featuremill.head.virnucpro import LAYOUTS, FileFeatures
+from featuremill.steps.heads.card import CARD, Card, Part
+from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
+from featuremill.steps.translate.command import translate
+from featuremill.steps.verdicts import virnucpro as files
 from featuremill.store import run_lock
-from featuremill.translate.command import translate
-from featuremill.verdict import virnucpro as files
 
 WIDTHS = {"nucleotides": 3, "proteins": 5}
 PER_FILE = 7

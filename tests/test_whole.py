@@ -32,13 +32,13 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.config.runs import named
-from featuremill.head import card, predict
 from featuremill.status import whole
+from featuremill.steps.heads import card, predict
+from featuremill.steps.translate.command import translate
+from featuremill.steps.translate.folder import LOCK
+from featuremill.steps.verdicts import predictions as predictions_module
+from featuremill.steps.verdicts.write import write
 from featuremill.store.failed import Failure
-from featuremill.translate.command import translate
-from featuremill.translate.folder import LOCK
-from featuremill.verdict import predictions as predictions_module
-from featuremill.verdict.write import write
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(PLUGINS))

@@ -27,7 +27,7 @@ from network import Network, Shape, save
 from perplexity import baselines, cross_entropies, frequencies, load, mask, perplexity
 from probes import Probes, composition
 
-from featuremill.head.intervals import Estimate
+from featuremill.steps.heads.intervals import Estimate
 
 DESCRIPTIONS = {
     "gain": "the first less composition, pair by pair",

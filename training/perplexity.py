@@ -16,7 +16,7 @@ from batches import MASKED, with_targets
 from network import Network, Shape
 from torch.nn import functional
 
-from featuremill.head.intervals import Estimate, bootstrap
+from featuremill.steps.heads.intervals import Estimate, bootstrap
 
 PSEUDO_COUNTS = 160  # of the training set's frequencies, in the composition baseline
 ROW_TOKENS = 8192

@@ -14,10 +14,10 @@ from __future__ import annotations
 import numpy as np
 from shards import AMINO_ACIDS
 
-from featuremill.head.figures import auc, macro_f1
-from featuremill.head.fitting import Logistic
-from featuremill.head.intervals import Estimate, bootstrap
-from featuremill.head.network import logits
+from featuremill.steps.heads.figures import auc, macro_f1
+from featuremill.steps.heads.fitting import Logistic
+from featuremill.steps.heads.intervals import Estimate, bootstrap
+from featuremill.steps.heads.network import logits
 
 __all__ = ["Probes", "auc", "composition", "folds_of", "macro_f1"]
 

@@ -31,31 +31,29 @@ if TYPE_CHECKING:
     from featuremill.step import Command
 
 VERBS = {
-    "translate": "turn contigs or reads into proteins and the nucleotides that code them",
     "init": "write a commented config for your own input",
-    "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
     "run": "compute a run: snakemake with this workflow and your config, from any folder",
-    "weights": "convert a checkpoint once into a memory-mapped file",
-    "plan": "read the records and cut them into shards",
-    "extract": "compute one shard",
-    "lease": "run a command on GPUs that nobody else uses meanwhile",
-    "merge": "gather the parts into results and account for every record",
-    "export": "write results in other formats, without computing anything again",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
     "top": "show a run while it goes on: how far, how fast, how long yet, on which device",
     "retry": "make failed records run again",
-    "clean": "say what of a run can go, and remove it",
-    "report": "draw what happened as one HTML page",
-    "head": "train a classifier on features of finished runs, take one over, or apply it",
-    "verdict": "say of each contig what it is, by the scores of its fragments",
-    "virnucpro": "predict which contigs are of viruses, by VirNucPro's flags, into its files",
-    "virnucpro-files": "write the files of VirNucPro from fragments, features and scores",
+    "export": "write results in other formats, without computing anything again",
     "search": "find the records that are nearest to a sequence or to another record",
+    "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
     "doctor": "say whether this machine is ready, what is in the way, and how to run here",
     "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
+    "clean": "say what of a run can go, and remove it",
+    "lease": "run a command on GPUs that nobody else uses meanwhile",
+}
+"""What people type, and what it does."""
+OF_THE_WORKFLOW = {
+    "weights": "convert a checkpoint once into a memory-mapped file",
+    "plan": "read the records and cut them into shards",
+    "extract": "compute one shard",
+    "merge": "gather the parts into results and account for every record",
+    "report": "draw what happened as one HTML page",
     "config-docs": "write config/README.md, config/schema.json and docs/environment.md",
 }
-"""What can be typed, and what it does."""
+"""What its rules and its developers type."""
 MODULES = {
     "init": "plan.init",
     "estimate": "plan.estimate.command",
@@ -66,28 +64,22 @@ MODULES = {
     "retry": "plan.retry",
     "clean": "merge.clean",
     "audit": "doctor.audit.command",
-    "virnucpro": "flow.virnucpro",
-    "virnucpro-files": "verdict.virnucpro",
     "config-docs": "config.docs",
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
-
-ON_ERROR = {"virnucpro": 1}
-"""What verbs end with that have another meaning for the usual statuses, as VirNucPro has for 2."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
-    of_steps = {} if verb in VERBS else _of_steps()  # or none is typed, and all are listed
-    command = None
+    own = VERBS | OF_THE_WORKFLOW
+    of_steps = {} if verb in own else _of_steps()  # or none is typed, and all are listed
+    command, of_step = None, of_steps.get(verb or "")
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
-    elif verb == "virnucpro" and "predict" in given:  # VirNucPro has verbs of its own
-        before = given[given.index("predict") - 1]
-        if before in (verb, "-q", "--quiet", "-v", "--verbose") or not before.startswith("-"):
-            given.remove("predict")
+    elif of_step:
+        given = of_step.words(given)
     if problem := _without_verb(given, of_steps):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
@@ -96,11 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser(verb, of_steps)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
     try:
-        return _run(parser.parse_args(given, argparse.Namespace(command=command)), given)
+        status = _run(parser.parse_args(given, argparse.Namespace(command=command)), given, of_step)
     except SystemExit as end:
-        if end.code == UserError.exit_status and verb in ON_ERROR:  # words that mean nothing
-            raise SystemExit(ON_ERROR[verb]) from None
+        # Words that mean nothing.
+        if end.code == UserError.exit_status and of_step and of_step.error_status:
+            raise SystemExit(of_step.error_status) from None
         raise
+    else:
+        return status
     finally:
         # Python shuts down now, and would print what a handler raises there as an ignored error.
         _answer_interrupts(signal.SIG_DFL)
@@ -109,7 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _of_steps() -> Mapping[str, Command]:
     from featuremill.step.finding import commands
 
-    return {verb: told for verb, told in commands().items() if verb not in VERBS}
+    own = VERBS | OF_THE_WORKFLOW
+    return {verb: told for verb, told in commands().items() if verb not in own}
 
 
 def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
@@ -117,7 +113,7 @@ def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     if not given:
         return "say what to do: featuremill --help lists the verbs."
     word = given[0]
-    known = [*VERBS, *of_steps]
+    known = [*VERBS, *of_steps, *OF_THE_WORKFLOW]
     if word.startswith("-") or word in known:
         return ""
     near = difflib.get_close_matches(word, known, 1)
@@ -125,7 +121,7 @@ def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     return f"there is no verb {word!r}; {hint}featuremill --help lists them."
 
 
-def _run(parsed: argparse.Namespace, given: list[str]) -> int:
+def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) -> int:
     """Run the verb that was parsed out of `given`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
@@ -140,7 +136,7 @@ def _run(parsed: argparse.Namespace, given: list[str]) -> int:
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
-        return ON_ERROR.get(parsed.verb, error.exit_status)
+        return (of_step and of_step.error_status) or error.exit_status
     except OSError as error:
         verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
         verb_log.debug("the whole story", exc_info=True)
@@ -196,7 +192,8 @@ def _parser(chosen: str | None, of_steps: Mapping[str, Command]) -> argparse.Arg
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for verb, summary in (VERBS | {verb: told.summary for verb, told in of_steps.items()}).items():
+    theirs = {verb: told.summary for verb, told in of_steps.items()}
+    for verb, summary in (VERBS | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:

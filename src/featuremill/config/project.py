@@ -3,7 +3,7 @@ several, and what steps make before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -12,14 +12,17 @@ from pydantic import AfterValidator, Field
 from featuremill import config as configs
 from featuremill import step
 from featuremill.base.errors import UserError
+from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
-from featuremill.step import finding, plain_name
+from featuremill.step import ChecksFiles, MakesRecords, finding, plain_name
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 
 FEATURES = "features"
 """The key with several sets of features; without it a config is one run."""
+OF = "of"
+"""The key that says which of the records that a step makes."""
 
 
 def _name(name: str) -> str:
@@ -28,10 +31,18 @@ def _name(name: str) -> str:
     return name
 
 
+class Set(Features):
+    """One of several sets of features."""
+
+    of: str | None = None
+    """Which records, where a step makes several kinds of the inputs, such as the nucleotides of
+    `translate`. If not given, those that the set is called by, or else the first kind."""
+
+
 class Several(Records):
     """Records, and several sets of features of them."""
 
-    features: dict[Annotated[str, AfterValidator(_name)], Features] = Field(min_length=1)
+    features: dict[Annotated[str, AfterValidator(_name)], Set] = Field(min_length=1)
     """Sets of features by name, each with the keys of a run but for `run` and `inputs`; their files
     go to `results/<run>/<name>/`."""
 
@@ -50,11 +61,17 @@ class Project(NamedTuple):
     """A validated config."""
 
     name: str
+    inputs: tuple[str, ...]
+    """The files with its records."""
     runs: Mapping[str, Run]
     """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
 
     sections: Mapping[str, Any]
     """What the config asks of steps, by their keys."""
+    named: str = "config"
+    """What to call the config."""
+    places: Places = {}  # noqa: RUF012
+    """Where its keys stand."""
 
     @property
     def folders(self) -> list[Path]:
@@ -64,14 +81,20 @@ class Project(NamedTuple):
     @property
     def seen(self) -> step.Project:
         """The project as steps see it."""
-        folders = {name.rpartition("/")[2]: f"results/{name}" for name in self.runs}
-        return step.Project(self.name, folders)
+        return _seen(self.name, self.inputs, self.runs, self.sections)
 
     @property
     def made(self) -> list[step.Made]:
-        """What the steps make."""
-        asked = self.sections.items()
-        return [one for key, told in asked for one in step_of(key).made(told, self.seen)]
+        """What the steps make, first that which features are computed of."""
+        before = _makers(self.sections)
+        keys = sorted(self.sections, key=lambda key: key not in before)
+        return [one for key in keys for one in step_of(key).made(self.sections[key], self.seen)]
+
+    @property
+    def num_before(self) -> int:
+        """How many of these come before features."""
+        makers = _makers(self.sections).items()
+        return sum(len(step_of(key).made(self.sections[key], self.seen)) for key, _ in makers)
 
 
 def validate(
@@ -81,34 +104,71 @@ def validate(
     one, as `featuremill.config.validate` does."""
     places = places or {}
     keys = [key for key in finding.known() if key in raw]
-    features = {key: told for key, told in raw.items() if key not in keys}
-    name, runs = _features(features, source, places)
     told = {key: raw[key] for key in keys if raw[key] is not None}
     model = finding.sections(list(told))
     checked = configs.checked(model, told, (), dict, source, places)
-    found = Project(name, runs, {key: getattr(checked, key) for key in told})
-    _refuse_problems(found, source, places)
+    sections = {key: getattr(checked, key) for key in told}
+    features = {key: one for key, one in raw.items() if key not in keys}
+    found = _features(features, source, places, sections)
+    _refuse_problems(found)
     return found
 
 
-def _refuse_problems(project: Project, source: str, places: Places) -> None:
-    """Refuse what steps find wrong with what is asked of them."""
-    said = []
+def _seen(
+    name: str, inputs: tuple[str, ...], runs: Iterable[str], sections: Mapping[str, Any]
+) -> step.Project:
+    folders = {run.rpartition("/")[2]: f"results/{run}" for run in runs}
+    return step.Project(name, inputs, folders, sections)
+
+
+def problems_of_files(
+    project: Project, ahead: Callable[[Config], step.Ahead | None]
+) -> Iterator[str]:
+    """Yield what files that are there would make a step's job refuse, and where the config asks for
+    it. `ahead` returns what a run is going to have."""
+    runs = {name.rpartition("/")[2]: run.config for name, run in project.runs.items()}
+    seen = project.seen._replace(ahead=lambda name: ahead(runs[name]) if name in runs else None)
     for key, told in project.sections.items():
-        for inside, sentence in step_of(key).problems(told, project.seen):
-            where = (key, *inside)
-            said.append(f"{configs.place_of(source, places, where)}: {'.'.join(where)}: {sentence}")
+        if isinstance(one := step_of(key), ChecksFiles):
+            yield from _sentences(project, key, one.problems_of_files(told, seen))
+
+
+def _refuse_problems(project: Project) -> None:
+    """Refuse what steps find wrong with what is asked of them."""
+    said = [
+        sentence
+        for key, told in project.sections.items()
+        for sentence in _sentences(project, key, step_of(key).problems(told, project.seen))
+    ]
     if said:
         raise UserError("\n".join(said))
 
 
-def _features(raw: Mapping[str, Any], source: str, places: Places) -> tuple[str, Mapping[str, Run]]:
-    """Return the project's name, and its runs."""
+def _sentences(
+    project: Project, key: str, problems: Iterable[tuple[tuple[str, ...], str]]
+) -> Iterator[str]:
+    for inside, sentence in problems:
+        where = (key, *inside)
+        place = configs.place_of(project.named, project.places, where)
+        yield f"{place}: {'.'.join(where)}: {sentence}"
+
+
+def _features(
+    raw: Mapping[str, Any], source: str, places: Places, sections: Mapping[str, Any]
+) -> Project:
+    """Return the project with its runs."""
     if FEATURES not in raw:
         besides = [FEATURES, *finding.known()]
-        config = configs.validate(raw, source, places, besides=besides)
+        own = {key: value for key, value in raw.items() if key != OF or not _makers(sections)}
+        config = configs.validate(own, source, places, besides=besides)
         _refuse_path(config.run, source, places)
-        return config.run, {config.run: Run(config, source, places)}
+        inputs = config.inputs
+        seen = _seen(config.run, inputs, [config.run], sections)
+        if files := _records(seen):
+            file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
+            config = config.model_copy(update={"inputs": (file,)})
+        runs = {config.run: Run(config, source, places)}
+        return Project(config.run, inputs, runs, sections, source, places)
     configs.refuse_impossible(raw, source, places)
     told = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if one is None else one for name, one in told.items()}
@@ -118,6 +178,8 @@ def _features(raw: Mapping[str, Any], source: str, places: Places) -> tuple[str,
     besides = finding.known()
     whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
     _refuse_path(whole.run, source, places)
+    seen = _seen(whole.run, whole.inputs, [f"{whole.run}/{name}" for name in sets], sections)
+    files = _records(seen)
     records = {"inputs": whole.inputs}
     runs = {}
     for name, one in sets.items():
@@ -126,9 +188,63 @@ def _features(raw: Mapping[str, Any], source: str, places: Places) -> tuple[str,
         for key in records.keys() & one.keys():
             where = configs.place_of(named, inside, (key,))
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
-        config = configs.validate({"run": run, **records, **one}, named, inside)
+        own = dict(one)
+        if files:
+            records = {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
+        config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
-    return whole.run, runs
+    return Project(whole.run, whole.inputs, runs, sections, source, places)
+
+
+def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
+    """Return the steps that make other records of the inputs, by their keys."""
+    found = {key: step_of(key) for key in sections}
+    return {key: one for key, one in found.items() if isinstance(one, MakesRecords)}
+
+
+def _records(seen: step.Project) -> dict[str, str]:
+    """Return the files of what steps make of the inputs, by what it is."""
+    return {
+        kind: file
+        for key, one in _makers(seen.sections).items()
+        for kind, file in one.records(seen.sections[key], seen).items()
+    }
+
+
+def _file_of(
+    kind: Any,
+    name: str,
+    files: Mapping[str, str],
+    source: str,
+    places: Places,
+    key: tuple[str, ...],
+) -> str:
+    """Return the file of records that a set of features is `of`."""
+    if kind is None:
+        return files.get(name, next(iter(files.values())))
+    if kind not in files:
+        where = configs.place_of(source, places, key)
+        raise UserError(f"{where}: of: there are no records {kind!r}; there are {listed(files)}.")
+    return files[str(kind)]
+
+
+def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
+    """Return the files of records of each run by its name: what steps make of the inputs is made in
+    `folder` where it is not there; nothing of a run that reads the inputs themselves."""
+    seen = project.seen
+    now = {
+        file: made
+        for key, one in _makers(seen.sections).items()
+        for file, made in zip(
+            one.records(seen.sections[key], seen).values(),
+            one.records_now(seen.sections[key], seen, folder).values(),
+            strict=True,
+        )
+    }
+    return {
+        name: [now[path] for path in run.config.inputs if path in now]
+        for name, run in project.runs.items()
+    }
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

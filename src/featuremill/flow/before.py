@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,6 +20,7 @@ from featuremill import workload
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.config import Config, model_key, model_of
+from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError, refusing
@@ -27,7 +28,7 @@ from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
-from featuremill.step import Made
+from featuremill.step import Ahead
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -422,10 +423,8 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
                 option_files.refuse_missing(options, name)
     planned = {entry.path for entry in plan.inputs} if plan else set()
     for path in config.inputs:
-        if path not in planned:
-            hint = _elsewhere(Path(path), config, reach.config_files(workflow))
-            with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
-                source.check(Path(path))
+        if path not in planned and not path.startswith(f"results/{config.run.partition('/')[0]}/"):
+            refuse_missing_input(workflow, path, config.inputs, named, places)
     if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
         with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
             weights.refuse_missing(model, config.workload)
@@ -435,26 +434,46 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
             labels.check(Path(table), column)
 
 
-def refuse_missing_of_steps(workflow: Any, made: Sequence[Made], folder: str) -> None:
-    """Refuse what steps take from elsewhere and is not there, such as a finished run; not where
-    another workflow imports this one, as above. `folder` is where the project's own files go."""
+def refuse_missing_input(
+    workflow: Any, path: str, inputs: Sequence[str], named: str, places: Places
+) -> None:
+    """Refuse an input that is not there or cannot be read."""
+    hint = _elsewhere(Path(path), inputs, reach.config_files(workflow))
+    with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
+        source.check(Path(path))
+
+
+def refuse_missing_of_steps(
+    workflow: Any, named: Project, ahead: Callable[[Config], Ahead | None]
+) -> None:
+    """Refuse what steps would refuse in a job, and what they take from elsewhere and is not there,
+    such as a finished run; not where another workflow imports this one, as above."""
     if not reach.is_main(workflow) or reach.is_imported(workflow):
         return
-    for one in made:
-        for path in one.made_of:
-            if not (path.startswith(f"{folder}/") or Path(path).exists()):
-                raise RefusedError(
-                    f"{one.label}: {path}: there is no such file; name what is there."
-                )
+    folder = named.seen.folder
+    missing = [
+        (one, path)
+        for one in named.made
+        for path in one.made_of
+        if not (path.startswith(f"{folder}/") or Path(path).exists())
+        and not Path(one.files[-1]).exists()
+    ]
+    for _, path in missing:
+        if path in named.inputs:
+            refuse_missing_input(workflow, path, named.inputs, named.named, named.places)
+    if problems := list(problems_of_files(named, ahead)):
+        raise RefusedError("\n".join(problems))
+    for one, path in missing:
+        raise RefusedError(f"{one.label}: {path}: there is no such file; name what is there.")
 
 
-def _elsewhere(path: Path, config: Config, configs: Sequence[Path]) -> str:
+def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:
     """Return the command that finds the inputs, where a config was named from another folder than
     its paths are seen from; empty where `path` is there, or they are not beside it either."""
     for file in configs:
         folder = Path(os.path.relpath(file.parent))
         is_elsewhere = folder != Path() and not path.exists()
-        if is_elsewhere and all((folder / one).exists() for one in config.inputs):
+        if is_elsewhere and all((folder / one).exists() for one in inputs):
             start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(file.name)}"
             return f" It is there seen from {folder}; so type: {start}"
     return ""

@@ -16,18 +16,16 @@ from typing import Any, NamedTuple
 
 from featuremill.config import (
     check_outputs,
-    contigs,
     load,
     model_of,
-    place_of,
     project,
     refuse_patterns,
     without_effect,
 )
-from featuremill.config.contigs import ContigsConfig
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
+from featuremill.flow.ahead import ahead_of
 from featuremill.flow.job_resources import JobResources
 from featuremill.step.finding import step_of
 from featuremill.store.formats import files, format_of
@@ -48,10 +46,11 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     Raises:
         RefusedError: in one sentence, when this run cannot be or should not begin.
     """
-    flow = Flow(workflow, validated(config, workflow), failures)
+    named = validated(config, workflow)
+    flow = Flow(workflow, named, failures)
     for run in flow.runs.values():
         before.refuse_missing(workflow, run.there, run.named, run.places)
-    before.refuse_missing_of_steps(workflow, flow.made, flow.project.folder)
+    before.refuse_missing_of_steps(workflow, named, ahead_of)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
     for run in flow.runs.values():
@@ -184,6 +183,8 @@ class Flow:
         self._workflow, self._failures = workflow, failures
         self.project = named.seen
         """The project as steps see it."""
+        self.inputs = [before.bare(path) for path in named.inputs]
+        """The files with its records, as Snakemake names them."""
         self.steps = named.sections
         """What is asked of steps, by their keys of the config."""
         self.rules = [str(step_of(key).RULES) for key in named.sections]
@@ -267,6 +268,8 @@ class Flow:
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
         print(closing_words(*self.folders))
+        for one in self.made:
+            print(f"{one.label}: {one.files[-1]}")
         for run in self.runs.values():
             print(tidied(run.folder, run.config.keep), end="")
 
@@ -295,34 +298,12 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
             refuse_patterns(run.config)
+        refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
     for run in checked.runs.values():
         of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run.config):
             reach.log.warning(f"{of_set}{sentence}")
     return checked
-
-
-def begin_contigs(
-    workflow: Any, config: Mapping[str, Any], checks: Mapping[str, Callable[[ContigsConfig], Any]]
-) -> ContigsConfig:
-    """Return the validated config of the workflow from contigs to verdicts, after what comes before
-    its runs. `checks` raise UserError, by key of the config, where a later job would.
-
-    Raises:
-        RefusedError: in one sentence, when this cannot be or should not begin.
-    """
-    with screen.refusing():
-        named, places = sources(config, workflow)
-        asked = contigs.validate(config, named, places)
-    # Where another workflow imports this one, its rules may make the files.
-    if reach.is_main(workflow) and not reach.is_imported(workflow):
-        with screen.refusing():
-            contigs.refuse_missing(asked, named, places)
-        for key, check in checks.items():
-            with screen.refusing(f"{place_of(named, places, (key,))}: {key}"):
-                check(asked)
-    screen.tell_totals(workflow, *asked.runs)
-    return asked
 
 
 def closing_of_config(workflow: Any, failures: screen.Failures, run: str) -> str:

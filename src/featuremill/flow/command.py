@@ -15,8 +15,6 @@ from featuremill.config import load
 from featuremill.store import command_line
 
 PROFILES = Path(SNAKEFILE).parent / "profiles"
-CONTIGS = str(Path(SNAKEFILE).parent / "workflow" / "contigs" / "Snakefile")
-"""The workflow of configs with `contigs` in place of `inputs`."""
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
 DRY = {"-n", "--dry-run", "--dryrun"}
@@ -43,9 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    # As Snakemake does not say in which line it stops being YAML.
-    named = load(arguments.config)[0]
-    own = CONTIGS if "contigs" in named else None
+    load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
     if any(word.startswith("--configfile") for word in arguments.options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
@@ -58,9 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     command += ["--configfile", str(arguments.config)]
     if DRY & {*arguments.options} and not any(w.startswith(LOUDNESS) for w in arguments.options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
-    command += ["--snakefile", own or SNAKEFILE]
-    if own and not any(word.startswith(PROFILE) for word in arguments.options):
-        command += [PROFILE, str(PROFILES / "default")]  # Snakemake looks beside the Snakefile
+    command += ["--snakefile", SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
     command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import logging
 import os
 import re
@@ -88,7 +87,7 @@ def run(arguments: argparse.Namespace) -> None:
             every += paths
             found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
             places += places_of(folder, keep)
-        if not runs.contigs and len(folders) > 1:
+        if len(folders) > 1:
             places.append(folders[0].root.parent)
         for made in runs.steps if keep == "nothing" else ():
             below = [path for place in map(Path, made.removable) for path in _at(place)]
@@ -96,11 +95,6 @@ def run(arguments: argparse.Namespace) -> None:
                 found[made.label] = others
                 every += others
             places += map(Path, made.removable)
-        if runs.contigs and keep == "nothing":
-            around = runs.around()
-            found |= around
-            every += itertools.chain(*around.values())
-            places += [Path(runs.contigs.translated), Path("logs", runs.contigs.run)]
         for place, paths in found.items():
             log.info("%s: %s", place, _told(usage_of(paths)))
         if not every:

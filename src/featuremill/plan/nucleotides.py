@@ -9,9 +9,8 @@ from pathlib import Path
 
 from featuremill.base.environment import AS_PROTEINS
 from featuremill.base.errors import UserError
-from featuremill.translate.folder import PROTEINS
 
-FOLDER = "translated"
+FOLDER, PROTEINS = "translated", "proteins.faa.gz"
 
 
 def refuse(paths: Sequence[str], log: logging.Logger) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from featuremill.status.state import (
     is_run,
     read_state,
 )
+from featuremill.step import Made
 from featuremill.store import run_lock
 from featuremill.store.results import Results
 
@@ -32,11 +33,13 @@ State = Literal["no", "yes", "older"]
 """older: what it was made of has changed or was made again since."""
 
 
-def state_of(file: Path, made_of: Iterable[Path] = (), is_older: bool = False) -> State:
-    """Tell whether `file` is there, and whether what it was made of is older."""
-    if not file.exists():
+def state_of(made: Made) -> State:
+    """Tell whether what a step makes is there, and of what its files are now made of."""
+    last = Path(made.files[-1])
+    if not last.exists():
         return "no"
-    return "older" if is_older or any(is_newer(one, file) for one in made_of) else "yes"
+    is_late = any(is_newer(Path(path), last) for path in made.made_of)
+    return "older" if is_late and made.is_other() else "yes"
 
 
 @dataclass
@@ -48,6 +51,8 @@ class ProjectState:
     """Of each run, by its name in the config; None of one that was not begun."""
     steps: list[State] = field(default_factory=list)
     """Of what steps make, in the order of `runs.steps`."""
+    figures: list[Mapping[str, int]] = field(default_factory=list)
+    """What is counted in it, in the same order."""
     problems: list[Problem] = field(default_factory=list)
     """How the last try of a step ended that is not there."""
     next: list[str] = field(default_factory=list)
@@ -91,8 +96,10 @@ class ProjectState:
             "is_at_work": self.is_at_work,
             "runs": {name: one and one.as_json() for name, one in self.states.items()},
             "steps": {
-                made.label: {"files": list(made.files), "made": state}
-                for made, state in zip(self.runs.steps, self.steps, strict=True)
+                made.label: {"files": list(made.files), "made": state, "figures": dict(figures)}
+                for made, state, figures in zip(
+                    self.runs.steps, self.steps, self.figures, strict=True
+                )
             },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
@@ -113,7 +120,9 @@ def read_project(runs: Runs, verifies: bool = False) -> ProjectState:
     """
     state = ProjectState(runs)
     state.read_runs(verifies)
-    state.steps = [state_of(Path(made.files[-1]), map(Path, made.made_of)) for made in runs.steps]
+    state.steps = [*map(state_of, runs.steps)]
+    for made, one in zip(runs.steps, state.steps, strict=True):
+        state.figures.append({} if one == "no" else made.figures())
     if not state.is_at_work:
         found = zip(runs.steps, state.steps, strict=True)
         failed = [made for made, one in found if one != "yes"]

@@ -17,7 +17,6 @@ from featuremill.status.project import State as Step
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
 from featuremill.status.time_left import TimeLeft
-from featuremill.status.whole import WholeState, read_whole
 from featuremill.store.plan import Plan
 
 WIDTH = 80
@@ -56,8 +55,6 @@ def read(runs: Runs, verifies: bool = False) -> RunState | ProjectState:
     Raises:
         UserError: when they were not begun, or cannot be read.
     """
-    if runs.contigs:
-        return read_whole(runs, verifies)
     if runs.given not in runs.folders and not any(folder.exists() for folder in runs.folders):
         raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
     if not runs.is_one:
@@ -88,7 +85,8 @@ def lines(state: RunState | ProjectState) -> Iterator[str]:
 def _project_lines(whole: ProjectState) -> Iterator[str]:
     yield from _wrapped(f"{whole.runs.given}: {_verdict_on_all(whole)}")
     yield ""
-    steps = [*(_steps(whole) if isinstance(whole, WholeState) else _runs(whole)), *_made(whole)]
+    made, first = _made(whole), whole.runs.num_before
+    steps = [*made[:first], *_runs(whole), *made[first:]]
     width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in steps))
     for label, text in steps:
         yield from _labelled(label, text, width)
@@ -127,45 +125,16 @@ def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
         yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
 
 
-def _made(whole: ProjectState) -> Iterator[tuple[str, str]]:
-    """Yield what each thing is called that a step makes, and how it stands."""
-    for made, state in zip(whole.runs.steps, whole.steps, strict=True):
-        far = plain(made.progress()) if state == "no" else ""
-        yield made.label, f"{made.files[-1]}: {far or STEPS[state]}"
-
-
-def _steps(whole: WholeState) -> Iterator[tuple[str, str]]:
-    """Yield what each step is called, and how it stands."""
-    translation = whole.translation
-    if translation is None:
-        yield "Contigs", "not translated yet"
-    else:
-        counts = translation.contigs
-        kinds = (
-            (counts.with_fragments, "with fragments"),
-            (counts.without_fragments, "without"),
-            (counts.refused, "refused"),
-        )
-        parts = [f"{number:,} {what}" for number, what in kinds if number]
-        older = ": the contigs have changed since" if whole.translated.made == "older" else ""
-        yield "Contigs", f"{counts.read:,} read: {', '.join(parts)}"
-        where = whole.translated.file.parent
-        yield "Fragments", f"{translation.fragments:,} ({where}, by {translation.by}){older}"
-    yield from ((kind.capitalize(), text) for kind, text in _runs(whole))
-    trained = " (trained on these contigs)" if whole.asked.train else ""
-    yield "Head", f"{whole.head.file.parent}: {STEPS[whole.head.made]}{trained}"
-    scored = f": {STEPS[whole.predictions.made]}"
-    if translation and whole.predictions.made != "no":
-        all_of = counted(translation.fragments, "fragment")
-        scored = f": {whole.num_predicted:,} of {all_of}" + LATER[whole.predictions.made]
-    yield "Scores", f"{whole.predictions.file}{scored}"
-    found = [
-        f"{number:,} {name}"
-        for counter in whole.counts.values()
-        for name, number in counter.items()
-    ]
-    told = ", ".join(found) + LATER[whole.verdicts.made] if found else STEPS[whole.verdicts.made]
-    yield "Verdicts", f"{whole.verdicts.file}: {told}"
+def _made(whole: ProjectState) -> list[tuple[str, str]]:
+    """Return what each thing is called that a step makes, and how it stands."""
+    found = []
+    for made, state, figures in zip(whole.runs.steps, whole.steps, whole.figures, strict=True):
+        text = plain(made.progress()) if state == "no" else ""
+        counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
+        if counts:
+            text = ", ".join(counts) + LATER[state]
+        found.append((made.label, f"{made.files[-1]}: {text or STEPS[state]}"))
+    return found
 
 
 def verdict(state: RunState) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
@@ -41,14 +41,33 @@ Name = Annotated[str, AfterValidator(plain_name)]
 """What a folder may be called."""
 
 
+class Ahead(NamedTuple):
+    """What a set of features is going to have, known before there are weights."""
+
+    widths: Mapping[str, int]
+    """Of its vectors, by column."""
+    settings: Mapping[str, Any]
+    """Workload, version and options as in its recipe, without what only the weights tell."""
+
+
+def _unknown(_: str) -> Ahead | None:
+    return None
+
+
 class Project(NamedTuple):
     """What a step knows of the project."""
 
     name: str
     """Its `run`."""
+    inputs: Sequence[str]
+    """The files of its records."""
     features: Mapping[str, str]
     """The folder of each set of features, by its name in the config; of a config without sets, that
     of the run by the run's own name."""
+    sections: Mapping[str, Any]
+    """What is asked of each step, by KEY."""
+    ahead: Callable[[str], Ahead | None] = _unknown
+    """Returns what the features called so are going to have; None where that is not known yet."""
 
     @property
     def folder(self) -> str:
@@ -94,6 +113,10 @@ class Made(NamedTuple):
     """Files and folders that `clean --keep nothing` removes."""
     progress: Callable[[], str] = str
     """Says in a few words how far it is, while it is made; "" where nothing is known."""
+    is_other: Callable[[], bool] = lambda: True
+    """Asked where a file of `made_of` is newer: tells whether its content is another."""
+    figures: Callable[[], Mapping[str, int]] = dict
+    """Counts what is in the files, once they are there, such as fragments."""
 
 
 class Command(NamedTuple):
@@ -103,6 +126,10 @@ class Command(NamedTuple):
     module: str
     """Its `add_arguments(parser)` returns the parsers of what it can do, if that is several; its
     `run(arguments)` carries it out."""
+    error_status: int | None = None
+    """What it ends with on every error, where the usual statuses have another meaning."""
+    words: Callable[[list[str]], list[str]] = list
+    """Changes what was typed before it is read."""
 
 
 class Step(Protocol):
@@ -125,3 +152,26 @@ class Step(Protocol):
 
     def made(self, asked: Any, project: Project) -> Sequence[Made]:
         """Return what is made, in its order."""
+
+
+@runtime_checkable
+class ChecksFiles(Protocol):
+    """A step that looks into files before the first job."""
+
+    def problems_of_files(
+        self, asked: Any, project: Project
+    ) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield, as `problems` does, what files that are there would make a job refuse. Files that
+        are not there yet are passed over: another rule may make them."""
+
+
+@runtime_checkable
+class MakesRecords(Protocol):
+    """A step that comes before features: these are computed of what it makes of the inputs."""
+
+    def records(self, asked: Any, project: Project) -> Mapping[str, str]:
+        """Return the files that sets of features may read, by kind of records. A set takes what its
+        `of` names, or is called by; without either, the first."""
+
+    def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
+        """Return the same files, made in `folder` where they are not there and up to date."""

@@ -98,9 +98,7 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     Owner.
     """
     is_verb = typed.startswith("featuremill run ")
-    is_imported = (
-        is_imported and not is_verb
-    )  # what it starts are workflows of ours, for contigs too
+    is_imported = is_imported and not is_verb  # what it starts is a workflow of ours
     dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
     targets = {rules.format(rule) for rule in RULES}
     words = shlex.split(typed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,12 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
-from featuremill.config import Config, project, runs
+from featuremill.config import Config, project
 from featuremill.lease import devices
 from featuremill.plan.command import planning_device
 from featuremill.plan.estimate import whole
 from featuremill.plan.estimate.report import Case, Estimate
-from featuremill.plan.estimate.work import look
+from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
@@ -44,7 +45,7 @@ MOST_SLOTS = 100_000
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill estimate`."""
     add = parser.add_argument
-    add("config", type=Path, help="YAML file of the run, or of contigs")
+    add("config", type=Path, help="YAML file of the run")
     slots = parser.add_mutually_exclusive_group()
     slots.add_argument("--gpus", metavar="1,4,64", help="numbers of GPUs to estimate for")
     slots.add_argument(
@@ -72,18 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
-    named = runs.named(arguments.config)
-    if asked := named.contigs:
-        with whole.translated(asked) as configs_of:
-            each = [_estimate(config, arguments, paths) for config, paths in configs_of]
-        found: Estimate | whole.WholeEstimate = whole.WholeEstimate.of(
-            asked.run, each, "Translation, head and verdicts come on top."
-        )
-    else:
-        read = project.read(arguments.config)
-        each = [_estimate(run.config, arguments) for run in read.runs.values()]
-        more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
-        found = each[0] if named.is_one else whole.WholeEstimate.of(read.name, each, more)
+    read = project.read(arguments.config)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as place:
+        paths = project.records_now(read, Path(place))
+        each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
+    more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
+    is_one = len(each) == 1 and not read.made
+    found = each[0] if is_one else whole.WholeEstimate.of(read.name, each, more)
     said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
     sys.stdout.write(f"{said}\n")
     return 0

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from featuremill import config as configs
 from featuremill.base.words import duration, human_bytes
-from featuremill.config import Config
-from featuremill.config.contigs import SEQUENCES, ContigsConfig
 from featuremill.plan.estimate.report import Estimate
-from featuremill.plan.estimate.work import PREFIX
 from featuremill.plan.speeds.assumed import Range
-from featuremill.translate.command import as_typed
-from featuremill.translate.command import run as translate
 
 
 class Sum(BaseModel):
@@ -80,23 +71,3 @@ def _told(hours: Range) -> str:
 def _sum(ranges: Sequence[Range]) -> Range:
     low, middle, high = zip(*((one.low, one.middle, one.high) for one in ranges), strict=True)
     return Range(sum(low), sum(middle), sum(high))
-
-
-@contextlib.contextmanager
-def translated(asked: ContigsConfig) -> Iterator[list[tuple[Config, list[Path]]]]:
-    """Yield each run's config, and the file of fragments that is to be read for it.
-
-    Where the contigs are not translated yet as the config says, they are, into a folder that is
-    gone after the block.
-
-    Raises:
-        UserError: when contigs or config are not what they should be.
-    """
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        now = Path(name) / "translated"
-        translate(as_typed(asked.contigs, asked.translated, asked.translate), now)
-        folder = now if now.exists() else Path(asked.translated)
-        yield [
-            (configs.validate(asked.config_of(kind), kind), [folder / SEQUENCES[kind]])
-            for kind in asked.kinds
-        ]

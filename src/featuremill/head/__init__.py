@@ -1,1 +1,0 @@
-"""Classifiers on the features of finished runs: trained, taken over from elsewhere, applied."""

@@ -1,0 +1,239 @@
+"""heads: classifiers on the project's features, trained here or taken over, and applied to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import counted, listed
+from featuremill.step import Ahead, Command, Made, Name, Project, Section
+
+KEY = "heads"
+ABOUT = (
+    "Classifiers by name, each on one or several sets of features (docs/heads.md): "
+    "`results/<run>/heads/<name>/`. Each classifies the project's records: "
+    "`results/<run>/predictions/<name>.tsv`."
+)
+RULES = Path(__file__).with_name("rules.smk")
+COMMANDS = {
+    "head": Command(
+        "train a classifier on features of finished runs, take one over, or apply it",
+        "featuremill.steps.heads.command",
+    )
+}
+if TYPE_CHECKING:
+    from featuremill.steps.heads.card import Card, Part
+
+Several = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class Head(Section):
+    """One head: trained with `labels`, or there already in a `folder`."""
+
+    labels: str | None = None
+    """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
+    translates, of its contigs."""
+    column: str | None = None
+    """Its column of classes."""
+    group: str | None = None
+    """A column of groups that folds keep whole, such as a genus. If not given, each record by
+    itself, or each contig."""
+    kind: Literal["logistic", "mlp"] | None = None
+    """Logistic regression (if not given), or VirNucPro's network."""
+    folder: str | None = None
+    """The folder of a head that is there already, in place of labels."""
+    any_recipe: bool = False
+    """Whether it takes features that were made otherwise than those it was trained on, as one must
+    that was imported."""
+    of: Several = ()
+    """The sets of features that it takes side by side, in its order; all of them if not given."""
+    vectors: Several = ()
+    """Which vectors, where features have several columns: one for all sets, or one for each."""
+    predict: dict[Name, Several] = Field(default_factory=dict)
+    """Further features to classify, by name: folders of finished runs, as many as it takes. They go
+    to `predictions/<head>.<name>.tsv`."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> Head:
+        if bool(self.labels) == bool(self.folder):
+            raise ValueError("give labels and column to train it, or the folder where it is")
+        if bool(self.labels) != bool(self.column):
+            raise ValueError("labels and column belong together: name a table, and a column of it")
+        if self.folder and (self.group or self.kind):
+            raise ValueError("group and kind are of the training; with a folder there is none")
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill head train`."""
+        given = self.model_dump(include={"column", "group", "kind"}, exclude_none=True)
+        return [*self.words_of_vectors, *(f"--{name}={value}" for name, value in given.items())]
+
+    @property
+    def words_of_vectors(self) -> list[str]:
+        """Those that say which vectors are meant."""
+        return [f"--feature={column}" for column in self.vectors]
+
+
+SECTION = dict[Name, Head]
+
+
+def folder_of(name: str, asked: Head, project: Project) -> str:
+    """Return the folder of a head."""
+    return (asked.folder or f"{project.folder}/{KEY}/{name}").rstrip("/")
+
+
+def features_of(asked: Head, project: Project) -> list[str]:
+    """Return the folders of the features that a head takes, in its order."""
+    return [project.features_of(name) for name in asked.of or project.features]
+
+
+def fragments_of(project: Project) -> str | None:
+    """Return the folder of the translation, where labels are of contigs."""
+    from featuremill.steps import translate
+
+    return translate.folder_of(project) if translate.KEY in project.sections else None
+
+
+def predictions_of(name: str, project: Project, more: str = "") -> str:
+    """Return the table of a head's predictions for the project's records, or for others."""
+    return f"{project.folder}/predictions/{name}{more and '.'}{more}.tsv"
+
+
+def predicted(name: str, asked: Head, project: Project) -> Mapping[str, Sequence[str]]:
+    """Return the features of which each table of predictions is made, by the table."""
+    more = {
+        predictions_of(name, project, other): [project.features_of(run) for run in runs]
+        for other, runs in asked.predict.items()
+    }
+    return {predictions_of(name, project): features_of(asked, project), **more}
+
+
+def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield features that there are not, and a number of vectors that fits no sets."""
+    for name, head in asked.items():
+        try:
+            sets = features_of(head, project)
+        except UserError as error:
+            yield (name, "of"), str(error)
+            continue
+        if len(head.vectors) not in (0, 1, len(sets)):
+            yield (name, "vectors"), f"give one for all, or one for each of {listed(sets)}."
+        for more, runs in head.predict.items():
+            if len(runs) != len(sets):
+                yield (name, "predict", more), f"give {counted(len(sets), 'folder')}, as in `of`."
+            elif f"{name}.{more}" in asked:
+                yield (name, "predict", more), "a head has this name; take another one."
+
+
+def problems_of_files(
+    asked: Mapping[str, Head], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield labels that lack a column, heads that are not there or take other features."""
+    from featuremill.report import labels as tables
+    from featuremill.steps.heads.card import CARD, Card
+
+    for name, head in asked.items():
+        if head.labels:
+            for key in ("column", "group"):
+                try:
+                    if column := getattr(head, key):
+                        tables.check(Path(head.labels), column)
+                except UserError as error:
+                    yield (name, key if Path(head.labels).is_file() else "labels"), str(error)
+                    break
+        elif card := Card.find(Path(folder_of(name, head, project)) / CARD):
+            if problem := _unfit(card, head, project):
+                yield (name, "folder"), problem
+        else:
+            problem = f"{head.folder}: there is no head here; featuremill head import makes one."
+            yield (name, "folder"), problem
+
+
+def _unfit(card: Card, asked: Head, project: Project) -> str:
+    """Say why a head does not take the features; "" where nothing is known against it."""
+    names = asked.of or tuple(project.features)
+    if len(names) != len(card.features):
+        widths = " + ".join(f"{part.width:,}" for part in card.features)
+        return (
+            f"{asked.folder}: this head takes features of {counted(len(card.features), 'kind')} "
+            f"({widths} numbers), and here are {listed(names)}; name those it takes with `of`, or "
+            "another head."
+        )
+    for name, part in zip(names, card.features, strict=True):
+        ahead = project.ahead(name)
+        if ahead and (difference := _difference(ahead, part, asked.any_recipe)):
+            return (
+                f"{asked.folder}: this head does not take the features that {name} will "
+                f"have{difference}; change the config, or name another head."
+            )
+    return ""
+
+
+def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
+    """Return how features differ from those that the head was made for; "" where not."""
+    from featuremill.steps.heads.predict import differences
+
+    widths = ahead.widths
+    if known.column and known.column not in widths:
+        return f": it was made for the column {known.column}, and they have {listed(widths)}"
+    wanted = {known.column: widths[known.column]} if known.column else widths
+    if known.width not in wanted.values():
+        has = listed(f"{width:,} ({column})" for column, width in wanted.items())
+        return f": it takes {known.width:,} numbers, and they have {has}"
+    if len(wanted) > 1:
+        return f": they have the columns {listed(wanted)}, and it does not say which it takes"
+    if takes_any_recipe or known.settings is None:
+        return ""
+    return differences(known.settings.model_copy(update=ahead.settings), known.settings)
+
+
+def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
+    """Return each head that is trained here, and its predictions."""
+    found = []
+    for name, head in asked.items():
+        folder = folder_of(name, head, project)
+        card = f"{folder}/head.json"
+        if head.labels:
+            fragments = fragments_of(project)
+            manifests = [f"{run}/manifest.json" for run in features_of(head, project)]
+            made_of = [
+                head.labels,
+                *manifests,
+                *([f"{fragments}/translate.json"] * bool(fragments)),
+            ]
+            found.append(
+                Made(
+                    f"{KEY}.{name}",
+                    [card],
+                    made_of,
+                    [f"{project.logs}/{KEY}/{name}.train.log"],
+                    [folder],
+                )
+            )
+        for table, runs in predicted(name, head, project).items():
+            stem = table.rpartition("/")[2].removesuffix(".tsv")
+            missing = table.removesuffix(".tsv") + ".missing.tsv"
+            found.append(
+                Made(
+                    f"predictions.{stem}",
+                    [missing, table],
+                    [card, *(f"{run}/manifest.json" for run in runs)],
+                    [f"{project.logs}/{KEY}/{stem}.predict.log"],
+                    [table, missing],
+                    figures=lambda table=table, missing=missing: {  # type: ignore[misc]
+                        "predicted": _num_rows(Path(table)),
+                        "without": _num_rows(Path(missing)),
+                    },
+                )
+            )
+    return found
+
+
+def _num_rows(table: Path) -> int:
+    with table.open("rb") as file:
+        return sum(1 for _ in file) - 1

@@ -1,0 +1,174 @@
+"""head: classifiers on the features of finished runs.
+
+`train` fits one to labelled records, `import` takes over one of VirNucPro's, `predict` applies
+either. A head is a folder; features and results of runs are only read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from featuremill.base.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
+    """Add what `featuremill head` can do; return the parsers of that."""
+    acts = parser.add_subparsers(dest="act", required=True, metavar="train|import|predict")
+    return [_add_train(acts), _add_import(acts), _add_predict(acts)]
+
+
+Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def _add_train(acts: Acts) -> argparse.ArgumentParser:
+    says = "fit a head to the features of labelled records, and say how good it is"
+    train = acts.add_parser("train", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    add = train.add_argument
+    _add_runs(train, "results/<run>; features of several stand side by side, joined by id")
+    add(
+        "--labels",
+        type=Path,
+        required=True,
+        metavar="TABLE",
+        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups",
+    )
+    add("--column", required=True, help="the column of the classes")
+    add(
+        "--group",
+        metavar="COLUMN",
+        help="records that have the same value here, such as a genus, are never on both sides of a "
+        "fold (default: each record by itself)",
+    )
+    add(
+        "--fragments",
+        type=Path,
+        metavar="FOLDER",
+        help="of featuremill translate: the labels are of its contigs, each for all of one's "
+        "fragments, which stay on one side of a fold",
+    )
+    add(
+        "--kind",
+        choices=("logistic", "mlp"),
+        default="logistic",
+        help="logistic regression (default), or VirNucPro's network with one hidden layer",
+    )
+    _add_output(train)
+    add("--seed", type=int, default=0, help="of mlp (default 0)")
+    add(
+        "--threads",
+        type=int,
+        default=1,
+        metavar="N",
+        help="threads that compute (default 1); another number changes the last digits",
+    )
+    return train
+
+
+def _add_import(acts: Acts) -> argparse.ArgumentParser:
+    says = "take over a head of VirNucPro's shape from its state dict"
+    parser = acts.add_parser("import", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    add = parser.add_argument
+    add("state_dict", type=Path, metavar="STATE_DICT", help=".safetensors or .pth")
+    add(
+        "--classes",
+        required=True,
+        help="their names in the order of the scores, as in others,virus",
+    )
+    add(
+        "--dims",
+        required=True,
+        help="numbers of the features that stand side by side, in order, as in 768,2560",
+    )
+    _add_output(parser)
+    add(
+        "--trust",
+        metavar="SHA256",
+        help="read this very file although it is a pickle, whose code then runs as you",
+    )
+    return parser
+
+
+def _add_predict(acts: Acts) -> argparse.ArgumentParser:
+    says = "say the class of each record by its features, with a score a class"
+    parser = acts.add_parser("predict", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    add = parser.add_argument
+    add("head", type=Path, metavar="HEAD", help="the head's folder, as in heads/NAME")
+    _add_runs(
+        parser,
+        "results/<run>, as many as the head was trained on and in that order; or the .pt files of "
+        "features that VirNucPro wrote",
+    )
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=".tsv or .parquet; records without a prediction are listed in FILE's .missing.tsv",
+    )
+    add(
+        "--any-recipe",
+        action="store_true",
+        help="take features that were made otherwise than those the head was trained on",
+    )
+    return parser
+
+
+def _add_runs(parser: argparse.ArgumentParser, says: str) -> None:
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=says)
+    parser.add_argument(
+        "--feature",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="which vectors, where a run has several (such as mean_layer_33); once for all runs or "
+        "once for each, in their order",
+    )
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", type=Path, required=True, metavar="heads/NAME", help="the head's new folder"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill head`."""
+    if arguments.act == "train":
+        from featuremill.steps.heads import train
+
+        given = vars(arguments)
+        train.train(train.Chosen(*(given[name] for name in train.Chosen._fields)))
+    elif arguments.act == "import":
+        from featuremill.steps.heads import importing
+
+        chosen = importing.Chosen(
+            arguments.state_dict,
+            arguments.classes.split(","),
+            _widths(arguments.dims),
+            arguments.output,
+            arguments.trust,
+        )
+        importing.import_head(chosen)
+    else:
+        from featuremill.steps.heads.predict import predict
+
+        predict(
+            arguments.head,
+            arguments.runs,
+            arguments.output,
+            arguments.feature,
+            arguments.any_recipe,
+        )
+
+
+def _widths(dims: str) -> list[int]:
+    try:
+        widths = [int(text) for text in dims.split(",")]
+    except ValueError:
+        widths = []
+    if not widths or min(widths) < 1:
+        raise UserError(f"--dims: {dims!r} are no whole numbers; give them as in --dims 768,2560.")
+    return widths

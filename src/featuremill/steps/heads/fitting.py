@@ -1,0 +1,246 @@
+"""Fitting a head: logistic regression, or the multilayer perceptron of VirNucPro.
+
+Classes count alike in fitting, however many items they have; calibration then brings the scores
+back to how frequent the classes are. One setting is chosen by folds inside the training side: how
+strongly the regression is regularised, for how many epochs the perceptron is trained. What is found
+depends on the data, the seed and, in its last digits, on torch and on the number of threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.steps.heads import calibration
+from featuremill.steps.heads.calibration import Calibration
+from featuremill.steps.heads.figures import FOLDS, Labels, folds_of, log_loss
+from featuremill.steps.heads.network import (
+    ROWS_AT_ONCE,
+    Matrix,
+    logits,
+    softmax,
+    standardisation,
+    standardised,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+Found = dict[str, npt.NDArray[Any]]
+"""Tensors of a head, by name."""
+PENALTIES = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+"""Of the sum of squared weights, beside the mean loss."""
+HIDDEN = 512
+DROPOUT = 0.5
+LEARNING_RATE = 1e-3
+BATCH = 256
+MOST_EPOCHS = 40
+log = logging.getLogger("featuremill.head")
+
+
+class Candidate(NamedTuple):
+    """A head that was fitted with one setting."""
+
+    setting: float
+    head: Found
+
+
+class Kind(Protocol):
+    """A way to fit a head."""
+
+    @property
+    def setting(self) -> str:
+        """What is chosen."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The first and the last setting that are tried."""
+
+    @property
+    def patience(self) -> int:
+        """Settings without a better one after which no later one is tried."""
+
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        """Yield heads that were fitted to all items, setting after setting."""
+
+    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
+        """Return a head of `num_classes` that was fitted to all items."""
+
+
+class Logistic:
+    """Logistic regression on standardised features, by L-BFGS."""
+
+    setting, bounds, patience = "penalty", (PENALTIES[0], PENALTIES[-1]), 2
+
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        for penalty in PENALTIES:
+            yield Candidate(penalty, self.fit(x_NF, y_N, penalty, num_classes))
+
+    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
+        import torch
+        from torch.nn import functional
+
+        found: Found = {**standardisation(x_NF)}
+        x = torch.from_numpy(_singles(found, x_NF))
+        y = torch.from_numpy(y_N)
+        balance = 1 / torch.bincount(y, minlength=num_classes).float()
+        weight = torch.zeros(x.shape[1], num_classes, requires_grad=True)
+        bias = torch.zeros(num_classes, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
+
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(x @ weight + bias, y, weight=balance)
+            loss = loss + setting * weight.square().sum()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        weight_CF = np.ascontiguousarray(weight.detach().numpy().T)
+        return found | {"weight": weight_CF, "bias": bias.detach().numpy()}
+
+
+class Perceptron:
+    """Linear to 512, BatchNorm, ReLU, Dropout, Linear to the classes (VirNucPro's
+    `MLPClassifier`), on standardised features, by Adam."""
+
+    setting, bounds, patience = "epochs", (1, MOST_EPOCHS), 8
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
+        epochs = self.candidates(x_NF, y_N, num_classes)
+        return next(epoch.head for epoch in epochs if epoch.setting == setting)
+
+    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
+        """Yield the network after each epoch: equal arguments, equal networks."""
+        import torch
+        from torch import nn
+
+        standard = standardisation(x_NF)
+        x = torch.from_numpy(_singles(standard, x_NF))
+        y = torch.from_numpy(y_N)
+        generator = torch.Generator().manual_seed(self._seed)
+        hidden_layer, norm = nn.Linear(x.shape[1], HIDDEN), nn.BatchNorm1d(HIDDEN)
+        output_layer = nn.Linear(HIDDEN, num_classes)
+        for layer in (hidden_layer, output_layer):
+            nn.init.xavier_uniform_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+        network = nn.ModuleDict(
+            {"hidden_layer": hidden_layer, "bn1": norm, "output_layer": output_layer}
+        )
+        balance = 1 / torch.bincount(y, minlength=num_classes).float()
+        loss_of = nn.CrossEntropyLoss(weight=balance)
+        optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
+        for number in range(1, MOST_EPOCHS + 1):
+            # Of nearly equal sizes: BatchNorm takes no batch of one.
+            order = torch.randperm(len(x), generator=generator)
+            for batch in order.tensor_split(-(-len(x) // BATCH)):
+                hidden = norm(hidden_layer(x[batch])).relu()
+                # Not nn.Dropout, which draws from the one generator that all torch shares.
+                kept = torch.rand(hidden.shape, generator=generator) >= DROPOUT
+                loss = loss_of(output_layer(hidden * kept / (1 - DROPOUT)), y[batch])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            tensors = {key: value.numpy().copy() for key, value in network.state_dict().items()}
+            yield Candidate(number, standard | tensors)
+
+
+def _singles(standard: Found, x_NF: Matrix) -> Matrix:
+    """Return standardised features in float32, without all of them in float64 at a time."""
+    found = np.empty(x_NF.shape, np.float32)
+    for start in range(0, len(x_NF), ROWS_AT_ONCE):
+        rows = slice(start, start + ROWS_AT_ONCE)
+        found[rows] = standardised(standard, x_NF[rows])
+    return found
+
+
+class Fitted(NamedTuple):
+    """A head whose scores are calibrated, and what was chosen for it."""
+
+    head: Found
+    setting: float
+    calibration: Calibration
+    """It is built into the head."""
+
+
+def chosen_and_fitted(
+    kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
+) -> Fitted:
+    """Return the head fitted with the setting that folds of whole groups choose: that whose
+    calibrated scores have the least log-loss on items whose group was not seen. The calibration is
+    that of the same logits."""
+    folds_N = inner_folds(groups_N, y_N)
+    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in range(FOLDS)]
+    found, losses = [], []
+    for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
+        logits_NC = np.empty((len(y_N), num_classes))
+        for fold, one in enumerate(of_setting):
+            logits_NC[folds_N == fold] = one.logits_NC
+        calibrated = calibration.fitted(logits_NC, y_N)
+        losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))
+        found.append((of_setting[0].setting, calibrated))
+    setting, calibrated = found[int(np.argmin(losses))]
+    head = kind.fit(x_NF, y_N, setting, num_classes)
+    return Fitted(calibrated.built_in(head), setting, calibrated)
+
+
+def inner_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
+    """Return the folds by which a setting is chosen."""
+    return folds_of(groups_N, y_N, FOLDS, 1)
+
+
+def outer_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
+    """Return the folds by which a head is judged."""
+    return folds_of(groups_N, y_N, FOLDS, 0)
+
+
+class Tried(NamedTuple):
+    """What one setting says of items that the fit did not see."""
+
+    setting: float
+    logits_NC: npt.NDArray[np.float64]
+
+
+def _tried(
+    kind: Kind, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
+) -> list[Tried]:
+    """Return what settings say of the items held out, up to the one after which none got better
+    for a while."""
+    tried, losses = list[Tried](), list[float]()
+    x, y, rest, true = (
+        x_NF[~is_held_out_N],
+        y_N[~is_held_out_N],
+        x_NF[is_held_out_N],
+        y_N[is_held_out_N],
+    )
+    for setting, head in kind.candidates(x, y, num_classes):
+        tried.append(Tried(setting, logits(head, rest)))
+        scores_NC = softmax(
+            calibration.fitted(tried[-1].logits_NC, true).logits(tried[-1].logits_NC)
+        )
+        losses.append(log_loss(scores_NC, true))
+        if len(losses) - 1 - int(np.argmin(losses)) >= kind.patience:
+            break
+    return tried
+
+
+def out_of_fold(
+    kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
+) -> npt.NDArray[np.float64]:
+    """Return the calibrated scores (N, C) of each item by a head that saw nothing of its group."""
+    num_classes = int(y_N.max()) + 1
+    found = np.empty((len(y_N), num_classes))
+    folds_N = outer_folds(groups_N, y_N)
+    for fold in range(FOLDS):
+        outside = folds_N != fold
+        one = chosen_and_fitted(kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes)
+        found[~outside] = softmax(logits(one.head, x_NF[~outside]))
+        log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
+    return found

@@ -1,0 +1,98 @@
+"""Scores of the records that a head was trained on, each by a head that saw nothing of its group.
+
+What the head itself says of such a record is no prediction: it has seen the answer. The records are
+known by the sha256 of their payload, as other samples have records of the same ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import IntegrityError
+from featuremill.steps.heads.card import HELD_OUT, Card
+from featuremill.steps.heads.joined import Source
+from featuremill.store.files import sha256_of
+
+Scores = npt.NDArray[np.float64]
+YES, NO, UNKNOWN = "yes", "no", "unknown"
+"""Whether a head was trained on a record."""
+COLUMN = "seen_in_training"
+
+
+class HeldOut(NamedTuple):
+    """The labelled records, in the order of the run."""
+
+    ids: list[str]
+    sha256s: list[str]
+    labels: list[str]
+    groups: list[str]
+    scores_NC: Scores
+    """In the order of the card's classes."""
+
+
+def write(path: Path, held_out: HeldOut, classes: Sequence[str]) -> str:
+    """Write `held_out` to `path`; return the file's sha256."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns = {"id": held_out.ids, "sha256": held_out.sha256s}
+    columns |= {"label": held_out.labels, "group": held_out.groups}
+    scores = {f"score_{name}": held_out.scores_NC[:, n] for n, name in enumerate(classes)}
+    pq.write_table(pa.table({**columns, **scores}), path, compression="zstd")
+    return sha256_of(path)
+
+
+def read(folder: Path, card: Card) -> HeldOut | None:
+    """Return the held-out scores of the head in `folder`; None where it has none, as it was
+    imported or is of an early version.
+
+    Raises:
+        IntegrityError: when they are not what was written.
+    """
+    import pyarrow.parquet as pq
+
+    if card.held_out_sha256 is None:
+        return None
+    path = folder / HELD_OUT
+    if not path.is_file() or sha256_of(path) != card.held_out_sha256:
+        raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
+    table = pq.read_table(path)
+    scores = [table[f"score_{name}"].to_numpy() for name in card.classes]
+    ids, sha256s, labels, groups = (
+        table[name].to_pylist() for name in ("id", "sha256", "label", "group")
+    )
+    return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))
+
+
+class Seen:
+    """Which records of some features a head was trained on."""
+
+    def __init__(self, held_out: HeldOut | None, features: Source) -> None:
+        self._held_out = held_out if features.recipe is not None else None
+        self._row_of: dict[str, int] = {}
+        self.num_seen = 0
+        """Records so far."""
+        if not self._held_out:
+            return
+        pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
+        by_pair = {pair: row for row, pair in enumerate(pairs)}
+        by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
+        for id, sha256 in features.digests():
+            if sha256 in by_sha256:
+                self._row_of[id] = by_pair.get((id, sha256), by_sha256[sha256])
+
+    def held_out(self, ids: Sequence[str], scores_NC: Scores) -> tuple[Scores, list[str]]:
+        """Return the scores of `ids`, with those held out where the head was trained on the record,
+        and whether it was."""
+        if not self._held_out:
+            return scores_NC, [UNKNOWN] * len(ids)
+        rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
+        is_seen = rows >= 0
+        self.num_seen += int(is_seen.sum())
+        found = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
+        return found, [YES if one else NO for one in is_seen]

@@ -1,0 +1,208 @@
+"""import: take over a head of VirNucPro's shape that was trained elsewhere.
+
+A state dict holds tensors and nothing else, and is read as such. A whole model (by
+`torch.save(model)`, as VirNucPro ships them) is a pickle that runs whatever its maker put into it:
+it is read only for somebody who names its sha256, in a process of its own that hands back tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
+from featuremill.base.words import listed
+from featuremill.steps.heads import card
+from featuremill.store.files import replacing_folder
+from featuremill.workload import refuse_without_packages
+
+Tensors = dict[str, npt.NDArray[Any]]
+OF_NORM = ("weight", "bias", "running_mean", "running_var")
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which checkpoints keep a state dict beside other things."""
+SHAPE = "Linear, BatchNorm, ReLU, Linear"
+log = logging.getLogger("featuremill.head")
+
+
+class Chosen(NamedTuple):
+    """What is asked for."""
+
+    path: Path
+    classes: Sequence[str]
+    widths: Sequence[int]
+    output: Path
+    trusted: str | None = None
+    """The sha256 of a pickle that may be read."""
+
+
+def import_head(chosen: Chosen) -> card.Card:
+    """Write the head in the state dict that `chosen` names, and return its card.
+
+    Raises:
+        UserError: when the file is none, is not to be trusted, or is of another shape.
+    """
+    refuse_without_packages(card.NeedsTorch)
+    card.refuse_other_folder(chosen.output)
+    if len(set(chosen.classes)) != len(chosen.classes) or len(chosen.classes) < 2:
+        raise UserError(
+            f"--classes: {listed(chosen.classes)} are no two or more different names; give them in "
+            "the order of the scores, as in --classes others,virus."
+        )
+    try:
+        content = chosen.path.read_bytes()
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"{chosen.path}: there is no such file; name a state dict.") from None
+    sha256 = hashlib.sha256(content).hexdigest()
+    tensors = named(_tensors(chosen, content, sha256), chosen)
+    known = card.Card.find(chosen.output / card.CARD)
+    if known and known.source is None:
+        raise UserError(
+            f"{chosen.output}: this head was trained here, and importing would delete it; name "
+            "another folder with --output."
+        )
+    with replacing_folder(chosen.output) as folder:
+        made = card.Card(
+            version=card.Card.NEWEST,
+            kind="mlp",
+            classes=list(chosen.classes),
+            features=[card.Part(width=width) for width in chosen.widths],
+            sha256=card.write_tensors(folder / card.TENSORS, tensors),
+            source=card.Source(file=str(chosen.path), sha256=sha256),
+            versions=this_process.versions(),
+        )
+        made.write(folder / card.CARD)
+    log.info(
+        "%s: %s numbers to %s; its recipe is not known, so predict needs --any-recipe.",
+        chosen.output,
+        " + ".join(f"{width:,}" for width in chosen.widths),
+        listed(chosen.classes),
+    )
+    return made
+
+
+def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
+    """Return what the file holds, by name."""
+    import io
+
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if not content.startswith((b"PK", b"\x80")):
+        try:
+            found: Mapping[str, Any] = load(content)
+            return found
+        except SafetensorError:
+            raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
+    try:
+        told = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except UnpicklingError:
+        return _trusted(chosen, content, sha256)
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
+    told = unwrapped(told)
+    if not isinstance(told, Mapping) or not all(isinstance(t, torch.Tensor) for t in told.values()):
+        raise _no_head(chosen, "it is no state dict")
+    return told
+
+
+def unwrapped(told: Any) -> Any:
+    """Return the state dict, or the model, that a checkpoint keeps beside other things."""
+    for key in WRAPPERS:
+        if isinstance(told, Mapping) and key in told:
+            told = told[key]
+    return told
+
+
+def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
+    """Return the tensors of a pickled model, if its maker is trusted."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    if chosen.trusted is None:
+        again = ["featuremill", "head", "import", str(chosen.path)]
+        again += ["--classes", ",".join(chosen.classes)]
+        again += ["--dims", ",".join(map(str, chosen.widths)), "--output", str(chosen.output)]
+        raise UserError(
+            f"{chosen.path}: this is a pickled model, or has more in it than tensors (sha256 "
+            f"{sha256}), and to read it is to run, as you, whatever code its maker put into it, so "
+            "that is done only if you trust that maker, in a process of its own and for its "
+            "tensors alone: "
+            f"{shlex.join(again)} --trust {sha256}"
+        )
+    if chosen.trusted.lower() != sha256:
+        raise UserError(
+            f"{chosen.path}: its sha256 is {sha256}, and --trust names {chosen.trusted}; this is "
+            "another file than the one you trust."
+        )
+    done = subprocess.run(
+        [sys.executable, "-m", "featuremill.steps.heads.unpickle"],
+        input=content,
+        capture_output=True,
+    )
+    if done.returncode:
+        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
+        raise _no_head(chosen, f"reading it failed: {clipped(said[-1] if said else 'no word')}")
+    try:
+        found: Mapping[str, Any] = load(done.stdout)
+    except SafetensorError:
+        raise _no_head(chosen, "reading it gave no tensors") from None
+    return found
+
+
+def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
+    """Return the tensors under VirNucPro's names, whatever they were called: which is which is told
+    by how they fit together.
+
+    Raises:
+        UserError: when they are those of another network.
+    """
+    layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
+    for name, tensor in found.items():
+        layer, _, kind = name.rpartition(".")
+        if kind != "num_batches_tracked":
+            layers.setdefault(layer, {})[kind] = tensor.detach().float().numpy()
+    norms = [layer for layer in layers.values() if "running_mean" in layer]
+    linears = [layer for layer in layers.values() if layer.keys() == {"weight", "bias"}]
+    total, num_classes = sum(chosen.widths), len(chosen.classes)
+    if len(norms) != 1 or len(linears) != 2 or len(layers) != 3:
+        told = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8]]
+        raise _no_head(chosen, f"it holds {clipped(listed(told or ['no tensor']), 300)}")
+    (norm,) = norms
+    size = len(norm["running_mean"])
+    hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)
+    output = next((one for one in linears if one["weight"].shape == (num_classes, size)), None)
+    is_whole = set(OF_NORM) == norm.keys() and {t.shape for t in norm.values()} == {(size,)}
+    if not hidden or not output or hidden is output or not is_whole:
+        shapes = listed(str(one["weight"].shape) for one in linears)
+        raise _no_head(
+            chosen,
+            f"its layers are of shapes {shapes} around a BatchNorm of {size:,}, and "
+            f"--dims {','.join(map(str, chosen.widths))} with {num_classes} --classes means "
+            f"({size}, {total}) and ({num_classes}, {size})",
+        )
+    tensors = {f"bn1.{kind}": norm[kind] for kind in OF_NORM}
+    for name, linear in (("hidden_layer", hidden), ("output_layer", output)):
+        tensors |= {f"{name}.{kind}": linear[kind] for kind in ("weight", "bias")}
+    if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+        raise _no_head(chosen, "it has numbers that are not finite")
+    return tensors
+
+
+def _no_head(chosen: Chosen, problem: str) -> UserError:
+    return UserError(
+        f"{chosen.path}: {problem}; give the state dict of a network of VirNucPro's shape "
+        f"({SHAPE}), with its --dims and --classes."
+    )

@@ -1,0 +1,143 @@
+"""Features of several runs side by side, joined by id, in bounded memory.
+
+The first run is read from its beginning to its end, and rows of the others are found by id. Nothing
+is padded: an id that one run lacks is listed, with the reason where that run has one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
+from featuremill.base.text import clipped
+from featuremill.base.words import counted, listed
+from featuremill.features import NOWHERE, Features, Index, Matrix
+from featuremill.steps.heads.virnucpro import FileFeatures
+
+NOT_THERE = "it has no such record"
+CHOOSING = "--feature"
+log = logging.getLogger("featuremill.head")
+
+
+Source = Features | FileFeatures
+"""One vector a record, by id."""
+
+
+def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
+    """Return the column of each run: one of `columns` for each, one for all, or none where each run
+    has only one.
+
+    Raises:
+        UserError: when there are others.
+    """
+    if len(columns) not in (0, 1, num_runs):
+        raise UserError(
+            f"--feature: {listed(columns)} are {len(columns)} columns for "
+            f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
+        )
+    return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
+
+
+class Lacking(NamedTuple):
+    """A record that has no vector in one of the runs."""
+
+    id: str
+    run: str
+    """Where it has none."""
+    reason: str
+
+
+class Joined:
+    """Features side by side: those records that have all of them, in the order of the first."""
+
+    def __init__(self, parts: Sequence[Source], wanted: Container[str] | None = None) -> None:
+        """Read the ids of all but the first; `wanted` are the only ids of interest."""
+        self._parts, self._wanted = parts, wanted
+        self._others = [Index(part) for part in parts[1:]]
+        self._failures = [
+            {failure.id: f"{failure.status}: {failure.reason}" for failure in part.failures()}
+            for part in parts
+        ]
+        self.width = sum(part.width for part in parts)
+        self.num_unwanted = 0
+        """Records of the first that are of no interest, once all blocks are read."""
+
+    def blocks(self, tell: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
+        """Yield ids and vectors (rows, sum of widths); `tell` hears of each record that is lacking
+        in one of the others.
+
+        Raises:
+            UserError: when a number is not finite.
+        """
+        first, num_read = self._parts[0], 0
+        progress = Progress(log, "joining features" if self._others else "reading features")
+        for ids, vectors in first.blocks():
+            num_read += len(ids)
+            if self._wanted is not None:
+                of_interest = np.array([id in self._wanted for id in ids], bool)
+                self.num_unwanted += int((~of_interest).sum())
+                vectors = vectors[of_interest]
+                ids = [id for id, is_one in zip(ids, of_interest, strict=True) if is_one]
+            rows = [other.rows_of(ids) for other in self._others]
+            for number, of_other in enumerate(rows, 1):
+                for place in np.flatnonzero(of_other == NOWHERE):
+                    tell(self._lacking(ids[place], number))
+            whole = np.ones(len(ids), bool)
+            for of_other in rows:
+                whole &= of_other != NOWHERE
+            ids = [id for id, is_whole in zip(ids, whole, strict=True) if is_whole]
+            lots = [vectors[whole]]
+            others = zip(self._parts[1:], rows, strict=True)
+            lots += [part.take(of_other[whole]) for part, of_other in others]
+            for part, lot in zip(self._parts, lots, strict=True):
+                _refuse_not_finite(part, ids, lot)
+            if ids:
+                yield ids, lots[0] if len(lots) == 1 else np.concatenate(lots, axis=1)
+            progress.at(num_read, first.num_rows)
+
+    def not_in_first(self) -> Iterator[Lacking]:
+        """Yield the records that others have and the first lacks, once all blocks are read."""
+        for number, other in enumerate(self._others, 1):
+            rows = np.flatnonzero(~other.is_met)
+            for start in range(0, len(rows), 2**17):
+                ids = self._parts[number].ids_of(rows[start : start + 2**17])
+                known = np.zeros(len(ids), bool)
+                for earlier in self._others[: number - 1]:  # these told of it already
+                    known |= earlier.rows_of(ids) != NOWHERE
+                for place in np.flatnonzero(~known):
+                    yield self._lacking(ids[place], 0)
+
+    def failed(self) -> Iterator[Lacking]:
+        """Yield the failed and refused records of all that nobody was told of yet, each once."""
+        for number, failures in enumerate(self._failures):
+            for id in list(failures):
+                yield self._lacking(id, number)
+                for others in self._failures[number + 1 :]:
+                    others.pop(id, None)
+
+    def first_id(self) -> str:
+        """Return an id that the first has."""
+        return self._parts[0].ids_of(np.arange(1))[0]
+
+    def lacking_in_first(self, id: str, otherwise: str) -> Lacking:
+        """Return what there is to say of an id that the first has not."""
+        return self._lacking(id, 0, otherwise)
+
+    def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:
+        reason = self._failures[number].pop(id, otherwise)
+        return Lacking(id, self._parts[number].name, reason)
+
+
+def _refuse_not_finite(part: Source, ids: Sequence[str], vectors: Matrix) -> None:
+    if not np.isfinite(vectors).all():
+        place = int(np.flatnonzero(~np.isfinite(vectors).all(1))[0])
+        raise UserError(
+            f"{part.name}: the vector of record {clipped(ids[place])!r} in {part.column} has a "
+            "number that is not finite, of which no score can be made; leave that record out, or "
+            "have its features computed anew."
+        )

@@ -1,0 +1,248 @@
+"""The page of a head: how good it is, what it confuses with what, and what it was made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from featuremill.base import words
+from featuremill.base.text import clipped
+from featuremill.report.chart import (
+    Figure,
+    Panel,
+    categories,
+    drawn,
+    specification,
+    values,
+)
+from featuremill.report.page import write_of
+from featuremill.steps.heads.card import MISSING, Card
+
+TEMPLATE = Path(__file__).parent / "assets" / "head.html"
+NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
+HIGHER_IS_BETTER = ("accuracy", "macro_f1", "auc")
+TERMS = (
+    ("accuracy", "the share of records that are predicted as what they are"),
+    ("macro F1", "the mean over classes of F1: a rare class counts as much as a common one"),
+    (
+        "AUC",
+        "the chance that a record of a class has a higher score for it than a record of another; "
+        "of more than two classes, the mean",
+    ),
+    (
+        "Brier score",
+        "half the sum over classes of the squared difference between a score and 1 for the true "
+        "class, 0 for the others; lower is better",
+    ),
+    (
+        "guessing",
+        "for accuracy and macro F1 always the most frequent class; for the AUC 0.5, which scores "
+        "have that depend on no feature; for the Brier score the classes' frequencies as scores",
+    ),
+    (
+        "95 % interval",
+        "of 1,000 draws of as many whole groups, with replacement, all but the lowest and the "
+        "highest 2.5 % lie within; it says nothing of other folds or other data",
+    ),
+)
+MOST_TEXT = 30
+ROW_PIXELS = 34
+CELL_PIXELS = (24, 64)
+"""The least and the most side of a cell of the confusion matrix."""
+MATRIX_PIXELS = 400
+WITH_COUNTS = 32
+"""Pixels of a cell that has room for its count."""
+
+
+def write_page(path: Path, name: str, card: Card) -> None:
+    """Write the page of the head called `name` to `path`."""
+    write_of(
+        path,
+        TEMPLATE.read_text("utf-8"),
+        title=name,
+        lead=_lead(card),
+        warning=warning_of(card),
+        scores=[
+            (
+                NAMES[key],
+                *(f"{number:.3f}" for number in card.scores[key]),
+                f"{card.guesses[key]:.3f}",
+            )
+            for key in card.scores
+        ],
+        figures={"scores": _scores(card), "confusion": _confusion(card)},
+        reliability=_reliability(card),
+        setting=_setting(card),
+        card=card,
+        table=list(zip(card.classes, card.confusion, strict=True)),
+        missing=MISSING,
+    )
+
+
+def warning_of(card: Card) -> str:
+    """Return what is to be known before predictions are used; "" where there is nothing."""
+    if card.is_guessing:
+        _, low, high = card.scores["auc"]
+        return (
+            f"No better than guessing: the 95 % interval of the AUC, {low:.3f}–{high:.3f}, holds "
+            "0.5. Do not use its predictions."
+        )
+    if card.scores["accuracy"][1] <= (guess := card.guesses["accuracy"]):
+        most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
+        return (
+            f"The predicted class is right no more often than always {clipped(most)!r} "
+            f"({guess:.3f}), although the scores order records better than chance. For a rare "
+            "class, choose a threshold of its score."
+        )
+    return ""
+
+
+def _lead(card: Card) -> str:
+    what = "Logistic regression" if card.kind == "logistic" else "A network with one hidden layer"
+    sizes = " + ".join(words.count(part.width) for part in card.features)
+    return (
+        f"{what} of {sizes} numbers a record, "
+        f"{words.counted(len(card.classes), 'class', 'classes')}, trained on "
+        f"{words.records(card.counts['records'])}."
+    )
+
+
+def _setting(card: Card) -> str:
+    """Return the setting that was chosen, and whether it is the first or the last of all."""
+    ((name, value),) = card.setting.items()
+    first, last = card.setting_bounds
+    place = {first: ", the first", last: ", the last"}.get(value, "")
+    return f"{name} {value:g}{place} of those tried ({first:g} to {last:g})"
+
+
+def _scores(card: Card) -> Figure:
+    rows: list[dict[str, Any]] = [
+        {
+            "figure": NAMES[key],
+            "value": value,
+            "low": low,
+            "high": high,
+            "guess": card.guesses[key],
+        }
+        for key, (value, low, high) in card.scores.items()
+        if key in HIGHER_IS_BETTER
+    ]
+    group = card.labels.group if card.labels else None
+    unseen = f"no record of the same {group}" if group else "not the record"
+    told = (
+        f"{row['figure']} {row['value']:.3f} ({_interval(row)}; guessing {row['guess']:.3f})"
+        for row in rows
+    )
+    sentence = (
+        f"Each record predicted by a head that saw {unseen}: {words.listed(told)}; in brackets, "
+        "95 % intervals. The upright line of a row is what guessing gets."
+    )
+    y = alt.Y("figure:N", title=None, sort=None)
+    scale = alt.Scale(domain=[0, 1])
+    base = alt.Chart(values(rows)).encode(y=y)
+    tooltip = ["figure:N", *(alt.Tooltip(f"{key}:Q", format=".3f") for key in ("value", "guess"))]
+    chart = (
+        base.mark_bar(size=4, opacity=0.5).encode(
+            x=alt.X("low:Q", title="score", scale=scale), x2="high:Q"
+        )
+        + base.mark_tick(style="guide", thickness=2, size=ROW_PIXELS - 8).encode(
+            x=alt.X("guess:Q", scale=scale), tooltip=tooltip
+        )
+        + base.mark_circle(size=90, opacity=1).encode(
+            x=alt.X("value:Q", scale=scale), tooltip=tooltip
+        )
+    ).properties(width="container", height=ROW_PIXELS * len(rows))
+    return drawn("scores", "How good it is", sentence, chart, terms=TERMS)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    return f"{row['low']:.3f}–{row['high']:.3f}"
+
+
+def _reliability(card: Card) -> Figure:
+    value, low, high = card.scores["brier"]
+    sentence = (
+        f"A point is the records whose scores for a class lie in the same tenth; on the dashed "
+        "line a score is how often the class is right. The Brier score is "
+        f"{value:.3f} ({low:.3f}–{high:.3f}), and always saying the classes' frequencies has "
+        f"{card.guesses['brier']:.3f}; lower is better. Scores are calibrated for classes as "
+        "frequent as in the labels: where a class is rarer, its scores are too high."
+    )
+    rows = [
+        {
+            "class": clipped(one.class_name, MOST_TEXT),
+            "score": one.mean_score,
+            "share": one.share,
+            "records": one.records,
+        }
+        for one in card.reliability
+    ]
+    scale = alt.Scale(domain=[0, 1])
+    x = alt.X("score:Q", title="mean score", scale=scale)
+    y = alt.Y("share:Q", title="share that is of the class", scale=scale)
+    names = [*dict.fromkeys(clipped(one.class_name, MOST_TEXT) for one in card.reliability)]
+    legend = None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=2)
+    ends = values([{"score": end, "share": end} for end in (0, 1)])
+    chart = (
+        alt.Chart(ends).mark_line(style="guide").encode(x=x, y=y)
+        + alt.Chart(values(rows))
+        .mark_circle(opacity=0.8)
+        .encode(
+            x=x,
+            y=y,
+            size=alt.Size("records:Q", legend=None, scale=alt.Scale(range=[40, 600])),
+            color=alt.Color("class:N", scale=categories(names), legend=legend),
+            tooltip=[
+                "class:N",
+                "records:Q",
+                alt.Tooltip("score:Q", format=".3f"),
+                alt.Tooltip("share:Q", format=".3f"),
+            ],
+        )
+    ).properties(width="container", height=260)
+    return drawn("reliability", "Whether scores are probabilities", sentence, chart)
+
+
+def _confusion(card: Card) -> Figure:
+    return confusion_figure(
+        card.classes,
+        card.confusion,
+        f"{words.records(card.counts['records'])} are predicted as what they are by a head that "
+        "did not see their group",
+    )
+
+
+def confusion_figure(
+    classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_what: str
+) -> Figure:
+    """Return the confusion matrix: how many of each class (rows) were predicted as each (columns).
+    `of_what` ends the sentence that begins with how many are right of."""
+    rows: list[dict[str, Any]] = []
+    names = [clipped(name, MOST_TEXT) for name in classes]
+    for true, counts in zip(names, counts_CC, strict=True):
+        rows += [
+            {"true": true, "predicted": name, "records": n, "share": n / max(1, sum(counts))}
+            for name, n in zip(names, counts, strict=True)
+        ]
+    right = sum(counts_CC[n][n] for n in range(len(names)))
+    sentence = (
+        f"{words.count(right)} of {of_what}. A row is a class, a column what was predicted; "
+        "darker is more of the row."
+    )
+    least, most = CELL_PIXELS
+    side = max(least, min(most, MATRIX_PIXELS // len(names)))
+    x = alt.X("predicted:N", title="predicted", sort=names, axis=alt.Axis(labelAngle=-30))
+    y = alt.Y("true:N", title="class", sort=names)
+    base = alt.Chart(values(rows)).encode(x=x, y=y)
+    color = alt.Color("share:Q", legend=None, scale=alt.Scale(range="ramp", domain=[0, 1]))
+    tooltip = ["true:N", "predicted:N", "records:Q", alt.Tooltip("share:Q", format=".1%")]
+    chart = base.mark_rect(style="cell-bar").encode(color=color, tooltip=tooltip)
+    if side >= WITH_COUNTS:
+        for style in ("lane-behind", "lane"):  # a rim, then the number, on any colour
+            chart += base.mark_text(style=style).encode(text=alt.Text("records:Q", format=","))
+    chart = chart.properties(width=side * len(names), height=side * len(names))
+    told = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
+    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", told),))

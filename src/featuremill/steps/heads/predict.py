@@ -1,0 +1,240 @@
+"""predict: the class of each record by its features, with a score a class."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill import features
+from featuremill.base.errors import UserError
+from featuremill.base.text import one_line
+from featuremill.base.words import counted, listed, records
+from featuremill.steps.heads import card, held_out, network
+from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
+from featuremill.steps.heads.virnucpro import FileFeatures, open_files
+from featuremill.store.files import replacing
+from featuremill.store.plan import Settings
+
+MOST_DIFFERENCES = 3
+"""Settings that are named where two recipes differ in many."""
+log = logging.getLogger("featuremill.head")
+
+
+class Counts(NamedTuple):
+    """What became of the records."""
+
+    predicted: int
+    missing: int
+
+
+def missing_of(output: Path) -> Path:
+    """Return where the records are listed that have no prediction."""
+    return output.with_suffix(".missing.tsv")
+
+
+def predict(
+    folder: Path,
+    runs: Sequence[Path],
+    output: Path,
+    columns: Sequence[str] = (),
+    takes_any_recipe: bool = False,
+) -> Counts:
+    """Write the predictions of the head in `folder` for `runs` to `output`, and beside it the
+    records that have none. Records that the head was trained on get the scores of heads that did
+    not see their group.
+
+    Raises:
+        UserError: when the head, the features or the output are not fit for it.
+    """
+    if output.suffix not in WRITERS:
+        raise UserError(f"{output}: predictions are a .tsv or a .parquet; give such a name.")
+    head, tensors = card.read(folder)
+    parts = _opened(runs, columns, head, folder)
+    _refuse_other_widths(parts, head, folder)
+    if not takes_any_recipe:
+        _refuse_other_recipes(parts, head, folder)
+    joined = Joined(parts)
+    seen = held_out.Seen(held_out.read(folder, head), parts[0])
+    num_predicted = num_missing = 0
+    with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
+        with (
+            lacking_path.open("w", encoding="utf-8", newline="") as file,
+            WRITERS[output.suffix](temporary, head) as write,
+        ):
+            table = csv.writer(file, delimiter="\t", lineterminator="\n")
+            table.writerow(Lacking._fields)
+
+            def tell(lacking: Lacking) -> None:
+                nonlocal num_missing
+                num_missing += 1
+                table.writerow([one_line(text) for text in lacking])
+
+            for ids, vectors in joined.blocks(tell):
+                scores_NC = network.softmax(network.logits(tensors, vectors))
+                write(ids, *seen.held_out(ids, scores_NC))
+                num_predicted += len(ids)
+            for lacking in chain(joined.not_in_first(), joined.failed()):
+                tell(lacking)
+        if not num_predicted:
+            raise UserError(
+                f"{listed(str(run) for run in runs)}: no record has all the features that {folder} "
+                "takes; see that these are runs of the same records, with the same ids."
+            )
+    log.info("%s: %s", output, records(num_predicted))
+    if seen.num_seen:
+        log.warning(
+            "%s was trained on %s of these: their scores are held out, each by a head that did not "
+            "see the record's group (%s: %s).",
+            folder,
+            records(seen.num_seen),
+            held_out.COLUMN,
+            held_out.YES,
+        )
+    if num_missing:
+        log.warning(
+            "%s no prediction: %s lists them, with the reasons.",
+            counted(num_missing, "record has", "records have"),
+            missing_of(output),
+        )
+    return Counts(num_predicted, num_missing)
+
+
+def _opened(
+    runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
+) -> list[Source]:
+    """Return the features in the order of `runs`; VirNucPro's files of one layout are one of them,
+    where the first of these stands."""
+    opened = open_files([run for run in runs if run.is_file()])
+    of_file = {path: files for files in opened for path in files.paths}
+    sources: list[FileFeatures | Path] = []
+    for run in runs:
+        if (source := of_file.get(run, run)) not in opened or source not in sources:
+            sources.append(source)
+    is_merged = [source.column for source in opened] == ["merged"] and len(sources) == 1
+    if len(sources) != len(head.features) and not is_merged:
+        raise UserError(
+            f"{folder}: this head takes {_told(head)}, and {len(sources)} are given; name those "
+            "that it takes, in that order."
+        )
+    wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
+    return [
+        features.open(source, column, choosing=CHOOSING) if isinstance(source, Path) else source
+        for source, column in zip(sources, wanted, strict=False)
+    ]
+
+
+def _told(head: card.Card) -> str:
+    """Return in words which features a head takes."""
+    told = [
+        f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
+        for part in head.features
+    ]
+    return listed(told) + (" side by side" if len(told) > 1 else "")
+
+
+def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
+    given, wanted = [part.width for part in parts], [part.width for part in head.features]
+    is_merged = len(parts) == 1 and parts[0].column == "merged"
+    if given != wanted and not (is_merged and given == [sum(wanted)]):
+        told = listed(f"{part.width:,} ({part.name}, {part.column})" for part in parts)
+        raise UserError(
+            f"{folder}: this head takes {_told(head)}, and the features given have {told}; name "
+            "those that it was made for, in that order."
+        )
+
+
+def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
+    for part, known in zip(parts, head.features, strict=False):
+        same_column = part.column == known.column
+        if part.recipe is not None and part.recipe == known.recipe and same_column:
+            continue
+        theirs, ours = (
+            "one that nobody knows" if told.recipe is None else f"{told.recipe} ({told.column})"
+            for told in (part, known)
+        )
+        others = differences(part.settings, known.settings)
+        raise UserError(
+            f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
+            f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
+            "recipe, or let these be taken with --any-recipe."
+        )
+
+
+def differences(ours: Settings | None, theirs: Settings | None) -> str:
+    """Return in words how two recipes differ; "" where that is not known."""
+    if not ours or not theirs:
+        return ""
+    one, other = _flat(ours), _flat(theirs)
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    told = [f"{name} {one.get(name)} and not {other.get(name)}" for name in names]
+    more = [f"{len(told) - MOST_DIFFERENCES} more"] if len(told) > MOST_DIFFERENCES else []
+    return f" (here {listed([*told[:MOST_DIFFERENCES], *more])})" if told else ""
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
+    told = settings.as_json()
+    return {**told.pop("options", {}), **told}
+
+
+Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]
+"""Appends rows to a table: ids, scores (N, C), and whether the head was trained on the record."""
+
+
+def _columns(head: card.Card) -> list[str]:
+    return [f"score_{one_line(name)}" for name in head.classes]
+
+
+@contextmanager
+def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["id", "class", *_columns(head), held_out.COLUMN])
+
+        def write(
+            ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
+        ) -> None:
+            names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
+            for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
+                texts = [f"{score:.9g}" for score in scores]
+                table.writerow([one_line(id), name, *texts, is_seen])
+
+        yield write
+
+
+@contextmanager
+def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    told = {"head_sha256": head.sha256, "features": [part.as_json() for part in head.features]}
+    columns = {"id": pa.string(), "class": pa.string()}
+    columns |= dict.fromkeys(_columns(head), pa.float64())
+    columns[held_out.COLUMN] = pa.string()
+    schema = pa.schema(columns, metadata={"featuremill": json.dumps(told, sort_keys=True)})
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
+
+        def write(
+            ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
+        ) -> None:
+            names = [head.classes[number] for number in scores_NC.argmax(1)]
+            arrays = [
+                pa.array(ids),
+                pa.array(names),
+                *map(pa.array, scores_NC.T.copy()),
+                pa.array(seen),
+            ]
+            file.write_table(pa.table(arrays, schema=schema))
+
+        yield write
+
+
+WRITERS = {".tsv": _tsv, ".parquet": _parquet}

@@ -1,0 +1,99 @@
+# heads: train a classifier on features, and apply it.
+#
+#   in    manifest.json of the features, which says that they are finished; the labels
+#   out   results/<run>/heads/<head>/ with head.json, and
+#         results/<run>/predictions/<head>.tsv with <head>.missing.tsv
+
+from featuremill import SNAKEFILE
+from featuremill.steps import heads
+
+heads_asked = mill.steps["heads"]
+heads_predicted = {
+    table.rpartition("/")[2].removesuffix(".tsv"): (name, runs)
+    for name, head in heads_asked.items()
+    for table, runs in heads.predicted(name, head, mill.project).items()
+}
+heads_environment = str(Path(SNAKEFILE).parent / "envs" / "esm2.yaml")
+heads_trained = "|".join(re.escape(name) for name, head in heads_asked.items() if head.labels)
+
+
+def manifests_trained_on(wildcards):
+    """Return what says that the features of a head are finished."""
+    runs = heads.features_of(heads_asked[wildcards.head], mill.project)
+    return [f"{run}/manifest.json" for run in runs]
+
+
+def translation_trained_on(wildcards):
+    """Return the translation whose contigs have the labels, if there is one."""
+    folder = heads.fragments_of(mill.project)
+    return [f"{folder}/translate.json"] if folder else []
+
+
+def folder_of_head(wildcards):
+    """Return the folder of the head that makes a table."""
+    name, _ = heads_predicted[wildcards.table]
+    return heads.folder_of(name, heads_asked[name], mill.project)
+
+
+def options_to_predict(wildcards):
+    """Return the optional words of `featuremill head predict`."""
+    head = heads_asked[heads_predicted[wildcards.table][0]]
+    return head.words_of_vectors + ["--any-recipe"] * head.any_recipe
+
+
+rule head_train:
+    input:
+        manifests=manifests_trained_on,
+        translation=translation_trained_on,
+        labels=lambda wildcards: heads_asked[wildcards.head].labels,
+    output:
+        multiext(
+            f"{mill.project.folder}/heads/{{head}}/",
+            tensors="head.safetensors",
+            page="head.html",
+            missing="missing.tsv",
+            held_out="held_out.parquet",
+            card="head.json",
+        ),
+    log:
+        f"{mill.project.logs}/heads/{{head}}.train.log",
+    wildcard_constraints:
+        head=heads_trained or "(?!)",
+    conda:
+        heads_environment
+    threads: 1  # so that the same labels give the same bytes; --set-threads has others
+    params:
+        folder=subpath(output.card, parent=True),
+        runs=lambda wildcards: heads.features_of(heads_asked[wildcards.head], mill.project),
+        fragments=lambda wildcards, input: [
+            f"--fragments={Path(path).parent}" for path in input.translation
+        ],
+        options=lambda wildcards: heads_asked[wildcards.head].words,
+    shell:
+        "exec featuremill head train {params.runs:q} {params.options:q} {params.fragments:q}"
+        " --labels {input.labels:q} --output {params.folder:q} --threads {threads}"
+        " --log-file {log:q}"
+
+
+rule head_predict:
+    input:
+        card=lambda wildcards: f"{folder_of_head(wildcards)}/head.json",
+        manifests=lambda wildcards: [
+            f"{run}/manifest.json" for run in heads_predicted[wildcards.table][1]
+        ],
+    output:
+        table=f"{mill.project.folder}/predictions/{{table}}.tsv",
+        missing=f"{mill.project.folder}/predictions/{{table}}.missing.tsv",
+    log:
+        f"{mill.project.logs}/heads/{{table}}.predict.log",
+    wildcard_constraints:
+        table="|".join(map(re.escape, heads_predicted)),
+    conda:
+        heads_environment
+    params:
+        folder=subpath(input.card, parent=True),
+        runs=lambda wildcards: heads_predicted[wildcards.table][1],
+        options=options_to_predict,
+    shell:
+        "exec featuremill head predict {params.folder:q} {params.runs:q} {params.options:q}"
+        " --output {output.table:q} --log-file {log:q}"

@@ -1,0 +1,327 @@
+"""train: fit a head to the features of labelled records, and say how good it is."""
+
+from __future__ import annotations
+
+import csv
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill import features
+from featuremill.base import this_process
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped, one_line
+from featuremill.base.words import counted, listed, records
+from featuremill.features import Matrix
+from featuremill.steps.heads import card, figures, held_out, labels
+from featuremill.steps.heads.fitting import (
+    Kind,
+    Logistic,
+    Perceptron,
+    chosen_and_fitted,
+    inner_folds,
+    out_of_fold,
+    outer_folds,
+)
+from featuremill.steps.heads.intervals import Estimate, bootstrap
+from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
+from featuremill.store.files import replacing_folder, sha256_of
+from featuremill.workload import refuse_without_packages
+
+FEWEST_GROUPS = 3
+"""Of a class: one is judged, one chooses the setting and calibrates, one is learnt from."""
+log = logging.getLogger("featuremill.head")
+
+
+class Chosen(NamedTuple):
+    """What is asked for."""
+
+    runs: Sequence[Path]
+    labels: Path
+    column: str
+    group: str | None
+    fragments: Path | None
+    """A translation's folder, where the labels are of its contigs."""
+    kind: Literal["logistic", "mlp"]
+    feature: Sequence[str]
+    output: Path
+    seed: int
+    threads: int
+
+
+class Examples(NamedTuple):
+    """Records with features and a label."""
+
+    ids: list[str]
+    x_NF: Matrix
+    y_N: figures.Labels
+    groups_N: npt.NDArray[np.str_]
+    classes: list[str]
+
+
+def train(chosen: Chosen) -> card.Card:
+    """Train a head, write it and return its card.
+
+    Raises:
+        UserError: when runs or labels are not fit for it.
+    """
+    refuse_without_packages(card.NeedsTorch)
+    card.refuse_other_folder(chosen.output)
+    found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
+    if chosen.fragments:
+        found, num_without = labels.of_fragments(found, chosen.fragments)
+        if not found:
+            raise UserError(
+                f"{chosen.labels}: none of its ids is a contig with fragments in "
+                f"{chosen.fragments}; write the ids as the contigs have them."
+            )
+        if num_without:
+            says = counted(num_without, "labelled contig has", "labelled contigs have")
+            log.warning("%s no fragment in %s.", says, chosen.fragments)
+        chosen = chosen._replace(group=chosen.group or "contig")
+    columns = spread(chosen.feature, len(chosen.runs))
+    parts = [
+        features.open(run, column, choosing=CHOOSING)
+        for run, column in zip(chosen.runs, columns, strict=True)
+    ]
+    joined = Joined(parts, found)
+    missing: list[Lacking] = []
+    examples = _examples(joined, found, chosen, missing)
+    missing += _without_record(joined, found, examples.ids, missing, chosen.labels)
+    _refuse_unfit(examples, chosen)
+
+    import torch
+
+    torch.set_num_threads(max(1, chosen.threads))
+    kind: Kind = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
+    log.info(
+        "%s of %s, %s numbers each; %s",
+        records(len(examples.ids)),
+        counted(len(examples.classes), "class", "classes"),
+        f"{joined.width:,}",
+        f"no {chosen.group} is on both sides of a fold" if chosen.group else "folds by record",
+    )
+    scores_NC = out_of_fold(kind, examples.x_NF, examples.y_N, examples.groups_N)
+    scores, confusion = judged(scores_NC, examples)
+    num_classes = len(examples.classes)
+    fitted = chosen_and_fitted(kind, examples.x_NF, examples.y_N, examples.groups_N, num_classes)
+    counts = {
+        "records": len(examples.ids),
+        "groups": len(np.unique(examples.groups_N)),
+        "missing": len(missing),
+        "unlabelled": joined.num_unwanted,
+        "rows_without_label": num_empty,
+    }
+    from featuremill.steps.heads.page import write_page
+
+    with replacing_folder(chosen.output) as folder:
+        _write_missing(folder / card.MISSING, missing)
+        made = card.Card(
+            version=card.Card.NEWEST,
+            kind=chosen.kind,
+            classes=examples.classes,
+            features=[
+                card.Part(
+                    width=part.width,
+                    column=part.column,
+                    recipe=part.recipe,
+                    settings=part.settings,
+                    run=part.name,
+                )
+                for part in parts
+            ],
+            sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
+            held_out_sha256=held_out.write(
+                folder / card.HELD_OUT,
+                _held_out(examples, scores_NC, parts[0]),
+                examples.classes,
+            ),
+            counts=counts,
+            scores={name: [*estimate] for name, estimate in scores.items()},
+            guesses=figures.of_guesses(examples.y_N, num_classes),
+            reliability=[
+                card.Bin(
+                    class_name=examples.classes[one.number],
+                    low=one.low,
+                    high=one.high,
+                    records=one.items,
+                    mean_score=one.mean_score,
+                    share=one.share,
+                )
+                for one in figures.reliability(scores_NC, examples.y_N)
+            ],
+            calibration=card.Calibration(
+                scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
+            ),
+            confusion=confusion.tolist(),
+            setting={kind.setting: fitted.setting},
+            setting_bounds=[*kind.bounds],
+            labels=card.TableUsed(
+                file=str(chosen.labels),
+                sha256=sha256_of(chosen.labels),
+                column=chosen.column,
+                group=chosen.group,
+            ),
+            seed=chosen.seed,
+            threads=chosen.threads,
+            versions=this_process.versions(),
+        )
+        write_page(folder / card.PAGE, chosen.output.name, made)
+        made.write(folder / card.CARD)
+    _say(made, chosen.output)
+    return made
+
+
+def _examples(
+    joined: Joined, found: dict[str, labels.Label], chosen: Chosen, missing: list[Lacking]
+) -> Examples:
+    ids: list[str] = []
+    lots: list[Matrix] = []
+    for some, vectors in joined.blocks(missing.append):
+        ids += some
+        lots.append(vectors)
+    if not ids:
+        theirs = joined.first_id()
+        raise UserError(
+            f"{chosen.labels}: none of its {len(found):,} ids has features in "
+            f"{listed(str(run) for run in chosen.runs)}: its first is "
+            f"{clipped(next(iter(found)))!r}, the run's first is {clipped(theirs)!r}; write the "
+            "ids as the run has them."
+        )
+    names = [found[id].name for id in ids]
+    classes, y_N = np.unique(names, return_inverse=True)
+    groups_N = np.array([found[id].group for id in ids])
+    return Examples(ids, np.concatenate(lots), y_N, groups_N, classes.tolist())
+
+
+def _held_out(
+    examples: Examples, scores_NC: npt.NDArray[np.float64], first: Source
+) -> held_out.HeldOut:
+    wanted = set(examples.ids)
+    sha256_of_id = {id: sha256 for id, sha256 in first.digests() if id in wanted}
+    return held_out.HeldOut(
+        examples.ids,
+        [sha256_of_id[id] for id in examples.ids],
+        [examples.classes[number] for number in examples.y_N],
+        examples.groups_N.tolist(),
+        scores_NC,
+    )
+
+
+def _without_record(
+    joined: Joined,
+    found: dict[str, labels.Label],
+    ids: Sequence[str],
+    missing: Sequence[Lacking],
+    table: Path,
+) -> list[Lacking]:
+    """Return the labelled ids of which the first run has no vector."""
+    known = {*ids, *(lacking.id for lacking in missing)}
+    return [
+        joined.lacking_in_first(id, f"it has no such record (labelled in {table}:{label.line})")
+        for id, label in found.items()
+        if id not in known
+    ]
+
+
+def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
+    """Raise UserError where classes and groups are such that nothing can be learned or judged."""
+    where, group = f"{chosen.labels}: {chosen.column!r}", chosen.group
+    if len(examples.classes) == 1:
+        raise UserError(
+            f"{where} is {clipped(examples.classes[0])!r} in all {records(len(examples.ids))} that "
+            "have features; a head tells at least two classes apart, so label others, too."
+        )
+    groups_of = defaultdict(set)
+    for number, name in zip(examples.y_N.tolist(), examples.groups_N.tolist(), strict=True):
+        groups_of[number].add(name)
+    sizes = Counter(examples.y_N.tolist())
+    for number, names in groups_of.items():
+        if len(names) < FEWEST_GROUPS:
+            name = clipped(examples.classes[number])
+            num_records = records(sizes[number])
+            reason = (
+                f"has its {num_records} in {listed(repr(clipped(one)) for one in sorted(names))} "
+                f"of {group}"
+                if group
+                else f"has {num_records}"
+            )
+            least = f"{FEWEST_GROUPS} {'values of ' + group if group else 'records'}"
+            raise UserError(
+                f"{where}: the class {name!r} {reason}, and a head needs {least} of each class, "
+                "so that there are others to learn from while it is judged and calibrated; label "
+                "more of the class, or leave it out."
+            )
+    if (num_groups := len(set(examples.groups_N.tolist()))) < figures.FOLDS:
+        raise UserError(
+            f"{where}: {num_groups} different values of {group} are too few for "
+            f"{figures.FOLDS} folds; label more."
+        )
+    for number in _torn_from_its_class(examples):
+        raise UserError(
+            f"{where}: the class {clipped(examples.classes[number])!r} shares each {group} with "
+            "other classes in such a way that a fold would hold all of it; label more of the "
+            "class elsewhere, or leave it out."
+        )
+
+
+def _torn_from_its_class(examples: Examples) -> list[int]:
+    """Return the classes of which a fold would hold all that there is to learn from."""
+    y_N, groups_N = examples.y_N, examples.groups_N
+    outer_N = outer_folds(groups_N, y_N)
+    sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
+    found = set[int]()
+    for side in sides:
+        inner_N = inner_folds(groups_N[side], y_N[side])
+        for fold in range(figures.FOLDS):
+            learnt = np.bincount(y_N[side][inner_N != fold], minlength=len(examples.classes))
+            found.update(np.flatnonzero(learnt == 0).tolist())
+    return sorted(found)
+
+
+def judged(
+    scores_NC: npt.NDArray[np.float64], examples: Examples
+) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
+    """Return the figures of what is predicted, with their intervals, and the confusion table."""
+    predicted_N, y_N = scores_NC.argmax(1), examples.y_N
+    statistics = {
+        "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
+        "macro_f1": lambda i: figures.macro_f1(predicted_N[i], y_N[i]),
+        "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i]),
+        "brier": lambda i: figures.brier(scores_NC[i], y_N[i]),
+    }
+    scores = {
+        name: bootstrap(statistic, examples.groups_N) for name, statistic in statistics.items()
+    }
+    return scores, figures.confusion(predicted_N, y_N, len(examples.classes))
+
+
+def _write_missing(path: Path, missing: Sequence[Lacking]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(Lacking._fields)
+        table.writerows([one_line(text) for text in lacking] for lacking in missing)
+
+
+def _say(made: card.Card, output: Path) -> None:
+    from featuremill.steps.heads.page import warning_of
+
+    for name, (value, low, high) in made.scores.items():
+        guess = made.guesses[name]
+        log.info(
+            "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)", name, value, low, high, guess
+        )
+    if warning := warning_of(made):
+        log.warning(warning)
+    if num_missing := made.counts["missing"]:
+        log.warning(
+            "%s without features in every run: %s lists them.",
+            counted(num_missing, "label is", "labels are"),
+            output / card.MISSING,
+        )
+    log.info("%s: open it in a browser", output / card.PAGE)

@@ -1,0 +1,51 @@
+"""Reads a pickled model from standard input and writes its tensors to standard output.
+
+A program of its own (`python -m featuremill.steps.heads.unpickle`): what the pickle runs, it runs
+here, and what comes back is safetensors. Classes that are not installed here, as of the script that
+trained the model, are stood in for by a bare module, which is all that a state dict needs.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+
+def main() -> None:
+    """Read, and write."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what is printed meanwhile is no tensor
+    import torch
+    from safetensors.torch import save
+
+    from featuremill.steps.heads.importing import unwrapped
+
+    class StandIn(torch.nn.Module):
+        """A module of an unknown class."""
+
+    class Unpickler(pickle.Unpickler):
+        def find_class(self, module: str, name: str) -> Any:
+            try:
+                return super().find_class(module, name)
+            except (ImportError, AttributeError):
+                return StandIn
+
+    told = torch.load(
+        io.BytesIO(sys.stdin.buffer.read()),
+        map_location="cpu",
+        weights_only=False,
+        pickle_module=SimpleNamespace(Unpickler=Unpickler, load=pickle.load, __name__="pickle"),
+    )
+    told = unwrapped(told)
+    tensors = told.state_dict() if isinstance(told, torch.nn.Module) else dict(told)
+    kept = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
+    out.write(save({name: tensor.detach().contiguous() for name, tensor in kept.items()}))
+    out.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""The features that VirNucPro wrote, read in place of a run's.
+
+Three layouts, told apart by their keys; files of one of them belong together, one after the other:
+
+    *_DNABERT_S.pt  {'nucleotide': [id], 'data': [{'label': id, 'mean_representation': [float]}]}
+    *_ESM.pt        {'proteins': [id], 'data': [tensor (2560,)]}
+    *_merged.pt     {'ids': [id], 'data': tensor (N, 3328)}, the DNA's numbers before the protein's
+
+They are read without running what pickles may hold (torch's `weights_only`), and they say nothing
+of how they were made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
+from featuremill.base.text import clipped
+from featuremill.base.words import listed
+from featuremill.features import Failure, Index, Matrix, Rows
+from featuremill.steps.heads.card import NeedsTorch
+from featuremill.store.plan import Settings
+from featuremill.workload import refuse_without_packages
+
+WRONG = (ValueError, KeyError, TypeError)
+ROWS_AT_ONCE = 4096
+log = logging.getLogger("featuremill.head")
+
+
+def refuse_without_torch() -> None:
+    """Raise UserError where there is no torch to read and write such files with."""
+    refuse_without_packages(NeedsTorch)
+
+
+class Layout(NamedTuple):
+    """A kind of file."""
+
+    ids: str
+    """The key of the ids."""
+    called: str
+    vectors: Callable[[Any, Sequence[str]], Matrix]
+    """Makes the vectors of what stands under `data`."""
+
+
+def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
+    import torch
+
+    rows = data if isinstance(data, torch.Tensor) else torch.stack(list(data))
+    found: Matrix = rows.float().numpy()
+    return found
+
+
+def _of_means(data: Any, ids: Sequence[str]) -> Matrix:
+    for number, (entry, id) in enumerate(zip(data, ids, strict=True), 1):
+        if entry["label"] != id:
+            raise ValueError(f"record {number} is {id!r} and {entry['label']!r}")
+    return np.array([entry["mean_representation"] for entry in data], np.float32)
+
+
+LAYOUTS = (
+    Layout("nucleotide", "DNABERT_S", _of_means),
+    Layout("proteins", "ESM", _of_tensors),
+    Layout("ids", "merged", _of_tensors),
+)
+
+
+class Content(NamedTuple):
+    """What stands in a file."""
+
+    layout: Layout
+    ids: list[str]
+    vectors: Matrix
+
+
+def _read(path: Path) -> Content:
+    """Return what stands in the file `path`.
+
+    Raises:
+        UserError: when that is none of the layouts.
+    """
+    import torch
+
+    try:
+        told = torch.load(path, weights_only=True, map_location="cpu")
+        layout = next((layout for layout in LAYOUTS if layout.ids in told), None)
+        if layout is None:
+            raise ValueError(f"it holds {listed([*map(str, told)] or ['nothing'])}")
+        ids = [str(id) for id in told[layout.ids]]
+        if len(ids) != len(told["data"]):
+            raise ValueError(f"{len(ids)} ids and {len(told['data'])} vectors")
+        vectors = layout.vectors(told["data"], ids)
+        if vectors.ndim != 2:
+            raise ValueError("no record")
+    except FileNotFoundError:
+        raise UserError(f"{path}: there is no such file; name one that VirNucPro wrote.") from None
+    except (*WRONG, RuntimeError, EOFError, UnpicklingError) as error:
+        problem = clipped(" ".join(str(error).split()).split(". ")[0]).rstrip(".")
+        raise UserError(
+            f"{path}: it is not what VirNucPro keeps features in, with one vector an id "
+            f"({type(error).__name__}: {problem}); name its *_DNABERT_S.pt, *_ESM.pt or "
+            "*_merged.pt, or a run's folder."
+        ) from None
+    return Content(layout, ids, vectors)
+
+
+class FileFeatures:
+    """Features in files of one layout, one after the other, read as those of a run are. Memory
+    holds their ids, a temporary file their vectors: torch takes seconds to read some of these."""
+
+    recipe: str | None = None
+    """Nobody knows it."""
+    settings: Settings | None = None
+
+    def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
+        self.paths, self._ids, self._vectors = paths, ids, vectors
+        self.column = layout.called
+        self.num_rows, self.width = vectors.shape
+        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+        self.name = f"{paths[0]}{more}"
+        Index(self)  # no id twice, also in what is read from its beginning to its end
+
+    def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
+        for start in range(0, self.num_rows, ROWS_AT_ONCE):
+            rows = slice(start, start + ROWS_AT_ONCE)
+            yield self._ids[rows], self._vectors[rows]
+
+    def ids_of(self, rows: Rows) -> list[str]:
+        return [self._ids[row] for row in rows]
+
+    def take(self, rows: Rows) -> Matrix:
+        return self._vectors[rows]
+
+    def digests(self) -> Iterator[tuple[str, str]]:
+        return iter(())
+
+    def failures(self) -> Iterator[Failure]:
+        return iter(())
+
+
+def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
+    """Return the features in `paths`, those of one layout as one, in the order of their first.
+
+    Raises:
+        UserError: when torch is not installed, a file has none of the layouts, or an id is twice
+            in those of one.
+    """
+    if paths:
+        refuse_without_torch()
+    found: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
+    widths: dict[Layout, int] = {}
+    progress = Progress(log, "reading VirNucPro's features")
+    num_read = 0
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            layout, its_ids, vectors = _read(path)
+            if layout not in found:
+                found[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
+            scratch, its_paths, ids = found[layout]
+            if (width := vectors.shape[1]) != widths.setdefault(layout, width):
+                raise UserError(
+                    f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
+                    f"have {widths[layout]:,}; name files of one run."
+                )
+            scratch.write(np.ascontiguousarray(vectors).data)
+            its_paths.append(path)
+            ids += its_ids
+            num_read += len(its_ids)
+            progress.at(num_read)
+        return [
+            FileFeatures(
+                its_paths,
+                ids,
+                layout,
+                np.memmap(file, np.float32, "r", 0, (len(ids), widths[layout])),
+            )
+            for layout, (file, its_paths, ids) in found.items()
+        ]

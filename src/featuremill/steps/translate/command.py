@@ -1,0 +1,251 @@
+"""translate: turn contigs or reads into proteins, with the nucleotides that code each.
+
+Reads FASTA, FASTQ, GenBank or tables once; writes into a folder proteins.faa.gz, nucleotides.fna.gz
+(the same ids in the same order), fragments.parquet (where on which contig each of them stands),
+untranslated.tsv and, last, translate.json. A folder that is done for the same files and options is
+left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable, Mapping
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from featuremill.base.errors import UserError
+from featuremill.base.progress import Progress
+from featuremill.base.words import counted, listed
+
+if TYPE_CHECKING:
+    from featuremill.inputs import Record
+    from featuremill.steps.translate.folder import Contigs, Outputs, Translation
+    from featuremill.steps.translate.fragments import Fragment, Way
+
+log = logging.getLogger("featuremill.translate")
+DEFAULTS: dict[str, dict[str, int | str]] = {
+    "chunks": {"window": 500},
+    "virnucpro": {"window": 500},
+    "orfs": {"code": 1, "min_residues": 30, "orf": "from-start"},
+    "genes": {"procedure": "meta"},
+}
+"""What each way may be told, and what it does if it is not."""
+SINGLE_DEFAULTS: dict[str, int | str] = {"procedure": "single", "code": 11}
+CODON = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill translate`."""
+    add = parser.add_argument
+    add("inputs", nargs="+", type=Path, metavar="INPUT", help="FASTA, FASTQ, GenBank, table")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
+    add(
+        "--by",
+        required=True,
+        choices=DEFAULTS,
+        help="what a fragment is: a chunk in each frame without a stop, the same as VirNucPro "
+        "cuts it, an open reading frame, a gene that prodigal finds",
+    )
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="chunks, virnucpro: nucleotides of each (default 500)",
+    )
+    add(
+        "--code",
+        type=int,
+        metavar="N",
+        help="orfs: NCBI's number of the genetic code (default 1); genes, with --procedure single: "
+        "the same (default 11)",
+    )
+    add("--min-residues", type=int, metavar="N", help="orfs: the fewest residues (default 30)")
+    add(
+        "--orf",
+        choices=("from-start", "between-stops"),
+        help="orfs: from a start codon of the code (default), or from the stop before",
+    )
+    add(
+        "--procedure",
+        choices=("meta", "single"),
+        help="genes: prodigal's; each contig by itself (default), or all are of one genome",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill translate`."""
+    names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    translate(arguments.inputs, arguments.output, arguments.by, **given)
+
+
+def translate(
+    paths: list[Path], folder: Path, by: str, elsewhere: Path | None = None, **told: int | str
+) -> Translation:
+    """Cut the contigs of the files `paths` into fragments, written into `folder`, or `elsewhere`
+    unless it is done there; return the summary. `told` are options of the command line, by their
+    names there.
+
+    Raises:
+        UserError: when an option, an input or the folder is not what it should be.
+    """
+    from featuremill.inputs import source
+    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import names
+    from featuremill.store.files import sha256_of
+
+    options = settled(by, told, _typed)
+    way, program = _way(by, options, elsewhere or folder)
+    for path in paths:
+        source.check(path)
+    place.check(folder, paths)
+    inputs = [
+        place.InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in paths
+    ]
+    about: dict[str, Any] = {"by": by, "options": options, "program": program, "inputs": inputs}
+    done = place.Translation.find(folder / names.SUMMARY)
+    if done and done.is_of(about) and not any(done.damaged(folder)):
+        log.info("%s is done already, of these files and options.", folder)
+        return done
+    folder = elsewhere or folder
+    with place.ours(folder):
+        with place.writing(folder) as outputs:
+            contigs, num_letters = _cut(paths, way, outputs)
+        done = place.Translation(
+            version=1,
+            **about,
+            contigs=contigs,
+            nucleotides=num_letters,
+            fragments=outputs.num_fragments,
+            residues=outputs.num_residues,
+            files=outputs.sha256,
+        )
+        done.write(folder / names.SUMMARY)
+    log.info(
+        "%s of %s in %s",
+        counted(done.fragments, "fragment"),
+        counted(contigs.read, "contig"),
+        folder,
+    )
+    if contigs.without_fragments or contigs.refused:
+        log.info(
+            "without a fragment: %s, refused: %s; %s says why",
+            f"{contigs.without_fragments:,}",
+            f"{contigs.refused:,}",
+            folder / names.UNTRANSLATED,
+        )
+    if not done.fragments:
+        log.warning("there is no fragment: %s.", way.why_none)
+    return done
+
+
+def _typed(name: str, value: int | str) -> str:
+    """Return an option as it is typed."""
+    return f"--{name.replace('_', '-')} {value}".rstrip()
+
+
+def settled(
+    by: str, told: Mapping[str, int | str], spelt: Callable[[str, int | str], str]
+) -> dict[str, int | str]:
+    """Return all options of the way `by`, told or not; `spelt` writes one as the user did.
+
+    Raises:
+        UserError: when one says nothing there, or cannot have its value.
+    """
+    is_single = by == "genes" and told.get("procedure") == "single"
+    options = SINGLE_DEFAULTS if is_single else DEFAULTS[by]
+    for name in told:
+        if name not in options:
+            fitting = spelt("by", " or ".join(way for way in DEFAULTS if name in DEFAULTS[way]))
+            if by == "genes" and name == "code":
+                fitting = spelt("procedure", "single")
+            raise UserError(
+                f"{spelt(name, '')} says nothing with {spelt('by', by)}; leave it out, or take "
+                f"{fitting}."
+            )
+    for name, least in (("window", CODON), ("min_residues", 1)):
+        if (number := told.get(name, least)) < least:  # type: ignore[operator]
+            raise UserError(f"{spelt(name, number)}: this must be at least {least}.")
+    return {**options, **told}
+
+
+def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
+    """Return what cuts contigs, and the version of the program that it needs ("" for none)."""
+    from featuremill.steps.translate import genes
+    from featuremill.steps.translate.chunks import Chunks, VirNucPro
+    from featuremill.steps.translate.genetic_code import genetic_code
+    from featuremill.steps.translate.orfs import Orfs
+
+    if by == "chunks":
+        return Chunks(options["window"]), ""
+    if by == "virnucpro":
+        return VirNucPro(options["window"]), ""
+    if by == "genes":
+        program, version = genes.find_program()
+        code = genetic_code(options["code"]).number if "code" in options else 0
+        return genes.Genes(program, options["procedure"], code, folder), version
+    genetic = genetic_code(options["code"])
+    if genetic.ambiguous_stops:
+        log.warning(
+            "in genetic code %d, %s may be a stop or a residue; read as residues here.",
+            genetic.number,
+            listed(genetic.ambiguous_stops),
+        )
+    return Orfs(genetic, options["min_residues"], options["orf"] == "from-start"), ""
+
+
+def _cut(paths: list[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
+    """Write the fragments of all contigs; return how many contigs and nucleotides there were."""
+    from featuremill.inputs import nucleotides
+    from featuremill.steps.translate.folder import Contigs
+    from featuremill.steps.translate.ids import Ids
+
+    progress = Progress(log, "translating", "nucleotides")
+    num_with = num_without = num_refused = num_letters = longest = before = 0
+    refused: Record | None = None
+    cuts = way.cut(Ids().checked(nucleotides(paths)))
+    end: tuple[None, list[Fragment]] = (None, [])
+    for (contig, fragments), (following, _) in pairwise(chain(cuts, [end])):
+        assert contig  # only the last one is none
+        outputs.add(contig, fragments)
+        if following is contig:  # there is more of it
+            continue
+        num_letters += len(contig.payload)
+        progress.at(num_letters)
+        longest = max(longest, len(contig.payload))
+        if contig.reason:
+            num_refused += 1
+            refused = refused or contig
+            outputs.leave_out(contig, "refused", contig.reason)
+        elif outputs.num_fragments == before:
+            num_without += 1
+            is_short = len(contig.payload) < CODON
+            outputs.leave_out(
+                contig, "without", "shorter than a codon" if is_short else way.why_none
+            )
+        else:
+            num_with += 1
+        before = outputs.num_fragments
+    if refused and not longest:
+        raise UserError(
+            f"{refused.source}:{refused.line}: every contig is refused, this first one as "
+            f"{refused.reason}; give DNA or RNA."
+        )
+    if longest < CODON:
+        raise UserError(
+            f"{paths[0]}: no contig is as long as a codon (3 nucleotides); check the step that "
+            "made this file."
+        )
+    read = num_with + num_without + num_refused
+    return (
+        Contigs(
+            read=read,
+            with_fragments=num_with,
+            without_fragments=num_without,
+            refused=num_refused,
+        ),
+        num_letters,
+    )

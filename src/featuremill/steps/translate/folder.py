@@ -1,0 +1,275 @@
+"""The folder of a translation: what stands in it, whose it is, and when it is done.
+
+`proteins.faa.gz` and `nucleotides.fna.gz` have the same ids in the same order, `fragments.parquet`
+one row for each, in that order too. `untranslated.tsv` lists contigs without a fragment, and
+`translate.json`, which comes last, says what all of it was made from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xopen import xopen
+
+from featuremill.base.errors import UserError
+from featuremill.base.locking import claimed, is_still_there
+from featuremill.base.text import one_line
+from featuremill.inputs import Record
+from featuremill.steps.translate.fragments import Fragment
+from featuremill.steps.translate.names import (
+    FILES,
+    FRAGMENTS,
+    NUCLEOTIDES,
+    PROTEINS,
+    SUMMARY,
+    UNTRANSLATED,
+)
+from featuremill.store.files import remove, replacing, sha256_of
+from featuremill.store.json_file import JsonFile
+from featuremill.store.json_file import Record as JsonRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+LOCK = ".translate.lock"
+"""Is there while somebody works in the folder, and after a kill: so the folder is ours."""
+GZIP_LEVEL = 1
+MOST_HASHED = 100_000_000
+"""Bytes of an input; a larger one is taken for the same where it has the same size."""
+BLOCK_LETTERS, BLOCK_ROWS = 2**21, 10_000
+"""What waits until it is written together: so many nucleotides or rows."""
+COLUMNS = {
+    "id": "string",
+    "contig": "string",
+    "start": "int64",
+    "end": "int64",
+    "strand": "string",
+    "frame": "int8",
+}
+"""Of fragments.parquet."""
+
+
+class InputFile(JsonRecord):
+    """A file that was read."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+class Contigs(JsonRecord):
+    """How many contigs there were."""
+
+    read: int
+    """The sum of the others."""
+    with_fragments: int
+    without_fragments: int
+    refused: int
+
+
+class Translation(JsonFile):
+    """What translate.json says."""
+
+    by: str
+    options: dict[str, int | str]
+    program: str
+    """Version of the program that found genes; empty for the other ways."""
+    inputs: list[InputFile]
+    contigs: Contigs
+    nucleotides: int
+    """Of the contigs that were not refused."""
+    fragments: int
+    residues: int
+    files: dict[str, str]
+    """The sha256 of each other file."""
+
+    def is_of(self, about: Mapping[str, Any]) -> bool:
+        """Tell whether the fields `about` have these values."""
+        return all(getattr(self, name) == value for name, value in about.items())
+
+    def is_of_content(self, paths: Sequence[str]) -> bool:
+        """Tell whether it was made of these files as they are now; those that are gone may be."""
+        if [entry.path for entry in self.inputs] != list(paths):
+            return False
+        there = [entry for entry in self.inputs if Path(entry.path).exists()]
+        return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
+            sha256_of(Path(entry.path)) == entry.sha256
+            for entry in there
+            if entry.bytes <= MOST_HASHED
+        )
+
+    def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
+        """Yield those of the files `names` in `folder` that are not what this was written for."""
+        for name in names:
+            path = folder / name
+            if not path.is_file() or sha256_of(path) != self.files[name]:
+                yield path
+
+
+def whole(folder: Path) -> Translation:
+    """Return what the translation in `folder` says of itself, once its tables are seen to be those
+    that it was written for.
+
+    Raises:
+        UserError: when it is not finished, or a table is another.
+    """
+    found = Translation.find(folder / SUMMARY)
+    if found is None:
+        raise UserError(
+            f"{folder}: there is no finished translation; make one with featuremill translate."
+        )
+    for path in found.damaged(folder, (FRAGMENTS, UNTRANSLATED)):
+        raise UserError(f"{path}: it is not what translate wrote; translate again.")
+    return found
+
+
+def check(folder: Path, inputs: Sequence[Path]) -> None:
+    """Raise UserError unless `folder` is one, or could be, and none of `inputs` stands in it."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file; name a new folder with --output.")
+    for path in inputs:
+        if path.resolve().parent == folder.resolve():
+            raise UserError(f"{path}: this input stands in the output folder; name another folder.")
+
+
+@contextlib.contextmanager
+def ours(folder: Path) -> Iterator[None]:
+    """Have `folder` for this process alone during the block.
+
+    Raises:
+        UserError: when it holds something else, or somebody is at it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    there = sorted(path.name for path in folder.iterdir())
+    is_known = SUMMARY in there or LOCK in there
+    for name in there:
+        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(name)):
+            raise UserError(
+                f"{folder}: there is {name!r}, which is of no translation; name a new folder, or "
+                "an empty one."
+            )
+    lock = folder / LOCK
+    with lock.open("a") as file:
+        if claimed(file, lock) is False or not is_still_there(file, lock):
+            raise UserError(f"{folder}: another featuremill is translating into it; wait for it.")
+        try:
+            for path in folder.iterdir():
+                if path.name.startswith(".") and path.name != LOCK:
+                    remove(path)  # of one that was killed
+            yield
+        finally:
+            left = {path.name for path in folder.iterdir()}
+            if SUMMARY in left or not left.intersection(FILES):
+                lock.unlink()  # else it says whose those files are
+            with contextlib.suppress(OSError):  # it holds results
+                folder.rmdir()
+
+
+def is_ours(name: str) -> bool:
+    """Say whether a file may be of a translation, or of one that was killed."""
+    begun = (*(f".{file}." for file in (*FILES, SUMMARY)), ".genes.")
+    return name in FILES or name.startswith(begun)
+
+
+class Outputs:
+    """The open files, and what went into them."""
+
+    def __init__(self, files: contextlib.ExitStack, paths: Mapping[str, Path]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        self.num_fragments = self.num_residues = 0
+        self.sha256: dict[str, str] = {}
+        """Of each file, when all of them are written."""
+        self._fragments: list[Fragment] = []
+        """What waits to be written, and of which contig each is."""
+        self._contigs: list[str] = []
+        self._num_letters = 0
+        self._fasta = [
+            files.enter_context(
+                xopen(
+                    files.enter_context(paths[name].open("wb")),
+                    "wb",
+                    compresslevel=GZIP_LEVEL,
+                    threads=0,  # in this process
+                    format="gz",  # without a time or a name in it: the same bytes every time
+                )
+            )
+            for name in (PROTEINS, NUCLEOTIDES)
+        ]
+        self._schema = pa.schema([(name, getattr(pa, type)()) for name, type in COLUMNS.items()])
+        self._table = files.enter_context(
+            pa.parquet.ParquetWriter(paths[FRAGMENTS], self._schema, compression="zstd")
+        )
+        listed = paths[UNTRANSLATED].open("w", encoding="utf-8", newline="")
+        self._listed = csv.writer(files.enter_context(listed), delimiter="\t", lineterminator="\n")
+        self._listed.writerow(("contig", "file", "line", "status", "reason"))
+
+    def add(self, contig: Record, fragments: Sequence[Fragment]) -> None:
+        """Write fragments of a contig."""
+        self._fragments += fragments
+        self._contigs += [contig.id] * len(fragments)
+        self._num_letters += sum([len(fragment.nucleotides) for fragment in fragments])
+        self.num_fragments += len(fragments)
+        if self._num_letters >= BLOCK_LETTERS or len(self._fragments) >= BLOCK_ROWS:
+            self.write()
+
+    def leave_out(self, contig: Record, status: str, reason: str) -> None:
+        """List a contig that has no fragment."""
+        texts = [one_line(text) for text in (contig.id, contig.source, reason)]
+        self._listed.writerow((*texts[:2], contig.line, status, texts[2]))
+
+    def write(self) -> None:
+        """Write what waits."""
+        import pyarrow as pa
+
+        if not self._fragments:
+            return
+        ids, starts, ends, strands, frames, proteins, nucleotides = zip(
+            *self._fragments, strict=True
+        )
+        heads = [id.encode() for id in ids]
+        for file, letters in zip(self._fasta, (proteins, nucleotides), strict=True):
+            records = zip(heads, letters, strict=True)
+            file.write(b"".join([b">%b\n%b\n" % record for record in records]))
+        columns = (ids, self._contigs, starts, ends, strands, frames)
+        arrays = [_array(*pair) for pair in zip(columns, COLUMNS.values(), strict=True)]
+        self._table.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self.num_residues += sum(map(len, proteins))
+        self._fragments.clear()
+        self._contigs.clear()
+        self._num_letters = 0
+
+
+def _array(values: Sequence[Any], type: str) -> pa.Array:
+    """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
+    import numpy as np
+    import pyarrow as pa
+
+    if type != "string":
+        numbers = pa.py_buffer(np.array(values, type))
+        return pa.Array.from_buffers(getattr(pa, type)(), len(values), [None, numbers])
+    texts = [text.encode() for text in values]
+    edges = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in texts], out=edges[1:])
+    return pa.StringArray.from_buffers(
+        len(texts), pa.py_buffer(edges), pa.py_buffer(b"".join(texts))
+    )
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[Outputs]:
+    """Yield what writes the files; they get their names when the block ends well, and what
+    translate.json said of others is gone."""
+    with contextlib.ExitStack() as names:
+        paths = {name: names.enter_context(replacing(folder / name)) for name in FILES}
+        with contextlib.ExitStack() as files:
+            outputs = Outputs(files, paths)
+            yield outputs
+            outputs.write()
+        outputs.sha256 = {name: sha256_of(path) for name, path in paths.items()}
+        (folder / SUMMARY).unlink(missing_ok=True)

@@ -1,0 +1,137 @@
+"""Genes that the program prodigal, or pyrodigal, finds.
+
+Both are under the GPL and run as processes, with the same options and the same output. Contigs go
+there numbered, so nothing hangs on what they are called. Proteins are the program's own (M for any
+start codon, X for what it cannot tell); coordinates leave out the stop codon.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.errors import UserError, WorkloadError
+from featuremill.inputs import Record
+from featuremill.steps.translate.fragments import CONTIG_LETTERS, Cut, Fragment
+from featuremill.steps.translate.genetic_code import reverse_complement
+
+PROGRAMS = {"prodigal": "-v", "pyrodigal": "-V"}
+"""What finds genes, the first one that is there, and how it says its version."""
+SINGLE_LETTERS = 20_000
+"""The program learns from no less."""
+BATCH_LETTERS = 2**24
+"""Contigs that go to one process of the procedure "meta", which looks at each by itself."""
+
+
+def find_program() -> tuple[str, str]:
+    """Return the program's path and its version.
+
+    Raises:
+        UserError: when there is none.
+    """
+    for name, option in PROGRAMS.items():
+        if path := shutil.which(name):
+            done = subprocess.run([path, option], capture_output=True, text=True)
+            return path, (done.stdout + done.stderr).strip()
+    raise UserError(
+        "--by genes: neither prodigal nor pyrodigal is on the PATH, and one of them finds the "
+        "genes; install it (pip install pyrodigal, conda install -c bioconda prodigal, or apt "
+        "install prodigal), or choose --by orfs."
+    )
+
+
+class Genes(NamedTuple):
+    """What the program finds."""
+
+    program: str
+    procedure: str
+    """The program's words: meta (each contig by itself) or single (all are one genome's)."""
+    code: int
+    """NCBI's number of the genetic code; of the procedure "single"."""
+    folder: Path
+    """Where its files may stand meanwhile."""
+    why_none: str = "no gene found"
+
+    def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
+        """Yield the fragments of `contigs`, gene by gene as the program lists them."""
+        waiting: list[Record] = []
+        num_letters = 0
+        for contig in contigs:
+            waiting.append(contig)
+            num_letters += CONTIG_LETTERS + len(contig.payload)
+            if self.procedure == "meta" and num_letters >= BATCH_LETTERS:
+                yield from self._found(waiting)
+                waiting, num_letters = [], 0
+        num_letters = sum(len(contig.payload) for contig in waiting)
+        if self.procedure == "single" and num_letters < SINGLE_LETTERS:
+            raise UserError(
+                f"--procedure single: prodigal learns a genome from {SINGLE_LETTERS:,} nucleotides "
+                f"and more, and here are {num_letters:,}; take --procedure meta."
+            )
+        yield from self._found(waiting)
+
+    def _found(self, contigs: list[Record]) -> Iterator[Cut]:
+        """Yield the fragments of the contigs that one process looks at."""
+        found: list[list[Fragment]] = [[] for _ in contigs]
+        with tempfile.TemporaryDirectory(prefix=".genes.", dir=self.folder) as name:
+            given, proteins = Path(name, "contigs.fna"), Path(name, "proteins.faa")
+            with given.open("wb") as out:
+                for number, contig in enumerate(contigs):
+                    if contig.payload:
+                        out.write(b">%d\n%b\n" % (number, contig.payload))
+            if given.stat().st_size:
+                self._run(given, proteins, Path(name, "genes"))
+                for header, protein in _records(proteins):
+                    _add(found, contigs, header, protein)
+        yield from zip(contigs, found, strict=True)
+
+    def _run(self, given: Path, proteins: Path, genes: Path) -> None:
+        files = ["-i", str(given), "-a", str(proteins), "-o", str(genes)]
+        words = [self.program, *files, "-p", self.procedure]
+        if self.procedure == "single":
+            words += ["-g", str(self.code)]
+        done = subprocess.run(words, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            said = " ".join(done.stderr.split())[-300:]
+            raise WorkloadError(f"{self.program} ended with status {done.returncode}: {said}")
+
+
+def _records(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield header and residues of each record of the program's FASTA."""
+    header = ""
+    lines: list[bytes] = []
+    with path.open("rb") as file:
+        for line in file:
+            if line.startswith(b">"):
+                if header:
+                    yield header, b"".join(lines)
+                header, lines = line[1:].decode(), []
+            else:
+                lines.append(line.strip())
+    if header:
+        yield header, b"".join(lines)
+
+
+def _add(found: list[list[Fragment]], contigs: list[Record], header: str, protein: bytes) -> None:
+    """Add the gene of a header, such as "7_2 # 191 # 736 # -1 # ID=…", to its contig's."""
+    name, first, last, strand, _ = header.split(" # ")
+    number = int(name.rpartition("_")[0])
+    contig, start, end = contigs[number], int(first) - 1, int(last)
+    if protein.endswith(b"*"):
+        protein = protein[:-1]
+        start, end = (start, end - 3) if strand == "1" else (start + 3, end)
+    nucleotides = contig.payload[start:end]
+    low = start
+    if strand != "1":
+        nucleotides, low = reverse_complement(nucleotides), len(contig.payload) - end
+    if len(nucleotides) != 3 * len(protein):
+        raise WorkloadError(
+            f"gene {header.strip()!r} of {contig.id!r} has {len(protein)} residues, which these "
+            "coordinates do not code; please report this."
+        )
+    id, sign = f"{contig.id}_gene_{len(found[number]) + 1}", "+" if strand == "1" else "-"
+    found[number].append(Fragment(id, start, end, sign, low % 3 + 1, protein, nucleotides))

@@ -1,0 +1,6 @@
+"""What the files of a translation are called."""
+
+PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
+FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
+SUMMARY = "translate.json"
+FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)

@@ -1,0 +1,168 @@
+"""Open reading frames of six frames, from a start codon, or from the stop before, to a stop.
+
+An end of the contig stands for the start or the stop that may lie beyond it: a frame that is open
+there begins with its first whole codon, or ends with its last. The stop codon is no part of the
+fragment, and a start codon is the residue that it is anywhere (GTG is V), as nobody knows whether a
+protein really begins there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.inputs import Record
+from featuremill.steps.translate.fragments import BATCH_LETTERS, CONTIG_LETTERS, Cut, Fragment
+from featuremill.steps.translate.genetic_code import (
+    BETWEEN,
+    END,
+    STOP,
+    GeneticCode,
+    codons,
+    reverse_complement,
+)
+
+STRANDS = "+-"
+LONG = BATCH_LETTERS
+"""A contig of more letters is translated by itself, a piece of a frame at a time."""
+
+
+class Stretch(NamedTuple):
+    """Whole codons of one frame."""
+
+    contig: Record
+    fragments: list[Fragment]
+    numbers: count[int]
+    """Numbers of the contig's fragments."""
+    strand: str
+    start: int
+    """Letters before it on the contig, in reading direction."""
+    is_open: bool
+    """Whether nothing is known of what comes before it: it is the first of its frame."""
+    letters: bytes
+
+
+class Orfs(NamedTuple):
+    """Frames of a genetic code that stay open for so many residues."""
+
+    code: GeneticCode
+    min_residues: int
+    from_start: bool = True
+    """Whether they begin with a start codon, where the contig does not begin later."""
+
+    @property
+    def why_none(self) -> str:
+        """Why a contig has no fragment."""
+        return f"no open reading frame of {self.min_residues} residues"
+
+    def cut(self, contigs: Iterable[Record]) -> Iterator[Cut]:
+        """Yield the fragments of `contigs`, frame by frame on the strand + and then on the other
+        one, in reading direction within a frame."""
+        waiting: list[Record] = []
+        num_letters = 0
+        for contig in contigs:
+            if len(contig.payload) > LONG:
+                yield from self._of_many(waiting)
+                waiting, num_letters = [], 0
+                yield from self._of_long(contig)
+                continue
+            waiting.append(contig)
+            num_letters += CONTIG_LETTERS + len(contig.payload)
+            if num_letters >= BATCH_LETTERS:
+                yield from self._of_many(waiting)
+                waiting, num_letters = [], 0
+        yield from self._of_many(waiting)
+
+    def _of_many(self, contigs: list[Record]) -> Iterator[Cut]:
+        """Yield the fragments of contigs that are translated together."""
+        stretches, cuts = [], []
+        for contig in contigs:
+            fragments: list[Fragment] = []
+            cuts.append((contig, fragments))
+            numbers, size = count(1), len(contig.payload)
+            for strand in STRANDS if size >= 3 else "":
+                letters = contig.payload if strand == "+" else reverse_complement(contig.payload)
+                for frame in range(min(3, size - 2)):
+                    whole = letters[frame : size - (size - frame) % 3]
+                    about = (contig, fragments, numbers, strand, frame, True, whole)
+                    stretches.append(Stretch(*about))
+        self._find(stretches)
+        yield from cuts
+
+    def _of_long(self, contig: Record) -> Iterator[Cut]:
+        """Yield the fragments of a contig, piece by piece; each but the last ends with a stop."""
+        yield contig, []  # it comes at least once
+        length, numbers = len(contig.payload), count(1)
+        for strand in STRANDS:
+            for frame in range(3):
+                place, size = frame, 3 * BATCH_LETTERS
+                last = length - (length - frame) % 3
+                while place < last:
+                    end = min(place + size, last)
+                    if strand == "+":
+                        letters = contig.payload[place:end]
+                    else:
+                        letters = reverse_complement(contig.payload[length - end : length - place])
+                    if end < last:
+                        num_codons = self.code.translated(letters).rfind(STOP) + 1
+                        if not num_codons:
+                            size *= 2
+                            continue
+                        letters = letters[: 3 * num_codons]
+                    fragments: list[Fragment] = []
+                    is_open = place == frame
+                    stretch = Stretch(contig, fragments, numbers, strand, place, is_open, letters)
+                    self._find([stretch])
+                    yield contig, fragments
+                    place, size = place + len(letters), 3 * BATCH_LETTERS
+
+    def _find(self, stretches: list[Stretch]) -> None:
+        """Give each of `stretches` its fragments."""
+        joined = BETWEEN.join(stretch.letters for stretch in stretches)
+        found = codons(joined)
+        residues = self.code.residues[found]
+        sizes = np.array([len(stretch.letters) // 3 for stretch in stretches], np.int64)
+        firsts = np.cumsum(sizes + 1) - sizes - 1
+        begins, ends = self._places(found, residues, firsts, [s.is_open for s in stretches])
+        owners = np.searchsorted(firsts, begins, "right") - 1
+        text = residues.tobytes()
+        for owner, begin, end in zip(*(a.tolist() for a in (owners, begins, ends)), strict=True):
+            stretch = stretches[owner]
+            length = len(stretch.contig.payload)
+            low = stretch.start + 3 * (begin - int(firsts[owner]))
+            high = low + 3 * (end - begin)
+            frame = low % 3 + 1
+            if stretch.strand == "-":
+                low, high = length - high, length - low
+            id = f"{stretch.contig.id}_orf_{next(stretch.numbers)}"
+            about = (id, low, high, stretch.strand, frame)
+            stretch.fragments.append(Fragment(*about, text[begin:end], joined[3 * begin : 3 * end]))
+
+    def _places(
+        self,
+        found: npt.NDArray[np.uint16],
+        residues: npt.NDArray[np.uint8],
+        firsts: npt.NDArray[np.int64],
+        are_open: list[bool],
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return where open reading frames begin and end among codons.
+
+        `found` and `residues` are of all codons; `firsts` are the first ones of stretches.
+        """
+        ends = np.flatnonzero((residues == STOP) | (residues == END))
+        ends = np.append(ends, len(residues))
+        begins = np.append(0, ends[:-1] + 1)
+        is_long = ends - begins >= self.min_residues
+        begins, ends = begins[is_long], ends[is_long]
+        if self.from_start:
+            starts = np.append(np.flatnonzero(self.code.is_start[found]), len(residues))
+            starts = starts[np.searchsorted(starts, begins)]
+            is_open = np.isin(begins, firsts[np.array(are_open, np.bool_)])
+            begins = np.where(is_open, begins, starts)
+            is_long = ends - begins >= self.min_residues
+            begins, ends = begins[is_long], ends[is_long]
+        return begins, ends

@@ -1,0 +1,34 @@
+# translate: contigs or reads become proteins, and the nucleotides that code each.
+#
+#   in    the project's inputs: one file or several, FASTA, FASTQ or GenBank
+#   out   results/<run>/translate/: proteins.faa.gz, nucleotides.fna.gz (the same ids in the same
+#         order), fragments.parquet (where each stands), untranslated.tsv, translate.json
+
+from featuremill import SNAKEFILE
+from featuremill.steps import translate
+
+
+rule translate:
+    input:
+        mill.inputs,
+    output:
+        multiext(
+            f"{translate.folder_of(mill.project)}/",
+            proteins="proteins.faa.gz",
+            nucleotides="nucleotides.fna.gz",
+            fragments="fragments.parquet",
+            untranslated="untranslated.tsv",
+            summary="translate.json",
+        ),
+    log:
+        f"{mill.project.logs}/translate.log",
+    conda:
+        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+    resources:
+        mem_mb=2000,
+    params:
+        folder=subpath(output.summary, parent=True),
+        options=mill.steps["translate"].words,
+    shell:
+        "exec featuremill translate {input:q} --output {params.folder:q} {params.options:q}"
+        " --log-file {log:q}"

@@ -1,0 +1,111 @@
+"""verdicts: scores of fragments become one verdict a contig."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.step import Command, Made, Project, Section
+
+KEY = "verdicts"
+ABOUT = (
+    "What each contig is, by the predictions of its fragments (docs/contigs.md): "
+    "`results/<run>/verdicts.tsv` and `verdicts.html`. Needs `translate` and `heads`."
+)
+RULES = Path(__file__).with_name("rules.smk")
+COMMANDS = {
+    "verdict": Command(
+        "say of each contig what it is, by the scores of its fragments",
+        "featuremill.steps.verdicts.command",
+    )
+}
+
+
+class SECTION(Section):
+    """How verdicts are reached; the options of `featuremill verdict`."""
+
+    head: str | None = None
+    """The head whose predictions count. Needed where there are several."""
+    by: Literal["max", "mean"] = "max"
+    """What of its fragments' scores is a contig's: the highest of each class, or the mean."""
+    prefer: str | None = None
+    """The class that a contig is of where two score the same; the last one if not given."""
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill verdict`."""
+        return [f"--by={self.by}", *([f"--prefer={self.prefer}"] if self.prefer else [])]
+
+
+def head_of(asked: Any, project: Project) -> str:
+    """Return the head that a section with a key `head` means.
+
+    Raises:
+        UserError: there is none, or no translation.
+    """
+    from featuremill.steps import heads, translate
+
+    known: Mapping[str, Any] = project.sections.get(heads.KEY, {})
+    if translate.KEY not in project.sections:
+        raise UserError(f"contigs have to be cut into fragments; add `{translate.KEY}:`.")
+    if not known:
+        raise UserError(f"these are made of a head's predictions; add `{heads.KEY}:`.")
+    if asked.head is None and len(known) > 1:
+        raise UserError(f"say of which head: {listed(known)}.")
+    if asked.head is not None and asked.head not in known:
+        raise UserError(f"there is no head {asked.head!r}; there are {listed(known)}.")
+    return asked.head or next(iter(known))
+
+
+def table_of(project: Project) -> str:
+    """Return the table of verdicts."""
+    return f"{project.folder}/{KEY}.tsv"
+
+
+def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a head that there is not."""
+    try:
+        head_of(asked, project)
+    except UserError as error:
+        yield (("head",) if asked.head else ()), str(error)
+
+
+def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a class that the head does not tell, where it is there already."""
+    from featuremill.steps import heads
+    from featuremill.steps.heads.card import CARD, Card
+    from featuremill.steps.verdicts.command import place_of_preferred
+
+    name = head_of(asked, project)
+    folder = heads.folder_of(name, project.sections[heads.KEY][name], project)
+    card = Card.find(Path(folder) / CARD)
+    if card and project.sections[heads.KEY][name].folder:
+        try:
+            place_of_preferred(asked.prefer, card.classes, folder, "prefer:")
+        except UserError as error:
+            yield ("prefer",), str(error)
+
+
+def made(asked: SECTION, project: Project) -> Sequence[Made]:
+    """Return the table and its page."""
+    from featuremill.steps import heads, translate
+
+    table = table_of(project)
+    page = table.removesuffix(".tsv") + ".html"
+    head = head_of(asked, project)
+    made_of = [
+        f"{translate.folder_of(project)}/translate.json",
+        heads.predictions_of(head, project),
+    ]
+    log = f"{project.logs}/{KEY}.log"
+    counts = lambda: _figures(Path(table))  # noqa: E731
+    return [Made(KEY, [page, table], made_of, [log], [table, page], figures=counts)]
+
+
+def _figures(table: Path) -> Mapping[str, int]:
+    from featuremill.steps.verdicts.contigs import counts_in
+
+    return counts_in(table)

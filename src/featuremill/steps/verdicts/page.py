@@ -1,0 +1,256 @@
+"""The page of verdicts: what the contigs are, and the scores along those with most fragments."""
+
+from __future__ import annotations
+
+import heapq
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import altair as alt
+import numpy as np
+
+from featuremill.base import words
+from featuremill.base.text import clipped
+from featuremill.report.brief import brief
+from featuremill.report.chart import Figure, drawn, values
+from featuremill.report.page import write_of
+from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
+from featuremill.steps.verdicts.command import RULES
+from featuremill.steps.verdicts.contigs import STATUSES, Counts
+from featuremill.steps.verdicts.predictions import Scored
+from featuremill.steps.verdicts.trained_on import Judged, Trained
+from featuremill.store import command_line
+
+TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
+MOST_POINTS = 200
+"""Fragments of one contig that are drawn: more lie on each other."""
+MOST_ROWS = 10_000
+"""Contigs in the page's table; the file has all."""
+MEANING = {
+    "max": "A contig's score is the highest of its fragments', and the highest of many is high by "
+    "chance alone. So it is no probability for the contig, and a long contig gets a higher one "
+    "than a short one.",
+    "mean": "A contig's score is the mean of its fragments'. It is no probability for the contig: "
+    "its fragments are not independent of each other.",
+}
+"""What the scores of contigs are not, by rule."""
+MOST_TEXT = 30
+ROW_PIXELS = 34
+
+
+class Span(NamedTuple):
+    """A fragment."""
+
+    start: int
+    """In nucleotides of its contig."""
+    end: int
+    score: float
+
+
+class Track(NamedTuple):
+    """The scores along one contig."""
+
+    contig: str
+    spans: Sequence[Span]
+
+
+class Shown:
+    """The rows of the page's table: of more than it holds, those with the highest scores."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[float, int, list[str]]] = []
+        self.num_all = 0
+
+    def add(self, row: list[str], score: float) -> None:
+        """Take a row of verdicts.tsv with its score for the preferred class."""
+        entry = (score, -self.num_all, row)
+        self.num_all += 1
+        (heapq.heappush if self.num_all <= MOST_ROWS else heapq.heappushpop)(self._kept, entry)
+
+    def rows(self) -> list[list[str]]:
+        """Return the rows that are kept, in the order of the file."""
+        return [row for _, _, row in sorted(self._kept, key=lambda entry: -entry[1])]
+
+
+class About(NamedTuple):
+    """What the page says besides the counts."""
+
+    trained: Trained | None
+    judged: Judged | None
+    shown: Shown
+
+
+def tracks_of(ids: Sequence[str], blocks: Iterable[Scored], preferred: int) -> list[Track]:
+    """Return the scores of the class `preferred` along the contigs `ids`, in their order."""
+    found: dict[str, list[Span]] = {id: [] for id in ids}
+    for block in blocks:
+        names = block.fragments["contig"].to_pylist()
+        starts, ends = (block.fragments[key].to_numpy() for key in ("start", "end"))
+        for row in np.flatnonzero([name in found for name in names]).tolist():
+            score = float(block.scores_NC[row, preferred])
+            if not np.isnan(score):
+                found[names[row]].append(Span(int(starts[row]), int(ends[row]), score))
+    return [Track(id, _some(spans)) for id, spans in found.items()]
+
+
+def _some(spans: list[Span]) -> list[Span]:
+    """Return at most so many fragments as can be told apart, those with the highest score of each
+    stretch, the highest last, as it is drawn over the others."""
+    if len(spans) > MOST_POINTS:
+        stretch = max(span.end for span in spans) // MOST_POINTS + 1
+        best: dict[int, Span] = {}
+        for span in spans:
+            place = (span.start + span.end) // 2 // stretch
+            best[place] = max(best.get(place, span), span, key=lambda one: one.score)
+        spans = [*best.values()]
+    return sorted(spans, key=lambda span: span.score)
+
+
+def write_page(
+    table: Path,
+    classes: Sequence[str],
+    preferred: int,
+    counts: Counts,
+    tracks: Sequence[Track],
+    by: str,
+    runs: Sequence[Path],
+    about: About,
+) -> None:
+    """Write the page of the verdicts in `table` beside it."""
+    found = [brief(folder, table.parent) for folder in runs]
+    failing = [run.folder for run in found if run.counts.failed]
+    retries = [f"featuremill retry {shlex.quote(folder)}" for folder in failing]
+    figures = [_verdicts(counts), _tracks(tracks, classes[preferred])]
+    if about.judged:
+        num = sum(map(sum, about.judged.counts_CC))
+        of_what = f"{words.counted(num, 'labelled contig')} have the verdict that is their label"
+        figures.append(confusion_figure(classes, about.judged.counts_CC, of_what))
+    rows = about.shown.rows()
+    write_of(
+        table.with_suffix(".html"),
+        TEMPLATE.read_text("utf-8"),
+        title=table.stem,
+        runs=found,
+        next=[*retries, command_line.again(Path(failing[0]))] if failing else [],
+        lead=f"A contig's class is the one that is highest by {RULES[by]}.",
+        meaning=MEANING[by],
+        counts=counts,
+        statuses=[(key, told, counts.without.get(key, 0)) for key, told in STATUSES.items()],
+        figures=figures,
+        warnings=_warnings(counts, about),
+        head=_head(about.trained) if about.trained else None,
+        file=table.name,
+        num_all=about.shown.num_all,
+        num_scores=len(classes),
+        columns=["contig", "verdict", *classes, "fragments", "failed", "status", "seen"],
+        rows=rows,
+    )
+
+
+def _warnings(counts: Counts, about: About) -> list[str]:
+    """Return what is to be known before the verdicts are used."""
+    found = []
+    if counts.seen:
+        told = (
+            f"The head was trained on {words.count(counts.seen)} of these "
+            f"{words.counted(counts.contigs, 'contig')}. Their scores here are held out: each by a "
+            "head that did not see the contig's group."
+        )
+        if about.judged:
+            value, low, high = about.judged.accuracy
+            told += (
+                f" Of the labelled ones, {value:.1%} ({low:.1%}–{high:.1%}) have the right verdict."
+            )
+        found.append(told)
+    if counts.unknown:
+        found.append(
+            "It is not known which records this head was trained on: it was imported, or trained "
+            "by an early version. Verdicts on such records are better than on others."
+        )
+    if about.trained:
+        known = about.trained.card
+        if known.scores and (told := warning_of(known)):
+            found.append(told)
+        if known.calibration is None:
+            found.append("The scores of this head are not calibrated: they are no probabilities.")
+    return found
+
+
+def _head(trained: Trained) -> dict[str, Any]:
+    """Return the head's held-out figures as the template takes them."""
+    known = trained.card
+    return {
+        "folder": str(trained.folder),
+        "group": known.labels.group if known.labels else None,
+        "source": known.source,
+        "figures": [
+            (
+                NAMES[key],
+                f"{value:.3f}",
+                f"{low:.3f}–{high:.3f}",
+                f"{known.guesses[key]:.3f}" if key in known.guesses else "",
+            )
+            for key, (value, low, high) in known.scores.items()
+        ],
+    }
+
+
+def _verdicts(counts: Counts) -> Figure:
+    told = [*counts.verdicts.most_common(), *sorted(counts.without.items())]
+    rows: list[dict[str, Any]] = [
+        {"what": clipped(name, MOST_TEXT), "contigs": number, "has": name in counts.verdicts}
+        for name, number in told
+    ]
+    sentence = (
+        f"Of {words.counted(counts.contigs, 'contig')}, "
+        + words.listed(f"{number:,} {name}" for name, number in told)
+        + f"; {words.count(counts.failed)} of {words.counted(counts.fragments, 'fragment')} "
+        "have no prediction."
+    )
+    chart = (
+        alt.Chart(values(rows))
+        .mark_bar()
+        .encode(
+            y=alt.Y("what:N", title=None, sort=None),
+            x=alt.X("contigs:Q", title="contigs"),
+            color=alt.Color(
+                "has:N",
+                legend=None,
+                scale=alt.Scale(domain=[True, False], range=["--first", "--rest"]),
+            ),
+            tooltip=["what:N", "contigs:Q"],
+        )
+        .properties(width="container", height=ROW_PIXELS * max(1, len(rows)))
+    )
+    return drawn("verdicts", "What the contigs are", sentence, chart)
+
+
+def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
+    title = f"Scores for {preferred} along the largest contigs"
+    rows = [
+        {"contig": clipped(track.contig, MOST_TEXT), **span._asdict()}
+        for track in tracks
+        for span in track.spans
+    ]
+    if not rows:
+        return Figure("tracks", title, "No fragment has a score, so there is nothing to show.")
+    sentence = (
+        f"Each line is one of the {len(tracks)} contigs with most fragments, each bar a fragment "
+        f"from its start to its end: the darker, the higher its score for {preferred}. Where "
+        "fragments overlap, the highest score is on top."
+    )
+    chart = (
+        alt.Chart(values(rows))
+        .mark_bar(style="shard", height=ROW_PIXELS // 2)
+        .encode(
+            y=alt.Y("contig:N", title=None, sort=None),
+            x=alt.X("start:Q", title="nucleotides from the contig's start"),
+            x2="end:Q",
+            color=alt.Color("score:Q", scale=alt.Scale(range="ramp", domain=[0, 1]), title="score"),
+            tooltip=["contig:N", "start:Q", "end:Q", alt.Tooltip("score:Q", format=".3f")],
+        )
+        .properties(width="container", height=ROW_PIXELS * len(tracks))
+    )
+    return drawn("tracks", title, sentence, chart)

@@ -1,0 +1,32 @@
+# verdicts: scores of fragments become one verdict a contig.
+#
+#   in    results/<run>/translate/, results/<run>/predictions/<head>.tsv
+#   out   results/<run>/verdicts.tsv and verdicts.html, which tells of the features and of the head
+
+from featuremill import SNAKEFILE
+from featuremill.steps import heads, translate, verdicts
+
+judging = verdicts.head_of(mill.steps["verdicts"], mill.project)
+
+
+rule verdicts:
+    input:
+        summary=f"{translate.folder_of(mill.project)}/translate.json",
+        predictions=heads.predictions_of(judging, mill.project),
+    output:
+        table=verdicts.table_of(mill.project),
+        page=f"{mill.project.folder}/verdicts.html",
+    log:
+        f"{mill.project.logs}/verdicts.log",
+    conda:
+        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+    resources:
+        mem_mb=2000,
+    params:
+        folder=subpath(input.summary, parent=True),
+        options=mill.steps["verdicts"].words,
+        head=heads.folder_of(judging, mill.steps["heads"][judging], mill.project),
+        runs=heads.features_of(mill.steps["heads"][judging], mill.project),
+    shell:
+        "exec featuremill verdict {params.folder:q} {input.predictions:q} --output {output.table:q}"
+        " {params.options:q} --head {params.head:q} --runs {params.runs:q} --log-file {log:q}"

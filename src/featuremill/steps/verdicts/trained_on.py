@@ -1,0 +1,82 @@
+"""What the head of some predictions is worth: its held-out figures, and its verdicts on the contigs
+that it was trained on, by scores of heads that did not see their group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads.intervals import Estimate, bootstrap
+from featuremill.steps.translate.names import FRAGMENTS
+
+
+class Label(NamedTuple):
+    """What the head was told of a contig."""
+
+    number: int
+    """Of the class."""
+    group: str
+
+
+class Trained(NamedTuple):
+    """A head, and the contigs that it was trained on."""
+
+    folder: Path
+    card: card.Card
+    labels: dict[str, Label]
+    """By contig."""
+
+
+class Judged(NamedTuple):
+    """Verdicts on contigs that have labels."""
+
+    counts_CC: list[list[int]]
+    """Contigs of each class (rows) by their verdict (columns)."""
+    accuracy: Estimate
+
+
+def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
+    """Return the head in `head`, and the labels of contigs of the translation in `folder` that it
+    was trained on.
+
+    Raises:
+        UserError: when there is no such head, or it has other classes.
+    """
+    known, _ = card.read(head)
+    if len(known.classes) != num_classes:
+        raise UserError(
+            f"{head}: this head tells {listed(known.classes)} apart, and the predictions have "
+            f"{num_classes} classes; name the head that predicted."
+        )
+    labels: dict[str, Label] = {}
+    if told := held_out.read(head, known):
+        of_id = {
+            id: Label(known.classes.index(label), group)
+            for id, label, group in zip(told.ids, told.labels, told.groups, strict=True)
+        }
+        with pq.ParquetFile(folder / FRAGMENTS) as file:
+            for batch in file.iter_batches(columns=["id", "contig"]):
+                columns = (column.to_pylist() for column in batch.columns)
+                for id, contig in zip(*columns, strict=True):
+                    if id in of_id:
+                        labels[contig] = of_id[id]
+    return Trained(head, known, labels)
+
+
+def judged(pairs: list[tuple[Label, int]], num_classes: int) -> Judged | None:
+    """Return how the verdicts (numbers of classes) compare with the labels; None without any."""
+    if not pairs:
+        return None
+    true_N = np.array([label.number for label, _ in pairs])
+    verdict_N = np.array([verdict for _, verdict in pairs])
+    accuracy = bootstrap(
+        lambda i: figures.accuracy(verdict_N[i], true_N[i]),
+        np.array([label.group for label, _ in pairs]),
+    )
+    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), accuracy)

@@ -1,0 +1,131 @@
+"""The verdicts' table: a row for each contig that was read."""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.progress import Progress
+from featuremill.base.text import one_line
+from featuremill.base.words import counted, listed
+from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
+from featuremill.steps.translate.folder import whole
+from featuremill.steps.translate.names import SUMMARY, UNTRANSLATED
+from featuremill.steps.verdicts import page
+from featuremill.steps.verdicts.command import place_of_preferred
+from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
+from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
+from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
+from featuremill.store.files import replacing
+
+MOST_DRAWN = 24
+COUNTED = ("fragments", "failed", "status", COLUMN)
+NONE = "-"
+"""The verdict on a contig that has no score."""
+log = logging.getLogger("featuremill.verdict")
+
+
+def write(
+    folder: Path,
+    predicted: Path,
+    output: Path,
+    by: str = "max",
+    prefer: str | None = None,
+    runs: Sequence[Path] = (),
+    head: Path | None = None,
+) -> Counts:
+    """Write the verdicts on the contigs of the translation in `folder` to `output`, and a page
+    beside it that tells of the `runs` and of the `head`, too.
+
+    Raises:
+        UserError: when the translation or the predictions are not whole, or not of each other.
+    """
+    if output.suffix != ".tsv":
+        raise UserError(f"{output}: verdicts are a .tsv; give such a name with --output.")
+    translation = whole(folder)
+    predictions = open_predictions(predicted)
+    preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
+    trained = trained_on(folder, head, len(predictions.classes)) if head else None
+    shown = page.Shown()
+    verdicts: Counter[str] = Counter()
+    without: Counter[str] = Counter()
+    seen_by: Counter[str] = Counter()
+    largest: list[tuple[int, int, str]] = []
+    pairs: list[tuple[Label, int]] = []
+    num_fragments = num_failed = 0
+    progress = Progress(log, "judging", "contigs")
+    with replacing(output) as temporary:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            table = csv.writer(file, delimiter="\t", lineterminator="\n")
+            names = [one_line(name) for name in predictions.classes]
+            scores = [f"score_{name}" for name in names]
+            table.writerow(["contig", "verdict", *scores, *COUNTED])
+            for number, contig in enumerate(contigs(scored(folder, predictions))):
+                found = contig.scores_C(by)
+                is_scored = contig.failed < contig.fragments
+                place = class_of(found, preferred) if is_scored else None
+                verdict = NONE if place is None else names[place]
+                seen = SEEN[contig.seen]
+                seen_by[seen] += 1
+                texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
+                told = (contig.fragments, contig.failed, contig.status, seen)
+                row = [one_line(str(cell)) for cell in (contig.id, verdict, *texts, *told)]
+                table.writerow(row)
+                shown.add(row, float(found[preferred]) if is_scored else -1.0)
+                label = trained.labels.get(contig.id) if trained and seen == YES else None
+                if label and place is not None:
+                    pairs.append((label, place))
+                if is_scored:
+                    verdicts[verdict] += 1
+                else:
+                    without[contig.status] += 1
+                num_fragments += contig.fragments
+                num_failed += contig.failed
+                entry = (contig.fragments, -number, contig.id)
+                (heapq.heappush if len(largest) < MOST_DRAWN else heapq.heappushpop)(largest, entry)
+                progress.at(number + 1, translation.contigs.with_fragments)
+            with (folder / UNTRANSLATED).open(encoding="utf-8", newline="") as listed_file:
+                for line in csv.DictReader(listed_file, delimiter="\t"):
+                    empty = [""] * len(scores)
+                    row = [line["contig"], NONE, *empty, "0", "0", line["status"], NO]
+                    table.writerow(row)
+                    shown.add(row, -1.0)
+                    without[line["status"]] += 1
+        num_rows = verdicts.total() + without.total()
+        if num_rows != translation.contigs.read or num_fragments != translation.fragments:
+            raise IntegrityError(
+                f"{folder}: {SUMMARY} counts {translation.contigs.read:,} contigs and "
+                f"{translation.fragments:,} fragments, and its tables hold {num_rows:,} and "
+                f"{num_fragments:,}; translate again."
+            )
+    counts = Counts(
+        num_rows, num_fragments, num_failed, verdicts, without, seen_by[YES], seen_by[UNKNOWN]
+    )
+    drawn = [id for _, _, id in sorted(largest, reverse=True)]
+    tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)
+    about = page.About(trained, judged(pairs, len(names)), shown)
+    page.write_page(output, names, preferred, counts, tracks, by, runs, about)
+    _say(output, counts)
+    return counts
+
+
+def _say(output: Path, counts: Counts) -> None:
+    told = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
+    log.info(
+        "%s: %s: %s", output, counted(counts.contigs, "contig"), listed(told or ["no verdict"])
+    )
+    if counts.without:
+        reasons = listed(f"{number:,} {name}" for name, number in sorted(counts.without.items()))
+        num = counted(counts.without.total(), "contig has", "contigs have")
+        log.warning("%s no verdict: %s.", num, reasons)
+    if counts.failed:
+        log.warning(
+            "%s no prediction, of %d in all.",
+            counted(counts.failed, "fragment has", "fragments have"),
+            counts.fragments,
+        )

@@ -1,0 +1,131 @@
+"""virnucpro: the files that VirNucPro leaves behind, from fragments, features and scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.step import Command, Made, Project, Section
+
+KEY = "virnucpro"
+ABOUT = (
+    "Also VirNucPro's files (docs/contigs.md): `results/<run>/virnucpro/`. Needs `translate` by "
+    "virnucpro or chunks, and a head of two classes."
+)
+RULES = Path(__file__).with_name("rules.smk")
+
+
+def _without_predict(words: list[str]) -> list[str]:
+    """Leave out the command of VirNucPro that `virnucpro` is, as in `virnucpro predict my.fa`."""
+    if "predict" not in words:
+        return words
+    place = words.index("predict")
+    before = words[place - 1]
+    is_value = before.startswith("-") and before not in ("-q", "--quiet", "-v", "--verbose")
+    return words if is_value else [*words[:place], *words[place + 1 :]]
+
+
+COMMANDS = {
+    "virnucpro": Command(
+        "predict which contigs are of viruses, by VirNucPro's flags, into its files",
+        "featuremill.steps.virnucpro.command",
+        error_status=1,  # VirNucPro's 2 means that some sequences failed
+        words=_without_predict,
+    ),
+    "virnucpro-files": Command(
+        "write the files of VirNucPro from fragments, features and scores",
+        "featuremill.steps.virnucpro.files",
+    ),
+}
+KINDS = ("nucleotides", "proteins")
+"""In the order of a head's features: VirNucPro has DNA first."""
+CUTS = ("virnucpro", "chunks")
+"""Ways to translate that leave windows, as its files have them."""
+FAILED = "failed_files.txt"
+RESULTS, HIGHEST = "prediction_results.txt", "prediction_results_highestscore.csv"
+"""The last file of predictions is the second."""
+
+
+class SECTION(Section):
+    """Which of VirNucPro's files, and where."""
+
+    head: str | None = None
+    """The head whose predictions count. Needed where there are several."""
+    files: Literal["predictions", "all"] = "predictions"
+    """Those of the predictions, or the sequences and features as well."""
+    nucleotides: str | None = None
+    """The set of features of nucleotides; the one that is called so if not given."""
+    proteins: str | None = None
+    """The set of features of proteins; the one that is called so if not given."""
+    folder: str | None = None
+    """Where they go, if not to `results/<run>/virnucpro`."""
+
+
+class Files(NamedTuple):
+    """VirNucPro's files whose number is known before the fragments are."""
+
+    results: str
+    failed: str
+    highest: str
+
+
+def folder_of(asked: SECTION, project: Project) -> Path:
+    """Return the folder that VirNucPro's files go to."""
+    return Path(asked.folder or f"{project.folder}/{KEY}")
+
+
+def files_of(asked: SECTION, project: Project) -> Files:
+    """Return these files."""
+    folder = folder_of(asked, project)
+    merged = folder / f"{project.name}_merged"
+    return Files(str(merged / RESULTS), str(folder / FAILED), str(merged / HIGHEST))
+
+
+def sets_of(asked: SECTION, project: Project) -> Mapping[str, str]:
+    """Return the folders of the features by kind.
+
+    Raises:
+        UserError: when there are none.
+    """
+    names = {kind: getattr(asked, kind) or kind for kind in KINDS}
+    given = {
+        kind: name
+        for kind, name in names.items()
+        if getattr(asked, kind) or name in project.features
+    }
+    if not given:
+        raise UserError("say which features are of proteins, and which of nucleotides.")
+    return {kind: project.features_of(name) for kind, name in given.items()}
+
+
+def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a head or features that there are not, and fragments that are none of VirNucPro's."""
+    from featuremill.steps import translate, verdicts
+
+    try:
+        verdicts.head_of(asked, project)
+        sets_of(asked, project)
+    except UserError as error:
+        yield (), str(error)
+        return
+    if (by := project.sections[translate.KEY].by) not in CUTS:
+        yield (), f"its files are of windows, not of {by}; write translate: {{by: virnucpro}}."
+
+
+def made(asked: SECTION, project: Project) -> Sequence[Made]:
+    """Return the files."""
+    from featuremill.steps import heads, translate, verdicts
+
+    folder = folder_of(asked, project)
+    head = verdicts.head_of(asked, project)
+    made_of = [
+        f"{translate.folder_of(project)}/translate.json",
+        heads.predictions_of(head, project),
+        *(f"{run}/manifest.json" for run in sets_of(asked, project).values()),
+    ]
+    names = (*(f"{project.name}_{kind}" for kind in ("merged", "nucleotide", "protein")), FAILED)
+    removable = [str(folder / name) for name in names]
+    log = f"{project.logs}/{KEY}.log"
+    return [Made(KEY, files_of(asked, project), made_of, [log], removable)]

@@ -1,0 +1,444 @@
+"""virnucpro: predict which contigs are of viruses, by the flags of VirNucPro, into its files.
+
+It writes a config into --output-dir, says which Snakemake command computes it, and runs that.
+Everything stands below --output-dir.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from featuremill import SNAKEFILE
+from featuremill.base import environment
+from featuremill.base.errors import UserError
+from featuremill.base.words import counted, listed
+from featuremill.config import load, project
+from featuremill.flow.ahead import ahead_of
+from featuremill.flow.command import PROFILES
+from featuremill.steps.heads.card import Card, read
+from featuremill.steps.translate.command import CODON
+from featuremill.steps.virnucpro import FAILED, KINDS, files_of
+from featuremill.store import run_lock
+from featuremill.store.files import replacing
+from featuremill.workload import weights
+
+CONFIG = "virnucpro.yaml"
+HEAD = "virnucpro"
+"""What the head is called in the config."""
+CUSTOM_WINDOW = 500
+"""VirNucPro's own, where `-m custom` says nothing of it."""
+MARK = "# Written by featuremill virnucpro, anew by each call."
+SOME_FAILED, NOTHING = 2, 1
+"""Exit statuses: the rest is delivered; nothing is."""
+VIRUS = "virus"
+WINDOWS = ("300", "500", "custom")
+ESM = "esm2_t36_3B_UR50D"
+DNA = Path("DNABERT-S")
+"""Where the DNA encoder is looked for if nothing is said."""
+GETTING_DNA = (
+    f"name the DNA encoder's folder with --dna, or get it with hf download zhihan1996/DNABERT-S "
+    f"--local-dir {DNA}"
+)
+ANY_NUMBER = 10**9
+"""Of fragments that may fail: what is left is delivered."""
+log = logging.getLogger("featuremill.virnucpro")
+
+
+class Ignored(NamedTuple):
+    """Flags of VirNucPro that are taken and have no effect."""
+
+    flags: tuple[str, ...]
+    why: str
+    has_value: bool = False
+
+
+WITHOUT_EFFECT = (
+    Ignored(("--resume",), "every call goes on where the last one ended"),
+    Ignored(
+        ("--esm-batch-size", "--dnabert-batch-size", "--batch-size", "-b"),
+        "batches are as large as the device's memory allows",
+        has_value=True,
+    ),
+    Ignored(
+        ("--num-workers", "-w", "--dataloader-workers"),
+        "a thread beside the device prepares its batches",
+        has_value=True,
+    ),
+    Ignored(("--parallel",), "every GPU that may be used is used"),
+    Ignored(
+        ("--persistent-models", "--no-persistent-models"),
+        "a model is loaded once a shard of records",
+    ),
+    Ignored(("--v1-fallback", "--v1-attention"), "there is one way to compute attention"),
+    Ignored(
+        ("--skip-checkpoint-validation", "--force-resume"),
+        "what is stored is checked by its digest, and computed again where that is wrong",
+    ),
+    Ignored(
+        ("--pin-memory", "--expandable-segments", "--cuda-streams", "--no-cuda-streams"),
+        "the device's memory is looked after",
+    ),
+    Ignored(("--cache-clear-interval",), "the device's memory is looked after", has_value=True),
+    Ignored(("--no-progress",), "--quiet is silent"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill virnucpro`; its word `predict` is taken out before."""
+    add = parser.add_argument
+    add("sequences", type=Path, nargs="?", help="contigs or reads: FASTA, FASTQ or GenBank")
+    add("--input", type=Path, metavar="SEQUENCES", help="the same")
+    add(
+        *("--output-dir", "-o"),
+        type=Path,
+        metavar="FOLDER",
+        help="where everything goes (default: SEQUENCES_predictions)",
+    )
+    add(
+        *("--model-type", "-m"),
+        choices=WINDOWS,
+        default="500",
+        help="the window in nucleotides (default 500)",
+    )
+    add(
+        *("--expected-length", "-e"),
+        type=int,
+        metavar="N",
+        help="another window (500 for -m custom)",
+    )
+    add(
+        *("--head", "--model-path", "-p"),
+        type=Path,
+        metavar="FOLDER",
+        help="of featuremill head import or train (default: heads/300 or heads/500, by -m)",
+    )
+    add(
+        "--dna",
+        type=Path,
+        metavar="FOLDER",
+        help="DNABERT-S, or another encoder of nucleotides as Hugging Face has it (default: the "
+        f"folder {DNA}, where the head takes such features)",
+    )
+    add("--esm", default=ESM, metavar="MODEL", help=f"the ESM-2 (default {ESM})")
+    add(
+        "--dtype",
+        choices=("auto", "bf16", "fp32"),
+        default="auto",
+        help="what features are computed in; VirNucPro has fp32 (default auto: bf16, where the "
+        "device has it)",
+    )
+    add("--gpus", metavar="N,N", help="GPUs by number, as in 0,1 (default: all that may be used)")
+    add(*("--device", "-d"), default="auto", help="auto (default), cpu, cuda, or a GPU's number")
+    add(
+        *("--threads", "-t", "--merge-threads"),
+        type=int,
+        metavar="N",
+        help="cores to use (default: all)",
+    )
+    add("-l", dest="log_file", type=Path, default=argparse.SUPPRESS, help="the same as --log-file")
+    add("--config", "-c", metavar="FILE", help=argparse.SUPPRESS)
+    add(
+        *("--keep-intermediate", "-k"),
+        action="store_true",
+        help="deliver sequences and features as well, in VirNucPro's files",
+    )
+    add(
+        *("--force", "-f"),
+        action="store_true",
+        help="write all results anew, from what is computed and stored",
+    )
+    ignored = parser.add_argument_group("taken, and without effect")
+    for entry in WITHOUT_EFFECT:
+        remember: dict[str, Any] = {"action": "append_const", "const": entry}
+        if entry.has_value:
+            remember = {"action": "append", "type": lambda _, entry=entry: entry, "metavar": "N"}
+        ignored.add_argument(*entry.flags, **remember, dest="ignored", default=[], help=entry.why)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill virnucpro`; return 0 when every fragment has a prediction, 2 when some
+    have none and the rest is delivered, 1 when nothing is."""
+    asked = _asked(arguments)
+    planned = project.validate(asked)
+    for problem in project.problems_of_files(planned, ahead_of):
+        raise UserError(problem)
+    folder = _output_folder(arguments, asked)
+    for entry in dict.fromkeys(arguments.ignored):
+        log.info("%s: no effect, as %s.", ", ".join(entry.flags), entry.why)
+    _write_config(folder, asked)
+    words, variables = _snakemake(arguments, folder)
+    shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
+    log.info("this computes it:\n%s", " ".join(shown))
+    inside = f"cd {shlex.quote(str(folder))} && featuremill"
+    log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
+    if arguments.quiet:
+        variables[environment.QUIET.name] = "1"
+    began = time.time()
+    if _status_of(words, environment.of_child(variables), arguments.log_file):
+        last = folder / files_of(planned.sections["virnucpro"], planned.seen).highest
+        if not last.exists() or last.stat().st_mtime < began:
+            log.error("No predictions were written. Fix the error above; the same command goes on.")
+            return NOTHING
+        log.error("The predictions are complete; something else failed: see the error above.")
+        _say_delivered(folder, asked["run"])
+        return SOME_FAILED
+    _say_delivered(folder, asked["run"])
+    log.info("more of it:\n%s", f"{inside} status {CONFIG}")
+    with (folder / FAILED).open(encoding="utf-8") as file:
+        num_failed = sum(1 for _ in file)
+    if num_failed:
+        log.warning("%s says what failed: %s.", folder / FAILED, counted(num_failed, "line"))
+    return SOME_FAILED if num_failed else 0
+
+
+def _say_delivered(folder: Path, run: str) -> None:
+    log.info("%s: each fragment and window", folder / f"{run}_merged")
+    log.info("%s: each contig", folder / "results" / run / "verdicts.tsv")
+
+
+def _asked(given: argparse.Namespace) -> dict[str, Any]:
+    """Return the config of what was asked for.
+
+    Raises:
+        UserError: when that cannot be.
+    """
+    sequences = _sequences(given)
+    window = _window(given)
+    head = given.head or Path(
+        "heads", str(window) if given.model_type == "custom" else given.model_type
+    )
+    card = _card(head)
+    dna_folder = _dna(given, card)
+    kinds = list(KINDS) if dna_folder else ["proteins"]
+    if len(card.features) != len(kinds):
+        widths = " + ".join(f"{part.width:,}" for part in card.features)
+        remedy = "leave --dna out" if dna_folder else GETTING_DNA
+        raise UserError(
+            f"{head}: this head takes features of {counted(len(card.features), 'kind')} ({widths} "
+            f"numbers), and {listed(kinds)} are computed; {remedy}, or name another --head."
+        )
+    if dna_folder and not (dna_folder / "config.json").is_file():
+        raise UserError(f"{dna_folder}: there is no config.json here; {GETTING_DNA}.")
+    if given.config:
+        raise UserError(
+            f"--config {given.config}: VirNucPro's config is not read here; give what it says as "
+            "flags: featuremill virnucpro --help lists them."
+        )
+    run = {"device": _device(given), "outputs": "parquet", "max_failed": ANY_NUMBER}
+    dtype = {"dtype": given.dtype}
+    dna = {"model": str(dna_folder and dna_folder.absolute()), "alphabet": "nucleotides", **dtype}
+    esm = {"model": _esm(given.esm), **dtype}
+    runs = {
+        "nucleotides": {"workload": "encoder", "options": {**dna, "pool": "mean_all"}, **run},
+        "proteins": {"workload": "esm2", "options": esm, **run},
+    }
+    has_virus_first = card.classes[0] == VIRUS
+    takes_any_recipe = any(part.recipe is None for part in card.features)
+    return {
+        "run": _name(sequences),
+        "inputs": str(sequences.absolute()),
+        "translate": {"by": "virnucpro", "window": window},
+        "features": {kind: runs[kind] for kind in kinds},
+        "heads": {HEAD: {"folder": str(head.absolute()), "any_recipe": takes_any_recipe}},
+        "verdicts": {"prefer": VIRUS} if has_virus_first else {},
+        "virnucpro": {"files": "all" if given.keep_intermediate else "predictions", "folder": "."},
+    }
+
+
+def _sequences(given: argparse.Namespace) -> Path:
+    named: list[Path] = [path for path in (given.sequences, given.input) if path]
+    if len(named) != 1:
+        told = listed(map(str, named)) if named else "none"
+        raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
+    (path,) = named
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; name one file of contigs or reads in it.")
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path}: it can be read only once; write it to a file, and name that.")
+    if path.suffix == ".bam":
+        raise UserError(f"{path}: BAM is not read; samtools fasta {path} > {path.stem}.fa first.")
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; name the FASTA of contigs or reads.")
+    return path
+
+
+def _dna(given: argparse.Namespace, card: Card) -> Path | None:
+    """Return the folder of the DNA encoder; None where the head takes proteins alone."""
+    if given.dna:
+        return Path(given.dna)
+    takes_both = len(card.features) == len(KINDS)
+    return DNA if takes_both and DNA.is_dir() else None
+
+
+def _name(path: Path) -> str:
+    """Return what VirNucPro calls the results of `path`: its name without the ending."""
+    stem = re.sub(r"\.(gz|zst|bz2|xz)$", "", path.name).rpartition(".")[0] or path.name
+    return re.sub(r"[^A-Za-z0-9._-]", "_", stem).lstrip("._-") or "sequences"
+
+
+def _window(given: argparse.Namespace) -> int:
+    usual = CUSTOM_WINDOW if given.model_type == "custom" else given.model_type
+    window = int(given.expected_length or usual)
+    if window < CODON:
+        raise UserError(f"--expected-length {window}: give {CODON} letters or more, as in 500.")
+    if given.threads is not None and given.threads < 1:
+        raise UserError(f"--threads {given.threads}: give 1 or more.")
+    return window
+
+
+def _card(head: Path) -> Card:
+    is_model = head.suffix in (".pth", ".pt", ".safetensors")
+    if head.is_file() or not head.exists():
+        file = head if head.is_file() or is_model else f"{head.name}_model.pth"
+        raise UserError(
+            f"{head}: a head is a folder; of a model of VirNucPro this makes one: featuremill head "
+            f"import {file} --classes others,{VIRUS} --dims 768,2560 --output heads/{head.stem}"
+        )
+    card, _ = read(head)
+    if len(card.classes) != len(("others", VIRUS)):
+        raise UserError(
+            f"{head}: this head tells {listed(card.classes)} apart, and VirNucPro's files have the "
+            "scores of two classes; for more, see docs/contigs.md."
+        )
+    return card
+
+
+def _device(given: argparse.Namespace) -> str:
+    """Return the config's device; `--gpus` and a number mean that there must be GPUs."""
+    if given.device not in ("auto", "cpu", "cuda") and not _gpus(given):
+        raise UserError(f"--device {given.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
+    if given.gpus and given.device == "cpu":
+        raise UserError("--device cpu: --gpus says otherwise; leave one of them out.")
+    return "cuda" if _gpus(given) else str(given.device)
+
+
+def _gpus(given: argparse.Namespace) -> list[str]:
+    """Return the GPUs that were asked for by their numbers."""
+    if given.gpus is None:
+        number = re.fullmatch(r"(?:cuda:)?(\d+)", given.device)
+        return [number[1]] if number else []
+    if not re.fullmatch(r"\d+(,\d+)*", given.gpus):
+        raise UserError(f"--gpus {given.gpus}: give numbers as nvidia-smi has them, as in 0,1.")
+    return list(dict.fromkeys(given.gpus.split(",")))
+
+
+def _esm(model: str) -> str:
+    """Return the model, or where it is if it was named by a path.
+
+    Raises:
+        UserError: when there is none.
+    """
+    weights.name_of(model, "esm2")
+    weights.refuse_missing(model, "esm2")
+    return str(Path(model).absolute()) if weights.is_path(model, "esm2") else model
+
+
+def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
+    """Return the output folder.
+
+    Raises:
+        UserError: when what stands in it is of something else.
+    """
+    folder = Path(given.output_dir or f"{asked['run']}_predictions")
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file; name a folder with --output-dir.")
+    config = folder / CONFIG
+    is_ours = config.is_file() and config.read_text("utf-8", "replace").startswith(MARK)
+    of_run = [f"{asked['run']}_{kind}" for kind in ("nucleotide", "protein", "merged")]
+    names = [CONFIG, FAILED, *of_run]
+    taken = [name for name in names if (folder / name).exists()]
+    if taken and not is_ours:
+        raise UserError(
+            f"{folder}: {listed(taken)} in it was not made by this command; name another folder "
+            "with --output-dir."
+        )
+    if is_ours:
+        _refuse_other_sample(config, asked, given.force)
+    return folder
+
+
+def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool) -> None:
+    """Refuse to take the place of another sample's results.
+
+    Raises:
+        UserError: when the folder of `config` holds those of other contigs, unless they are called
+            alike and the user wants them replaced.
+    """
+    before, _ = load(config)
+    if before.get("inputs") == asked["inputs"]:
+        return
+    is_named_alike = before.get("run") == asked["run"]
+    if is_named_alike and replaces:
+        return
+    advice = "give each sample a folder of its own with --output-dir"
+    if is_named_alike:
+        advice += ", or replace those results with --force"
+    raise UserError(f"{config.parent}: it holds the results of {before.get('inputs')}; {advice}.")
+
+
+def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
+    """Write the config, while nobody computes it.
+
+    Raises:
+        UserError: when somebody does.
+    """
+    text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
+    with ExitStack() as stack:
+        for run in project.validate(asked).folders:
+            stack.enter_context(run_lock.alone(folder / run))
+        path = folder / CONFIG
+        if not path.is_file() or path.read_text("utf-8") != text:
+            with replacing(path) as temporary:
+                temporary.write_text(text, "utf-8")
+
+
+def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command, and the variables that stand before it."""
+    gpus = _gpus(given)
+    words = [
+        "snakemake",
+        "--snakefile",
+        SNAKEFILE,
+        "--directory",
+        str(folder.absolute()),
+    ]
+    words += ["--configfile", str((folder / CONFIG).absolute())]
+    words += ["--workflow-profile", str(PROFILES / "default")]
+    words += ["--cores", str(given.threads or "all")]
+    words += ["--resources", f"gpu={len(gpus)}"] if gpus else []
+    words += ["--forceall"] if given.force else []
+    words += ["--printshellcmds"] if given.verbose else []
+    words += ["--quiet", "all"] if given.quiet else []
+    return words, {environment.CUDA_VISIBLE_DEVICES.name: ",".join(gpus)} if gpus else {}
+
+
+def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:
+    """Run Snakemake; return its exit status. What it says goes to the screen, and to the end of
+    `log_file`."""
+    command = [sys.executable, "-m", "featuremill.flow.start_snakemake", *words[1:]]
+    kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if log_file else {}
+    with subprocess.Popen(command, env=dict(variables), **kept) as process:  # type: ignore[call-overload]
+        try:
+            if log_file:
+                with log_file.open("ab") as file:
+                    for line in process.stdout:
+                        sys.stderr.buffer.write(line)
+                        sys.stderr.flush()
+                        file.write(line)
+                        file.flush()
+            return int(process.wait())
+        except SystemExit as end:  # a signal, which Snakemake answers as well
+            process.send_signal(int(str(end.code)) - 128)
+            raise

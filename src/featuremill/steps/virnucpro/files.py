@@ -1,0 +1,389 @@
+"""virnucpro-files: what VirNucPro leaves behind, from a translation, runs over it and its scores.
+
+    <name>_nucleotide/   output_{i}.fa, output_{i}_DNABERT_S.pt
+    <name>_protein/      output_{i}.fa, output_{i}_ESM.pt
+    <name>_merged/       output_{i}_merged.pt, prediction_results.txt,
+                         prediction_results_highestscore.csv
+    failed_files.txt     of each fragment without a prediction, and of each contig that was
+                         refused: file|stage|error
+
+`i` counts from 1, and a file is of 10,000 fragments. Fragments, features, scores and failures are
+joined by id. Each file is replaced as a whole. That of the highest scores is removed first and
+written last: where it is, all of them belong together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import io
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import compress, count, groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill import features
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.progress import Progress
+from featuremill.base.text import one_line
+from featuremill.base.words import counted, listed
+from featuremill.features import NOWHERE, Index, Matrix
+from featuremill.steps.heads.card import CARD, Card
+from featuremill.steps.heads.joined import CHOOSING
+from featuremill.steps.heads.predict import missing_of
+from featuremill.steps.heads.virnucpro import LAYOUTS, Layout, refuse_without_torch
+from featuremill.steps.translate.folder import whole
+from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS, UNTRANSLATED
+from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
+from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
+from featuremill.store.files import replacing
+
+FRAGMENTS_A_FILE = 10_000
+VIRUS = "virus"
+FRAME = re.compile("[FR][123]$")
+"""The end of a fragment's id; what stands before is the window's."""
+NUMBERED = re.compile(r"output_([1-9]\d*)(\.fa|_(DNABERT_S|ESM|merged)\.pt)")
+BEGUN = re.compile(r"\.(output_|prediction_results)")
+DNABERT_S, ESM, MERGED = LAYOUTS
+log = logging.getLogger("featuremill.virnucpro-files")
+
+
+class Row(NamedTuple):
+    """A fragment, and what was predicted of it."""
+
+    id: str
+    label: str
+    """The class that scores highest."""
+    others: float
+    virus: float
+
+    @property
+    def is_predicted(self) -> bool:
+        """Tell whether it has scores."""
+        return not math.isnan(self.virus)
+
+    def window(self) -> str:
+        """Return the id of the fragment's window, which all its frames share."""
+        return FRAME.sub("", self.id)
+
+
+Rows = Callable[[], Iterator[Row]]
+"""Begins with the first fragment each time."""
+
+
+class Kind(NamedTuple):
+    """Nucleotides or proteins of the fragments."""
+
+    folder: str
+    sequences: str
+    """The translation's file of them."""
+    stage: str
+    """What computing their features is called."""
+    layout: Layout
+
+
+KINDS = {
+    "nucleotides": Kind("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
+    "proteins": Kind("protein", PROTEINS, "ESM-2", ESM),
+}
+"""In the order of a head's features."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill virnucpro-files`."""
+    add = parser.add_argument
+    add("translated", type=Path, metavar="FOLDER", help="what featuremill translate wrote")
+    add(
+        "predictions",
+        type=Path,
+        metavar="PREDICTIONS",
+        help="what featuremill head predict wrote; its .missing.tsv stands beside it",
+    )
+    add("--head", type=Path, required=True, help="the folder of the head that predicted")
+    for kind in KINDS:
+        add(f"--{kind}", type=Path, metavar="RUN", help=f"results/<run> over the {kind}")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="where the files go, in folders that begin with --name",
+    )
+    add("--name", help="of the sequences (default: the translation's folder's)")
+    add(
+        "--predictions-only",
+        action="store_true",
+        help="neither sequences nor features; those of an earlier call are removed",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill virnucpro-files`."""
+    given = arguments
+    runs = {kind: getattr(given, kind) for kind in KINDS if getattr(given, kind)}
+    keeps = not given.predictions_only
+    name = given.name or given.translated.resolve().name
+    write(given.translated, given.predictions, given.head, runs, given.output, name, keeps)
+
+
+def write(
+    translated: Path,
+    predicted: Path,
+    head: Path,
+    runs: Mapping[str, Path],
+    output: Path,
+    name: str,
+    keeps_features: bool = True,
+) -> int:
+    """Write VirNucPro's files into `output`; return how many fragments have no prediction.
+
+    `runs` are results/<run> by kind, in the order of KINDS; `name` is that of the sequences.
+
+    Raises:
+        UserError: when one is not what it should be, or VirNucPro has no such files.
+        IntegrityError: when the translation's sequences are not its fragments'.
+    """
+    translation = whole(translated)
+    if translation.by not in CUTS:
+        raise UserError(
+            f"{translated}: it was cut --by {translation.by}, and VirNucPro's files are of "
+            "windows; translate --by virnucpro, or leave these files out."
+        )
+    predictions = open_predictions(predicted)
+    if len(predictions.classes) != len(("score1", "score2")):
+        raise UserError(
+            f"{predicted}: this head tells {listed(predictions.classes)} apart, and VirNucPro's "
+            "files have the scores of two classes; leave these files out: verdicts have all."
+        )
+    failures = _failures(missing_of(predicted), runs)
+    parts = _opened(head, runs) if keeps_features else {}
+    merged = output / f"{name}_merged"
+    folders = {kind: output / f"{name}_{KINDS[kind].folder}" for kind in KINDS}
+    (merged / HIGHEST).unlink(missing_ok=True)
+
+    def rows() -> Iterator[Row]:
+        return _rows(translated, predictions)
+
+    num_files = -(-translation.fragments // FRAGMENTS_A_FILE) if parts else 0
+    _remove_others(merged, num_files)
+    for kind, folder in folders.items():
+        _remove_others(folder, num_files if kind in parts else 0)
+    if parts:
+        _write_features(translated, parts, rows, translation.fragments, merged, folders)
+    num_predicted = _write_results(merged / RESULTS, rows())
+    refused = list(_refused(translated))
+    num_failed = _write_failed(output / FAILED, rows(), failures, folders, refused)
+    _write_highest(merged / HIGHEST, rows())
+    log.info("%s: %s", merged / RESULTS, counted(num_predicted, "fragment"))
+    if num_failed:
+        told = counted(num_failed, "fragment has", "fragments have")
+        log.warning("%s no prediction: %s says why.", told, output / FAILED)
+    return num_failed
+
+
+def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
+    """Yield all fragments, in the order of the translation."""
+    # VirNucPro's second class is the virus; a head of ours may have it first.
+    virus = predictions.classes.index(VIRUS) if VIRUS in predictions.classes else 1
+    for block in scored(translated, predictions):
+        labels = [predictions.classes[place] for place in block.scores_NC.argmax(1)]
+        scores = (block.scores_NC[:, place].tolist() for place in (1 - virus, virus))
+        yield from map(Row, block.fragments["id"].to_pylist(), labels, *scores)
+
+
+def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str, str]]]:
+    """Return which kinds of features an id lacks, and why.
+
+    Raises:
+        UserError: when one is of a run that is none of `runs`.
+    """
+    kinds = {run: kind for kind, run in runs.items()}
+    found: dict[str, list[tuple[str, str]]] = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            if (kind := kinds.get(Path(row["run"]))) is None:
+                raise UserError(
+                    f"{path}: it tells of the run {row['run']}, which is not given; name with "
+                    f"--{' and --'.join(KINDS)} the runs that were predicted from."
+                )
+            found.setdefault(row["id"], []).append((kind, row["reason"]))
+    return found
+
+
+def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
+    """Yield of each contig that was refused its file, its id, and why."""
+    with (translated / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file, delimiter="\t"):
+            if row["status"] == "refused":
+                yield row["file"], row["contig"], row["reason"]
+
+
+def _write_results(path: Path, rows: Iterator[Row]) -> int:
+    """Write a line a predicted fragment; return how many there are."""
+    num = 0
+    with _text(path) as file:
+        file.write("Sequence_ID\tPrediction\tscore1\tscore2\n")
+        for row in (row for row in rows if row.is_predicted):
+            num += 1
+            file.write(f"{row.id}\t{row.label}\t{row.others:.9g}\t{row.virus:.9g}\n")
+    return num
+
+
+def _write_highest(path: Path, rows: Iterator[Row]) -> None:
+    """Write a line a window: whether the virus's best score is at least that of the others, and
+    both scores."""
+    with _text(path) as file:
+        file.write("Modified_ID\tIs_Virus\tmax_score_0\tmax_score_1\n")
+        for window, frames in groupby((row for row in rows if row.is_predicted), Row.window):
+            scores = zip(*((row.others, row.virus) for row in frames), strict=True)
+            others, virus = map(max, scores)
+            file.write(f"{window}\t{virus >= others}\t{others:.9g}\t{virus:.9g}\n")
+
+
+def _write_failed(
+    path: Path,
+    rows: Iterator[Row],
+    failures: Mapping[str, Sequence[tuple[str, str]]],
+    folders: Mapping[str, Path],
+    refused: Sequence[tuple[str, str, str]],
+) -> int:
+    """Write a line a contig that was `refused` (its file, its id, why), and a line a fragment and
+    kind that has no features; return how many fragments there are without a prediction."""
+    num_failed = 0
+    with _text(path) as file:
+        for source, contig, reason in refused:
+            file.write(f"{source}|translate|{one_line(contig)}: {one_line(reason)}\n")
+        for number, row in enumerate(rows):
+            if row.is_predicted:
+                continue
+            num_failed += 1
+            id = one_line(row.id)
+            if id not in failures:
+                raise UserError(
+                    f"{path}: {id} has no prediction, and no .missing.tsv says why; predict again."
+                )
+            for kind, reason in failures[id]:
+                fasta = folders[kind] / f"output_{number // FRAGMENTS_A_FILE + 1}.fa"
+                file.write(f"{fasta}|{KINDS[kind].stage}|{id}: {one_line(reason)}\n")
+    return num_failed
+
+
+class Part:
+    """The features of one kind."""
+
+    def __init__(self, run: Path, column: str | None) -> None:
+        self._features = features.open(run, column, choosing=CHOOSING)
+        self._index = Index(self._features)
+
+    def of(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
+        """Return which of `ids` (N) have a vector, and these in their order (rows, width)."""
+        rows = self._index.rows_of(ids)
+        has = rows != NOWHERE
+        return has, self._features.take(rows[has]).astype(np.float32, copy=False)
+
+
+def _opened(head: Path, runs: Mapping[str, Path]) -> dict[str, Part]:
+    """Open those features of the runs that the head takes.
+
+    Raises:
+        UserError: when a run is not finished, or the head takes others.
+    """
+    refuse_without_torch()
+    columns = [part.column for part in Card.read(head / CARD).features]
+    if len(columns) != len(runs):
+        raise UserError(
+            f"{head}: this head takes features of {counted(len(columns), 'run')}, and "
+            f"{listed(map(str, runs.values() or ['none']))} given; name with "
+            f"--{' and --'.join(KINDS)} the runs that were predicted from."
+        )
+    opened = zip(runs.items(), columns, strict=True)
+    return {kind: Part(run, column) for (kind, run), column in opened}
+
+
+def _write_features(
+    translated: Path,
+    parts: Mapping[str, Part],
+    rows: Rows,
+    num_fragments: int,
+    merged: Path,
+    folders: Mapping[str, Path],
+) -> None:
+    """Write the numbered files: sequences of all fragments, and vectors of those that have them."""
+    import torch
+
+    fragments = rows()
+    progress = Progress(log, "writing features", "fragments")
+    num_written = 0
+    with ExitStack() as stack:
+        sequences = {
+            kind: stack.enter_context(gzip.open(translated / KINDS[kind].sequences))
+            for kind in parts
+        }
+        for number in count(1):
+            ids = [row.id for row in islice(fragments, FRAGMENTS_A_FILE)]
+            if not ids:
+                break
+            found = {kind: part.of(ids) for kind, part in parts.items()}
+            for kind, (has, vectors) in found.items():
+                there = list(compress(ids, has))
+                _copy(sequences[kind], ids, folders[kind] / f"output_{number}.fa")
+                if kind == "nucleotides":
+                    data: Any = [
+                        {"label": id, "mean_representation": mean}
+                        for id, mean in zip(there, vectors.tolist(), strict=True)
+                    ]
+                else:  # each a tensor with a storage of its own
+                    data = [row.clone() for row in torch.from_numpy(vectors)]
+                _save(folders[kind], number, KINDS[kind].layout, there, data)
+                del data
+            has_all = np.logical_and.reduce([has for has, _ in found.values()])
+            both = [vectors[has_all[has]] for has, vectors in found.values()]
+            data = torch.from_numpy(np.concatenate(both, axis=1))
+            _save(merged, number, MERGED, list(compress(ids, has_all)), data)
+            num_written += len(ids)
+            progress.at(num_written, num_fragments)
+
+
+def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
+    """Write the next `sequences` of a translation to `path`, once they are seen to be those of
+    `ids`."""
+    lines = list(islice(sequences, 2 * len(ids)))
+    if [line[1:-1].decode() for line in lines[::2]] != ids:
+        raise IntegrityError(
+            f"{sequences.name}: it has other sequences than {FRAGMENTS}; translate again."
+        )
+    with replacing(path) as temporary:
+        temporary.write_bytes(b"".join(lines))
+
+
+def _save(folder: Path, number: int, layout: Layout, ids: Sequence[str], data: Any) -> None:
+    import torch
+
+    content = io.BytesIO()  # under a path torch puts its name, a temporary one, into the file
+    torch.save({layout.ids: ids, "data": data}, content)
+    with replacing(folder / f"output_{number}_{layout.called}.pt") as temporary:
+        temporary.write_bytes(content.getbuffer())
+
+
+@contextmanager
+def _text(path: Path) -> Iterator[TextIO]:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _remove_others(folder: Path, num_files: int) -> None:
+    """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
+    for path in folder.glob("*") if folder.is_dir() else ():
+        found = NUMBERED.fullmatch(path.name)
+        if BEGUN.match(path.name) or (found and int(found[1]) > num_files):
+            path.unlink()
+    with suppress(OSError):  # there is something in it, or it is not there
+        folder.rmdir()

@@ -1,0 +1,40 @@
+# virnucpro: the files that VirNucPro leaves behind.
+#
+#   in    results/<run>/translate/, manifest.json of the features, results/<run>/predictions/<head>.tsv
+#   out   in results/<run>/virnucpro/ or the `folder` that is named: failed_files.txt, and in
+#         <run>_merged/ prediction_results.txt and prediction_results_highestscore.csv; with
+#         `files: all` also output_<i>… in <run>_merged/, <run>_protein/ and <run>_nucleotide/, whose
+#         number the fragments decide
+
+from featuremill import SNAKEFILE
+from featuremill.steps import heads, translate, verdicts, virnucpro
+
+virnucpro_asked = mill.steps["virnucpro"]
+virnucpro_head = verdicts.head_of(virnucpro_asked, mill.project)
+virnucpro_sets = virnucpro.sets_of(virnucpro_asked, mill.project)
+
+
+rule virnucpro:
+    input:
+        summary=f"{translate.folder_of(mill.project)}/translate.json",
+        predictions=heads.predictions_of(virnucpro_head, mill.project),
+        manifests=[f"{run}/manifest.json" for run in virnucpro_sets.values()],
+    output:
+        **virnucpro.files_of(virnucpro_asked, mill.project)._asdict(),
+    log:
+        f"{mill.project.logs}/virnucpro.log",
+    conda:
+        str(Path(SNAKEFILE).parent / "envs" / "esm2.yaml")
+    resources:
+        mem_mb=3000,  # 10,000 fragments of 768 and 2,560 numbers took 1.4 GB
+    params:
+        translated=subpath(input.summary, parent=True),
+        head=heads.folder_of(virnucpro_head, mill.steps["heads"][virnucpro_head], mill.project),
+        folder=virnucpro.folder_of(virnucpro_asked, mill.project),
+        name=mill.project.name,
+        runs=[f"--{kind}={run}" for kind, run in virnucpro_sets.items()],
+        less=["--predictions-only"] * (virnucpro_asked.files == "predictions"),
+    shell:
+        "exec featuremill virnucpro-files {params.translated:q} {input.predictions:q} {params.runs:q}"
+        " --head {params.head:q} --output {params.folder:q} --name {params.name:q} {params.less}"
+        " --log-file {log:q}"

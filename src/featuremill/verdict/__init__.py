@@ -1,1 +1,0 @@
-"""Scores of fragments → one verdict a contig."""
