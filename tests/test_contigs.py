@@ -1,4 +1,4 @@
-"""From contigs to verdicts: the workflow that imports this one for proteins and for nucleotides."""
+"""From contigs to verdicts in one config: translate, heads and verdicts around features."""
 
 import csv
 import json
@@ -10,20 +10,16 @@ from types import SimpleNamespace
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from conftest import ROOT
-from featuremill.config.contigs import ContigsConfig
-from featuremill.flow.head_fits import refuse_unfit
 from programs import Desk, jobs_listed
 
-from featuremill.base.errors import UserError
-from featuremill.flow.begin import begin_contigs
+from featuremill.config import project
+from featuremill.flow import before
+from featuremill.flow.ahead import ahead_of
+from featuremill.flow.begin import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.steps.heads.card import CARD, Card, Part
-from featuremill.steps.translate.command import as_typed as translate_words
-from featuremill.steps.verdicts.command import as_typed as verdict_words
 from featuremill.store.plan import Settings
 
-SNAKEFILE = ROOT / "workflow" / "contigs" / "Snakefile"
 CLASSES = ("others", "virus")
 RUN = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
 OTHERS = Settings(workload="esm2", version="1", options={"dtype": "bf16"}, weights_sha256="")
@@ -45,19 +41,19 @@ class Contigs(Desk):
         text = "".join(f">{id}\n{letters}\n" for id, letters in told.items())
         (self.folder / "contigs.fa").write_text(text)
 
-    def configure(self, **more):
-        config = {"run": "my", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
-        train = {"labels": "kinds.csv", "column": "kind", "features": ["composition"]}
-        config |= {"proteins": RUN, "head": "kinds", "train": train, **more}
+    def configure(self, head=None, **more):
+        config = {"run": "my", "inputs": "contigs.fa", "translate": {"by": "chunks", "window": 90}}
+        trained = {"labels": "kinds.csv", "column": "kind", "vectors": "composition"}
+        config |= {"features": {"proteins": RUN}, "heads": {"kinds": head or trained}}
+        config |= {"verdicts": {"by": "max"}, **more}
         (self.folder / "config.yaml").write_text(yaml.safe_dump(config))
 
     def __call__(self, *words, status=0):
-        given = ("-s", SNAKEFILE, "--configfile", "config.yaml", "--cores", 2)
-        return self.type("snakemake", *given, *words, status=status).text
+        return self.type("featuremill", "run", "config.yaml", *words, status=status).text
 
     def head(self, *features):
         """Write a head that takes such features."""
-        folder = self.folder / "heads" / "kinds"
+        folder = self.folder / "known" / "kinds"
         folder.mkdir(parents=True)
         about = {"kind": "mlp", "classes": list(CLASSES), "features": [*features], "sha256": ""}
         Card(version=Card.NEWEST, **about).write(folder / CARD)
@@ -67,10 +63,10 @@ class Contigs(Desk):
         (self.folder / "kinds.csv").write_text("id,kind\n" + "".join(lines))
 
     def fragments(self):
-        return pq.read_table(self.folder / "translated" / "my" / "fragments.parquet").to_pylist()
+        return pq.read_table(self.folder / "results/my/translate/fragments.parquet").to_pylist()
 
     def verdicts(self):
-        with (self.folder / "verdicts" / "my.tsv").open(newline="") as file:
+        with (self.folder / "results" / "my" / "verdicts.tsv").open(newline="") as file:
             return {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
 
 
@@ -88,7 +84,7 @@ def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
     line.write({**contigs(16), **others})
     line.label([*contigs(16), "c98"])
     said = line()
-    assert "1 labelled contig has no fragment in translated/my" in said
+    assert "1 labelled contig has no fragment in results/my/translate" in said
     found = line.verdicts()
     assert set(found) == {*contigs(16), *others}
     assert found["c98"]["status"] == "without" and found["c98"]["verdict"] == "-"
@@ -98,86 +94,112 @@ def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
     counted = {id: int(row["fragments"]) for id, row in found.items()}
     rows = [row["contig"] for row in line.fragments()]
     assert counted == {id: rows.count(id) for id in found}
-    card = json.loads((line.folder / "heads" / "kinds" / "head.json").read_text())
+    card = json.loads((line.folder / "results/my/heads/kinds/head.json").read_text())
     assert card["counts"]["groups"] == 16 and card["labels"]["group"] == "contig"
     assert "Nothing to be done" in line("-n")
 
 
 def test_labels_that_are_of_no_contig_are_one_sentence(line):
     line.label(["c77", "c78"])
-    said = line(status=1)
-    assert "kinds.csv: none of its ids is a contig with fragments in translated/my" in said
+    said = line(status=2)
+    sentence = "kinds.csv: none of its ids is a contig with fragments in results/my/translate"
+    assert sentence in " ".join(said.split())
 
 
-@pytest.mark.parametrize(
-    ("change", "sentences"),
-    [
-        ({"head": None}, ["config.yaml:", ": head: this is empty"]),
-        ({"heads": "x"}, ["there is no such key here; did you mean 'head'?"]),
-        ({"run": "a b"}, [": run: use letters, digits"]),
-        ({"proteins": {"workload": "composition", "shards": 3}}, ["shards: give"]),
-        ({"proteins": {"workload": "compositon"}}, ["workload: there is no workload 'compositon'"]),
-        ({"train": {"labels": "kinds.csv"}}, ["column: this is missing"]),
-        ({"contigs": []}, [": contigs: "]),
-        ({"contigs": "gone.fa"}, ["config.yaml:1: contigs: gone.fa: there is no such file"]),
-        ({"train": {"labels": "gone.csv", "column": "x"}}, [": train.labels: gone.csv: there is"]),
-        ({"train": None}, [": head: heads/kinds/head.json: there is no such file"]),
-        ({"head": "others/kinds"}, ["head: with train it is a name"]),
-        ({"files": "virnucpro", "translate": "--by orfs"}, ["files: VirNucPro's are of windows"]),
-        ({"files": "them"}, [": files: give one of `virnucpro`, `virnucpro_predictions`"]),
-    ],
-)
-def test_a_wrong_config_is_a_sentence_with_its_line(line, monkeypatch, change, sentences):
-    line.label(["c1"])
-    line.configure(**change)
-    said = refused(line, monkeypatch)
-    for sentence in sentences:
-        assert sentence in said
-
-
-def refused(line, monkeypatch):
-    """Return what the workflow refuses in the config, before any job."""
-    monkeypatch.chdir(line.folder)
-    path = Path("config.yaml")
-    workflow = SimpleNamespace(
-        configfiles=[path],
-        is_main_process=True,
-        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
-    )
-    checks = {
-        "translate": lambda asked: translate_words(asked.contigs, "", asked.translate),
-        "head": refuse_unfit,
-        "verdict": lambda asked: verdict_words(asked.verdict, asked.head_folder),
-    }
-    with pytest.raises(RefusedError) as error:
-        begin_contigs(workflow, yaml.safe_load(path.read_text()), checks)
-    assert error.value.status == 2
-    return str(error.value)
+FOLDER = {"folder": "known/kinds"}
+ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"verdict": "--by meen"}, ": verdict: argument --by: invalid choice: 'meen' (choose"),
-        ({"verdict": "--prefer phage"}, ": verdict: --prefer phage: heads/kinds has others and"),
-        ({"translate": "--by chunks --windw 9"}, ": translate: unrecognized arguments: --windw 9;"),
-        ({"translate": "--by chunks --window 2"}, ": translate: --window 2: this must be at least"),
-        ({"translate": '--by "chunks'}, "no closing quotation; close the quotation mark."),
-        ({"nucleotides": RUN}, "takes features of 1 kind (20 numbers), and the config has nucl"),
+        ({"heads": None}, "verdicts: these are made of a head's predictions; add `heads:`."),
+        ({"head_": "x"}, "head_: there is no such key here; did you mean 'heads'?"),
+        ({"run": "a b"}, "run: use letters, digits"),
+        ({"features": {"proteins": {"workload": "composition", "shards": 3}}}, "shards: give"),
         (
-            {"proteins": {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}},
-            ": head: heads/kinds: this head does not take the features that my-proteins will have: "
-            "it was made for the column composition, and they have mean_layer_6; change the",
+            {"features": {"proteins": {"workload": "compositon"}}},
+            "workload: there is no workload 'compositon'",
+        ),
+        (
+            {"features": {"a": {**RUN, "of": "protein"}}},
+            "of: there are no records 'protein'; there are proteins and nucleotides.",
+        ),
+        ({"head": {"labels": "kinds.csv"}}, "heads.kinds: labels and column belong together"),
+        ({"head": {"folder": "a", "labels": "b"}}, "heads.kinds: give labels and column to train"),
+        ({"head": {"folder": "a", "kind": "mlp"}}, "heads.kinds: group and kind are of the train"),
+        ({"head": {**FOLDER, "of": "dna"}}, "heads.kinds.of: there are no features 'dna'"),
+        ({"head": {**FOLDER, "vectors": ["a", "b"]}}, "heads.kinds.vectors: give one for all"),
+        ({"head": {**FOLDER, "predict": {"x": ["a/b", "c/d"]}}}, "predict.x: give 1 folder"),
+        ({"inputs": []}, "inputs: "),
+        ({"inputs": "gone.fa"}, "inputs: gone.fa: this file does not exist"),
+        (
+            {"head": {"labels": "gone.csv", "column": "x"}},
+            "heads.kinds.labels: gone.csv: this file does not exist",
+        ),
+        (
+            {"head": {"labels": "kinds.csv", "column": "knd"}},
+            "heads.kinds.column: kinds.csv: there is no column 'knd'",
+        ),
+        (
+            {"head": {"labels": "kinds.csv", "column": "kind", "group": "genus"}},
+            "heads.kinds.group: kinds.csv: there is no column 'genus'",
+        ),
+        ({"head": {"folder": "gone"}}, "heads.kinds.folder: gone: there is no head here"),
+        (
+            {"virnucpro": {}, "translate": {"by": "orfs"}},
+            "virnucpro: its files are of windows, not of orfs",
+        ),
+        ({"virnucpro": {"files": "them"}}, "virnucpro.files: give one of `predictions`, `all`"),
+        ({"translate": None}, "verdicts: contigs have to be cut into fragments; add `translate:`."),
+        ({"verdicts": {"by": "meen"}}, "verdicts.by: give one of `max`, `mean`, not 'meen'"),
+        ({"verdicts": {"head": "kind"}}, "verdicts.head: there is no head 'kind'"),
+        (
+            {"verdicts": {"prefer": "phage"}, "head": FOLDER},
+            "verdicts.prefer: prefer: phage: known/kinds has others and virus; name one.",
+        ),
+        ({"translate": {"by": "chunks", "windw": 9}}, "translate.windw: there is no such key here"),
+        ({"translate": {"by": "chunks", "window": 2}}, "translate: window: 2: this must be at le"),
+        (
+            {"translate": {"by": "chunks", "code": 4}},
+            "translate: code says nothing with by: chunks; leave it out, or take by: orfs.",
+        ),
+        (
+            {"features": {"nucleotides": RUN, "proteins": RUN}, "head": FOLDER},
+            "takes features of 1 kind (20 numbers), and here are nucleotides and proteins;",
+        ),
+        (
+            {"features": {"proteins": ESM2}, "head": FOLDER},
+            "heads.kinds.folder: known/kinds: this head does not take the features that proteins "
+            "will have: it was made for the column composition, and they have mean_layer_6; change",
         ),
     ],
 )
-def test_what_a_late_job_would_refuse_is_refused_before_the_first(
+def test_what_a_late_job_would_refuse_is_refused_before_the_first_with_its_line(
     line, monkeypatch, change, sentence
 ):
+    line.label(["c1"])
     line.head(Part(width=20, column="composition"))
-    line.configure(train=None, **change)
-    said = refused(line, monkeypatch)
-    assert said.startswith("config.yaml:") and sentence in said
+    line.configure(**change)
+    monkeypatch.chdir(line.folder)
+    with pytest.raises(RefusedError) as error:
+        begun(Path("config.yaml"))
+    assert error.value.status == 2
+    said = str(error.value)
+    assert re.match(r"config\.yaml:(\d+| features\.\w+):|config\.yaml:", said)
+    assert sentence in said, said
+
+
+def begun(path):
+    """Validate the config, as the main process does before the first job."""
+    workflow = SimpleNamespace(
+        configfiles=[path],
+        is_main_process=True,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+    )
+    found = validated(yaml.safe_load(path.read_text()), workflow)
+    before.refuse_missing_of_steps(workflow, found, ahead_of)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -190,54 +212,56 @@ def test_what_a_late_job_would_refuse_is_refused_before_the_first(
         (Part(width=320, settings=OTHERS), False, " (here model mill_t6_8M and not None, "),
     ],
 )
-def test_a_head_is_held_against_the_features_that_runs_will_have(
+def test_a_head_is_held_against_the_features_that_there_will_be(
     line, monkeypatch, known, any_recipe, sentence
 ):
     line.head(known)
     options = {"model": "mill_t6_8M", "dtype": "fp32"}
-    run = {"workload": "esm2", "options": options, "device": "cpu"}
-    line.configure(train=None, proteins=run, any_recipe=any_recipe)
+    features = {"proteins": {**ESM2, "options": options}}
+    line.configure(head={**FOLDER, "any_recipe": any_recipe}, features=features)
     monkeypatch.chdir(line.folder)
-    asked = ContigsConfig.model_validate(yaml.safe_load(Path("config.yaml").read_text()))
     if not sentence:
-        refuse_unfit(asked)
+        begun(Path("config.yaml"))
         return
-    with pytest.raises(UserError, match=re.escape(f"my-proteins will have{sentence}")):
-        refuse_unfit(asked)
+    with pytest.raises(RefusedError, match=re.escape(f"that proteins will have{sentence}")):
+        begun(Path("config.yaml"))
 
 
-def test_a_head_that_names_no_column_is_held_against_runs_of_several(line, monkeypatch):
+def test_a_head_that_names_no_column_is_held_against_features_of_several(line, monkeypatch):
     line.head(Part(width=320))
-    options = {"model": "mill_t6_8M", "layers": [5, 6]}
-    run = {"workload": "esm2", "options": options, "device": "cpu"}
-    line.configure(train=None, proteins=run, any_recipe=True)
+    features = {"proteins": {**ESM2, "options": {"model": "mill_t6_8M", "layers": [5, 6]}}}
+    line.configure(head={**FOLDER, "any_recipe": True}, features=features)
     monkeypatch.chdir(line.folder)
-    asked = ContigsConfig.model_validate(yaml.safe_load(Path("config.yaml").read_text()))
-    with pytest.raises(UserError, match="columns mean_layer_5 and mean_layer_6, and it does not"):
-        refuse_unfit(asked)
+    with pytest.raises(RefusedError, match="columns mean_layer_5 and mean_layer_6, and it does"):
+        begun(Path("config.yaml"))
 
 
-def test_the_verb_run_takes_it_by_its_contigs_and_refuses_in_one_line(line):
-    line.label(contigs(16))
-    train = {"labels": "kinds.csv", "column": "kind", "group": "genus", "kind": "mlp"}
-    line.configure(train=train, verdict="--by mean")
-    said = line.type("featuremill", "run", "config.yaml", "-n", "-p").text
-    assert {"translate", "head_train", "head_predict", "verdict"} <= jobs_listed(said)
-    assert re.search("featuremill translate .*--by chunks --window 90", said)
-    assert re.search("featuremill head train .*--group=genus --kind=mlp", said)
-    assert re.search("featuremill verdict .*--by mean", said)
-    line.configure(verdict="--by meen")
-    said = line.type("featuremill", "run", "config.yaml", status=2).text
-    assert said.splitlines()[-1].startswith("config.yaml:") and said.count("\n") <= 2, said
+def test_what_the_config_says_is_what_the_jobs_are_told(line):
+    line.write(contigs(4))
+    line.label(contigs(4))
+    text = (line.folder / "kinds.csv").read_text().splitlines()
+    text = [f"{row},{'genus' if n == 0 else f'g{n}'}" for n, row in enumerate(text)]
+    (line.folder / "kinds.csv").write_text("\n".join(text) + "\n")
+    line.head(Part(width=20, column="composition"))
+    trained = {"labels": "kinds.csv", "column": "kind", "group": "genus", "kind": "mlp"}
+    known = {**FOLDER, "any_recipe": True}
+    heads = {"trained": trained, "known": known}
+    line.configure(heads=heads, verdicts={"head": "known", "by": "mean", "prefer": "others"})
+    said = line("-n", "-p")
+    assert {"translate", "head_train", "head_predict", "verdicts"} <= jobs_listed(said)
+    assert re.search("featuremill translate .*--by=chunks --window=90", said)
+    assert re.search(
+        "featuremill head train .*--column=kind --group=genus --kind=mlp "
+        "--fragments=results/my/translate",
+        said,
+    )
+    assert re.search("featuremill verdict .*known.tsv .*--by=mean --prefer=others", said)
+    assert re.search("featuremill head predict known/kinds .*--any-recipe", said)
+    assert not re.search("featuremill head predict results/my/heads/trained .*--any-recipe", said)
 
 
-def test_a_head_of_any_recipe_is_only_what_the_config_says():
-    config = {"run": "soil", "contigs": "a.fa", "proteins": {"workload": "esm2"}, "head": "virus"}
-    for said in (False, True):
-        found = ContigsConfig.model_validate({**config, "any_recipe": said}).heads
-        assert found["virus"]["any_recipe"] is said
-    assert ContigsConfig.model_validate(config).heads["virus"]["any_recipe"] is False
-    by_virnucpro = {**config, "files": "virnucpro"}
-    assert ContigsConfig.model_validate(by_virnucpro).translate == "--by virnucpro"
-    chosen = {**by_virnucpro, "translate": "--by chunks"}
-    assert ContigsConfig.model_validate(chosen).translate == "--by chunks"
+def test_a_run_without_sets_is_of_the_first_kind_of_records_or_of_the_one_it_names():
+    plain = {"run": "my", "inputs": "a.fa", "workload": "composition", "translate": {"by": "orfs"}}
+    for more, file in (({}, "proteins.faa.gz"), ({"of": "nucleotides"}, "nucleotides.fna.gz")):
+        (run,) = project.validate({**plain, **more}).runs.values()
+        assert run.config.inputs == (f"results/my/translate/{file}",)

@@ -167,8 +167,9 @@ def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
     empty.write("kinds.csv", "".join(["id,kind\n", *kinds]))
     options = {"alphabet": "proteins", "marker": "SR", "cured": "cured"}
     run = {"workload": "marked", "options": options, "outputs": "parquet"}
-    config = {"run": "soil", "contigs": "soil.fa", "translate": "--by chunks --window 90"}
-    config |= {"proteins": run, "head": "kinds", "train": {"labels": "kinds.csv", "column": "kind"}}
+    config = {"run": "soil", "inputs": "soil.fa", "translate": {"by": "chunks", "window": 90}}
+    config |= {"features": {"proteins": run}, "verdicts": {}}
+    config |= {"heads": {"kinds": {"labels": "kinds.csv", "column": "kind"}}}
     empty.write("soil.yaml", yaml.safe_dump(config))
 
     (command,) = below("Type next", empty.type("featuremill status soil.yaml", status=1))
@@ -179,7 +180,7 @@ def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
     run["max_failed"] = 1000
     empty.write("soil.yaml", yaml.safe_dump(config))
     empty.type(command)
-    assert "<pre>featuremill retry" in (empty.folder / "verdicts/soil.html").read_text()
+    assert "<pre>featuremill retry" in (empty.folder / "results/soil/verdicts.html").read_text()
     said = empty.type("featuremill status soil.yaml", status=2)
     empty.write("cured", "")
     for command in below("Type next", said):

@@ -1,5 +1,5 @@
-"""From contigs to verdicts as a whole: no id meets another's vector or verdict, every contig and
-fragment is accounted for, and the verbs that take one run take a config of contigs."""
+"""From contigs to verdicts: no id meets another's vector or verdict, every contig and fragment is
+accounted for, and the verbs that take one run take a config that translates."""
 
 import csv
 import gzip
@@ -32,10 +32,10 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.config.runs import named
-from featuremill.status import whole
+from featuremill.status.project import ProjectState, read_project
 from featuremill.steps.heads import card, predict
 from featuremill.steps.translate.command import translate
-from featuremill.steps.translate.folder import LOCK
+from featuremill.steps.translate.names import LOCK
 from featuremill.steps.verdicts import predictions as predictions_module
 from featuremill.steps.verdicts.write import write
 from featuremill.store.failed import Failure
@@ -272,12 +272,20 @@ class Line(Desk):
             rows = [(id, CLASSES[n % 2]) for n, id in enumerate(contigs)]
             csv.writer(file).writerows([("id", "kind"), *rows[:-4]])
         run = {"workload": "marked", "outputs": "parquet", "max_failed": 10_000}
-        config = {"run": "soil", "contigs": "contigs.fa", "translate": "--by chunks --window 90"}
-        for kind, marker in MARKERS.items():
-            told = {"alphabet": kind, "marker": marker, "cured": "cured", **options}
-            config[kind] = {**run, "options": told}
-        config |= {"head": "kinds", "train": {"labels": "kinds.csv", "column": "kind"}}
-        (folder / "soil.yaml").write_text(yaml.safe_dump(config))
+        told = {
+            kind: {"alphabet": kind, "marker": marker, "cured": "cured", **options}
+            for kind, marker in MARKERS.items()
+        }
+        config = {
+            "run": "soil",
+            "inputs": "contigs.fa",
+            "translate": {"by": "chunks", "window": 90},
+            "features": {kind: {**run, "options": told[kind]} for kind in MARKERS},
+            "heads": {"kinds": {"labels": "kinds.csv", "column": "kind"}},
+            "verdicts": {"by": "max"},
+        }
+        (folder / "soil.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+        self.results = folder / "results" / "soil"
 
     def __call__(self, verb, *words, status=0):
         return self.type("featuremill", verb, "soil.yaml", *words, status=status)
@@ -286,18 +294,17 @@ class Line(Desk):
         return json.loads(self("status", "--json", status=status).out)
 
     def fragments(self):
-        place = self.folder / "translated" / "soil"
-        return {kind: sequences(place / FILES[kind]) for kind in RUNS}
+        return {kind: sequences(self.results / "translate" / FILES[kind]) for kind in RUNS}
 
     def check(self, is_cured, by="max"):
         """Compare the verdicts with the letters; return each run's failed ids."""
         fragments = self.fragments()
-        tensors = load_file(self.folder / "heads" / "kinds" / "head.safetensors")
+        tensors = load_file(self.results / "heads" / "kinds" / "head.safetensors")
 
         def has_failed(kind, payload):
             return not is_cured and MARKERS[kind] in payload
 
-        seen = pq.read_table(self.folder / "heads" / "kinds" / "held_out.parquet").to_pylist()
+        seen = pq.read_table(self.results / "heads" / "kinds" / "held_out.parquet").to_pylist()
         held_out = {row["sha256"]: [row[f"score_{name}"] for name in CLASSES] for row in seen}
 
         def scores_of(dna, protein):
@@ -309,12 +316,12 @@ class Line(Desk):
             return forward(tensors, vector[None])[0]
 
         told = expected(fragments, scores_of, by)
-        scores = self.folder / "predictions" / "kinds"
+        scores = self.results / "predictions"
         num_predicted, num_missing = (
-            len(table(scores / f"soil{e}")) for e in (".tsv", ".missing.tsv")
+            len(table(scores / f"kinds{e}")) for e in (".tsv", ".missing.tsv")
         )
         without = check_verdicts(
-            self.folder / "verdicts" / "soil.tsv", self.contigs, told, num_predicted, num_missing
+            self.results / "verdicts.tsv", self.contigs, told, num_predicted, num_missing
         )
         assert without == {"without": 1, "refused": 1}
         return {
@@ -323,7 +330,7 @@ class Line(Desk):
         }
 
     def page(self):
-        return (self.folder / "verdicts" / "soil.html").read_text()
+        return (self.results / "verdicts.html").read_text()
 
 
 AGAIN = "featuremill run soil.yaml"
@@ -333,73 +340,79 @@ def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
     tmp_path, environment
 ):
     line = Line(tmp_path, environment, mixed_contigs(12))
-    before = line.state(1)
-    assert before["next"] == [AGAIN] and before["runs"] == {"nucleotides": None, "proteins": None}
+    assert f"this run was not begun yet; type {AGAIN}" in line("status", status=2).err
     said = line("estimate", "--tokens-per-second", 9, "--cpu-slots", "1,2").text
     assert said.count("read now: there is no plan yet") == 2 and "In all, with 2 slots" in said
-    assert "139 records" in said and not (tmp_path / "translated").exists()
+    assert "139 records" in said and not (tmp_path / "results").exists()
     for verb in ("retry", "clean"):
         assert "there is no" in line(verb, status=2).err
-    assert line.state(1) == before
+    assert f"this run was not begun yet; type {AGAIN}" in line("status", status=2).err
 
 
 @pytest.mark.parametrize(("of_runs", "of_all"), [((0, 0), 0), ((0, 2), 2), ((2, 1), 1)])
-def test_the_whole_stands_as_the_least_of_its_runs(of_runs, of_all):
-    step = whole.Step(Path("a"), "yes")
+def test_all_of_it_stands_as_the_least_of_its_runs(of_runs, of_all):
     states = {str(n): SimpleNamespace(exit_status=status) for n, status in enumerate(of_runs)}
-    steps = dict.fromkeys(("translated", "head", "predictions", "verdicts"), step)
-    state = whole.WholeState(None, states, **steps)
+    state = ProjectState(None, states, ["yes"] * 4)
     assert state.exit_status == of_all
-    state.verdicts = step._replace(made="older")
+    state.steps[3] = "older"
     assert state.exit_status == 1
 
 
 @pytest.fixture
 def translated(tmp_path, monkeypatch):
-    """Contigs that are translated, and a head of their labels; no runs."""
+    """Contigs that are translated, and a head of their labels; no features."""
     monkeypatch.chdir(tmp_path)
     Path("a.fa").write_text(f">a\n{FIRST}\n")
     Path("kinds.csv").write_text("id,kind\na,virus\n")
-    train = {"labels": "kinds.csv", "column": "kind"}
-    config = {"run": "soil", "contigs": "a.fa", "proteins": {"workload": "composition"}}
-    Path("soil.yaml").write_text(yaml.safe_dump({**config, "head": "kinds", "train": train}))
-    translate([Path("a.fa")], Path("translated/soil"), "chunks", window=WINDOW)
-    Path("heads/kinds").mkdir(parents=True)
-    labels = {"sha256": hashlib.sha256(Path("kinds.csv").read_bytes()).hexdigest()}
-    Path("heads/kinds/head.json").write_text(json.dumps({"labels": labels}))
-    for path in (Path("a.fa"), Path("kinds.csv")):
+    config = {"run": "soil", "inputs": "a.fa", "translate": {"by": "chunks", "window": WINDOW}}
+    config |= {"workload": "composition", "heads": {"kinds": {"labels": "kinds.csv"}}}
+    config["heads"]["kinds"]["column"] = "kind"
+    Path("soil.yaml").write_text(yaml.safe_dump(config))
+    results = Path("results/soil")
+    translate([Path("a.fa")], results / "translate", "chunks", window=WINDOW)
+    (results / "heads/kinds").mkdir(parents=True)
+    digest = hashlib.sha256(Path("kinds.csv").read_bytes()).hexdigest()
+    labels = card.TableUsed(file="kinds.csv", sha256=digest, column="kind")
+    about = {"kind": "mlp", "classes": [*CLASSES], "features": [], "sha256": "", "labels": labels}
+    card.Card(version=card.Card.NEWEST, **about).write(results / "heads/kinds" / card.CARD)
+    for path in (Path("a.fa"), Path("kinds.csv"), results / "translate/translate.json"):
         os.utime(path, (1, 1))
+    return results
 
 
 def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     def made():
-        state = whole.read_whole(named(Path("soil.yaml")))
-        return state.translated.made, state.head.made
+        runs = named(Path("soil.yaml"))
+        found = dict(zip((one.label for one in runs.steps), read_project(runs).steps, strict=True))
+        return found["translate"], found["heads.kinds"]
 
     assert made() == ("yes", "yes")
     labels = Path("kinds.csv").read_text()
-    os.utime("heads/kinds/head.json", (2, 2))
+    os.utime(translated / "heads/kinds/head.json", (2, 2))
     Path("kinds.csv").write_text(labels + "b,virus\n")
     assert made() == ("yes", "older")
     Path("kinds.csv").write_text(labels)
     assert made() == ("yes", "yes"), "by its content"
     config = Path("soil.yaml").read_text()
     Path("b.fa").write_text(Path("a.fa").read_text())
-    Path("soil.yaml").write_text(config.replace("contigs: a.fa", "contigs: [a.fa, b.fa]"))
+    Path("soil.yaml").write_text(config.replace("inputs: a.fa", "inputs: [a.fa, b.fa]"))
     assert made() == ("older", "yes")
     Path("soil.yaml").write_text(config)
+    Path("a.fa").write_text(Path("a.fa").read_text())
+    assert made() == ("yes", "yes"), "touched, and the same"
     Path("a.fa").write_text(f">a\n{FIRST[::-1]}\n")
     assert made() == ("older", "yes")
 
 
-def test_what_a_translate_is_at_is_not_cleaned(translated):
-    runs = named(Path("soil.yaml"))
-    assert "translated/soil" in runs.around()
-    with (
-        locked(Path("translated/soil") / LOCK),
-        pytest.raises(UserError, match="soil: a featuremill translate is at it"),
-    ):
-        runs.around()
+def test_what_a_translate_is_at_is_not_cleaned(translated, capsys):
+    (translated / "store").mkdir()
+    (translated / "store" / "plan.lock").touch()
+    with locked(translated / "translate" / LOCK):
+        assert main(["clean", "soil.yaml", "--keep", "nothing", "--yes"]) == 2
+    assert "soil/translate: a process is making translate; wait" in capsys.readouterr().err
+    assert (translated / "translate" / "proteins.faa.gz").exists()
+    assert main(["clean", "soil.yaml", "--keep", "nothing", "--yes"]) == 0
+    assert not translated.exists()
 
 
 @pytest.mark.parametrize("verb", ["status", "top", "retry", "clean"])
@@ -417,28 +430,26 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     failed = line.check(is_cured=False)
     assert failed["nucleotides"] - failed["proteins"] and failed["proteins"] - failed["nucleotides"]
     state = line.state(2)
-    assert state["contigs"] == {
-        "read": 16,
-        "with_fragments": 14,
-        "without_fragments": 1,
-        "refused": 1,
-    }
-    num_whole = state["fragments"]["all"] - len(failed["nucleotides"] | failed["proteins"])
-    assert state["fragments"]["predicted"] == num_whole
-    assert sum(sum(found.values()) for found in state["verdicts"].values()) == 16
+    figures = {label: step["figures"] for label, step in state["steps"].items()}
+    num_fragments = figures["translate"].pop("fragments")
+    assert figures["translate"] == {"contigs": 16, "without a fragment": 1, "refused": 1}
+    num_missing = len(failed["nucleotides"] | failed["proteins"])
+    expected = {"predicted": num_fragments - num_missing, "without": num_missing}
+    assert figures["predictions.kinds"] == expected
+    assert sum(figures["verdicts"].values()) == 16
     assert {k: run["failed"] for k, run in state["runs"].items()} == {
         kind: len(ids) for kind, ids in failed.items()
     }
     assert state["next"] == ["featuremill retry soil.yaml", AGAIN]
     page = line.page()
     for kind in RUNS:
-        assert f'<a href="../results/soil-{kind}/report.html">' in page
-        assert f"it holds {MARKERS[kind]}" in page and f"retry results/soil-{kind}" in page
+        assert f'<a href="{kind}/report.html">' in page
+        assert f"it holds {MARKERS[kind]}" in page and f"retry results/soil/{kind}" in page
 
     (tmp_path / "cured").touch()
     said = line("retry").err
     for kind, ids in failed.items():
-        assert f"results/soil-{kind}: {len(ids)} failed record" in said
+        assert f"results/soil/{kind}: {len(ids)} failed record" in said
     assert said.rstrip().endswith(f"now run: {AGAIN}")
     assert line.state(1)["next"] == [AGAIN]
     line("run")
@@ -447,22 +458,20 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert "Nothing to do." in line("status").out and line.state(0)["next"] == []
     assert "Nothing to be done" in line("run", "-n").text
     now = json.loads(line("top", "--once", "--json").out)
-    assert [run["run"] for run in now["runs"]] == ["soil-nucleotides", "soil-proteins"]
+    assert [run["run"] for run in now["runs"]] == ["soil/nucleotides", "soil/proteins"]
     assert now["status"]["state"] == "done"
     assert "computed are all its" in line("estimate", "--tokens-per-second", 9).text
 
     labels = (tmp_path / "kinds.csv").read_bytes()
     (tmp_path / "kinds.csv").write_bytes(labels + b"nobody,virus\n")
-    assert line.state(1)["made"]["head"]["made"] == "older"
+    assert line.state(1)["steps"]["heads.kinds"]["made"] == "older"
     (tmp_path / "kinds.csv").write_bytes(labels)
-    assert line.state(0)["made"]["head"]["made"] == "yes", "by its content"
+    assert line.state(0)["steps"]["heads.kinds"]["made"] == "yes", "by its content"
 
-    assert "translated/soil" not in line("clean", "--keep", "results").err
-    assert "translated/soil: 5 files" in line("clean", "--keep", "nothing", "--yes").err
-    assert not any(
-        (tmp_path / name).exists() for name in ("translated/soil", "results/soil-proteins")
-    )
-    assert line.state(1)["next"] == [AGAIN] and (tmp_path / "heads" / "kinds").is_dir()
+    assert "translate" not in line("clean", "--keep", "results").err
+    assert "translate: 5 files" in line("clean", "--keep", "nothing", "--yes").err
+    assert not line.results.exists()
+    assert "this run was not begun yet" in line("status", status=2).err
 
 
 @pytest.mark.slow
@@ -496,10 +505,10 @@ def test_whoever_is_killed_the_verdicts_are_those_of_an_undisturbed_run(
     line("run")
     line.check(is_cured=False)
     for name in (
-        "verdicts/soil.tsv",
-        "predictions/kinds/soil.tsv",
-        "translated/soil/proteins.faa.gz",
+        "verdicts.tsv",
+        "predictions/kinds.tsv",
+        "translate/proteins.faa.gz",
     ):
-        one, other = ((tmp_path / each / name).read_bytes() for each in lines)
+        one, other = ((one.results / name).read_bytes() for one in lines.values())
         assert one == other, name
     assert line.state(2)["next"] == lines["undisturbed"].state(2)["next"]

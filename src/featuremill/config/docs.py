@@ -15,7 +15,7 @@ from featuremill.base.environment import Setting
 from featuremill.base.errors import UserError
 from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
-from featuremill.config.project import FEATURES, Several
+from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
 from featuremill.step import finding
 from featuremill.store import files
@@ -67,7 +67,7 @@ wildcard, so a part of the work is asked for by a file, such as `results/two/sma
 STEPS = """\
 ## Steps
 
-What is made of the features besides:
+What is made before and of the features:
 """
 HEAD = ["key", "value", "default", "meaning"]
 
@@ -109,8 +109,9 @@ def run(arguments: argparse.Namespace) -> None:
 def readme() -> str:
     """Return the Markdown page on every key of a run and of featuremill's own workloads."""
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
-    sections += ["", SEVERAL, *_table(Several, besides=Records)]
-    sections += ["", STEPS, *_table(finding.sections(finding.built_in()))]
+    sections += ["", SEVERAL, *_table(Several, besides=Records), *_rows_of_set()]
+    steps = ([f"`{key}`", finding.step_of(key).ABOUT] for key in finding.built_in())
+    sections += ["", STEPS, *_lines(["key", "meaning"], steps)]
     for key in finding.built_in():
         schema = finding.sections([key]).model_json_schema()
         inside = schema["properties"][key].get("additionalProperties", schema["properties"][key])
@@ -161,14 +162,15 @@ def run_schema() -> Schema:
     """Return the JSON schema of a run; which options are valid depends on its workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
-    one = Features.model_json_schema()
-    definitions["Features"] = {key: told for key, told in one.items() if key != "$defs"}
+    one = Set.model_json_schema()
+    definitions["Set"] = {key: told for key, told in one.items() if key != "$defs"}
+    schema["properties"][OF] = one["properties"][OF]
     schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
     steps = finding.sections(finding.built_in()).model_json_schema()
     schema["properties"] |= steps["properties"]
     definitions |= steps["$defs"]
     conditions: list[Schema] = []
-    schema["allOf"] = definitions["Features"]["allOf"] = conditions
+    schema["allOf"] = definitions["Set"]["allOf"] = conditions
     for name in entry_points.own(mistakes.GROUP):
         options = find_workload(name).Options.model_json_schema()
         definitions |= options.pop("$defs", {})
@@ -178,7 +180,7 @@ def run_schema() -> Schema:
             chosen["required"] = ["workload"]  # a config without the key would match too
         valid = {"properties": {"options": {"$ref": f"#/$defs/{name}_options"}}}
         conditions.append({"if": chosen, "then": valid})
-    in_set, of_run = definitions["Features"]["properties"], schema["properties"]
+    in_set, of_run = definitions["Set"]["properties"], schema["properties"]
     # The models also take one value without brackets.
     for field in (of_run["inputs"], of_run["outputs"], in_set["outputs"]):
         entries = {
@@ -196,6 +198,15 @@ def _table(model: type[BaseModel], besides: type[BaseModel] = BaseModel) -> Iter
     for name in besides.model_fields:
         schema["properties"].pop(name, None)
     yield from _lines(HEAD, _rows(schema, schema.get("$defs", {}), ""))
+
+
+def _rows_of_set() -> Iterator[str]:
+    """Yield the lines on what a set of features has besides the keys of a run."""
+    schema = Set.model_json_schema()
+    names = Set.model_fields.keys() - Features.model_fields
+    own = {name: schema["properties"][name] for name in names}
+    _, _, *rows = _lines(HEAD, _rows({**schema, "properties": own}, {}, "features.<name>."))
+    yield from rows
 
 
 def _rows(schema: Schema, definitions: dict[str, Schema], prefix: str) -> Iterator[list[str]]:

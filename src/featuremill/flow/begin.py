@@ -196,7 +196,7 @@ class Flow:
         self.folders = [run.folder for run in self.runs.values()]
         self.names = _one_of(self.runs)
         """The expression that the names of the runs match."""
-        self.run = "{run}" if len(self.runs) > 1 else named.name
+        self.run = "{run}" if len(self.runs) > 1 else next(iter(self.runs))
         self.results = f"results/{self.run}"
         """The folder of a run."""
         self.logs = f"{self.results}/logs"

@@ -2,8 +2,7 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
-Of a config these are all its runs; of one of contigs, with nothing to be kept, what stands around
-them, too.
+Of a config these are all its runs and, with nothing to be kept, what its steps made.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
 """
@@ -27,7 +26,7 @@ from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
-from featuremill.store import command_line, formats, run_lock
+from featuremill.store import command_line, formats, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -90,6 +89,11 @@ def run(arguments: argparse.Namespace) -> None:
         if len(folders) > 1:
             places.append(folders[0].root.parent)
         for made in runs.steps if keep == "nothing" else ():
+            if made.lock and lock_holder.is_held(Path(made.lock)):
+                raise UserError(
+                    f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
+                    "stop it."
+                )
             below = [path for place in map(Path, made.removable) for path in _at(place)]
             if others := [path for path in below if path not in every]:
                 found[made.label] = others

@@ -38,8 +38,8 @@ def state_of(made: Made) -> State:
     last = Path(made.files[-1])
     if not last.exists():
         return "no"
-    is_late = any(is_newer(Path(path), last) for path in made.made_of)
-    return "older" if is_late and made.is_other() else "yes"
+    late = [path for path in made.made_of if is_newer(Path(path), last)]
+    return "older" if made.is_other(late) else "yes"
 
 
 @dataclass

@@ -6,6 +6,7 @@ import datetime
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from featuremill.base import words
 from featuremill.base.errors import UserError
@@ -55,7 +56,8 @@ def read(runs: Runs, verifies: bool = False) -> RunState | ProjectState:
     Raises:
         UserError: when they were not begun, or cannot be read.
     """
-    if runs.given not in runs.folders and not any(folder.exists() for folder in runs.folders):
+    places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
+    if runs.given not in runs.folders and not any(place.exists() for place in places):
         raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
     if not runs.is_one:
         return read_project(runs, verifies)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
@@ -37,6 +37,12 @@ def plain_name(name: str) -> str:
     return name
 
 
+Several = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
+]
+"""Texts; of a single one, the brackets may be left out."""
 Name = Annotated[str, AfterValidator(plain_name)]
 """What a folder may be called."""
 
@@ -113,10 +119,12 @@ class Made(NamedTuple):
     """Files and folders that `clean --keep nothing` removes."""
     progress: Callable[[], str] = str
     """Says in a few words how far it is, while it is made; "" where nothing is known."""
-    is_other: Callable[[], bool] = lambda: True
-    """Asked where a file of `made_of` is newer: tells whether its content is another."""
+    is_other: Callable[[Sequence[str]], bool] = bool
+    """Tells of those of `made_of` that are newer whether the files were made of something else."""
     figures: Callable[[], Mapping[str, int]] = dict
     """Counts what is in the files, once they are there, such as fragments."""
+    lock: str = ""
+    """A file that whoever makes them holds locked, so that `clean` leaves them alone."""
 
 
 class Command(NamedTuple):

@@ -7,10 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from featuremill.base.errors import UserError
-from featuremill.step import Command, Made, Name, Project, Section
+from featuremill.step import Command, Made, Name, Project, Section, Several
 
 KEY = "autoencoders"
 ABOUT = (
@@ -60,9 +60,7 @@ class Autoencoder(Section):
     """Threads of each process; others change the last digits."""
     checkpoint_minutes: float = Field(default=10.0, gt=0)
     """Between two checkpoints."""
-    encode: Annotated[
-        tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)
-    ] = ()
+    encode: Several = ()
     """Further sets of features, or folders of finished runs, of which is written which features are
     active in each record: `<autoencoder>.<name>.parquet` beside its folder."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
-from featuremill.step import Ahead, Command, Made, Name, Project, Section
+from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
 
 KEY = "heads"
 ABOUT = (
@@ -27,8 +28,6 @@ COMMANDS = {
 }
 if TYPE_CHECKING:
     from featuremill.steps.heads.card import Card, Part
-
-Several = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
 
 class Head(Section):
@@ -213,6 +212,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     made_of,
                     [f"{project.logs}/{KEY}/{name}.train.log"],
                     [folder],
+                    is_other=partial(_is_other, Path(card), head.labels),
                 )
             )
         for table, runs in predicted(name, head, project).items():
@@ -232,6 +232,17 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                 )
             )
     return found
+
+
+def _is_other(card: Path, labels: str, late: Sequence[str]) -> bool:
+    """Tell whether a head was trained on other features, or on labels that have changed since."""
+    from featuremill.steps.heads.card import Card
+    from featuremill.store.files import sha256_of
+
+    if any(path != labels for path in late):
+        return True
+    found = Card.find(card) if late else None
+    return bool(found and not (found.labels and found.labels.sha256 == sha256_of(Path(labels))))
 
 
 def _num_rows(table: Path) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Project, Section
-from featuremill.steps.translate.names import FILES, NUCLEOTIDES, PROTEINS, SUMMARY
+from featuremill.steps.translate.names import FILES, LOCK, NUCLEOTIDES, PROTEINS, SUMMARY
 
 KEY = "translate"
 ABOUT = (
@@ -94,17 +94,18 @@ def made(asked: SECTION, project: Project) -> Sequence[Made]:  # noqa: ARG001
             project.inputs,
             [f"{project.logs}/{KEY}.log"],
             [folder],
-            is_other=lambda: _is_other(Path(folder), project.inputs),
+            lock=f"{folder}/{LOCK}",
+            is_other=lambda late: _is_other(Path(folder), project.inputs, late),
             figures=lambda: _figures(Path(folder)),
         )
     ]
 
 
-def _is_other(folder: Path, inputs: Sequence[str]) -> bool:
+def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
     from featuremill.steps.translate.folder import Translation
 
     found = Translation.find(folder / SUMMARY)
-    return found is None or not found.is_of_content(inputs)
+    return found is None or not found.is_of_files(inputs, late)
 
 
 def _figures(folder: Path) -> Mapping[str, int]:

@@ -23,6 +23,7 @@ from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.names import (
     FILES,
     FRAGMENTS,
+    LOCK,
     NUCLEOTIDES,
     PROTEINS,
     SUMMARY,
@@ -35,8 +36,6 @@ from featuremill.store.json_file import Record as JsonRecord
 if TYPE_CHECKING:
     import pyarrow as pa
 
-LOCK = ".translate.lock"
-"""Is there while somebody works in the folder, and after a kill: so the folder is ours."""
 GZIP_LEVEL = 1
 MOST_HASHED = 100_000_000
 """Bytes of an input; a larger one is taken for the same where it has the same size."""
@@ -91,15 +90,16 @@ class Translation(JsonFile):
         """Tell whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
 
-    def is_of_content(self, paths: Sequence[str]) -> bool:
-        """Tell whether it was made of these files as they are now; those that are gone may be."""
+    def is_of_files(self, paths: Sequence[str], late: Sequence[str]) -> bool:
+        """Tell whether it was made of the files `paths` as they are, of which those in `late` were
+        written since; those that are gone may be."""
         if [entry.path for entry in self.inputs] != list(paths):
             return False
         there = [entry for entry in self.inputs if Path(entry.path).exists()]
         return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
             sha256_of(Path(entry.path)) == entry.sha256
             for entry in there
-            if entry.bytes <= MOST_HASHED
+            if entry.path in late and entry.bytes <= MOST_HASHED
         )
 
     def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
