@@ -358,10 +358,10 @@ def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, 
     *_, row = map(json.loads, (trained / "training.jsonl").read_text().splitlines())
     assert row["step"] == 30 and 0 < row["fvu"] < 1 and row["ranks"] == 1
     capsys.readouterr()
-    assert __main__.main(["top", str(trained), "--once"]) == 0
+    assert __main__.main(["sae", "watch", str(trained), "--once"]) == 0
     said = capsys.readouterr().out
     assert said.startswith("step 30 of 30 · loss ") and said.endswith(" % dead · done\n")
-    assert __main__.main(["top", str(trained), "--once", "--json"]) == 0
+    assert __main__.main(["sae", "watch", str(trained), "--once", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == row
 
 

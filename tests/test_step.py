@@ -120,3 +120,28 @@ def test_its_command_is_typed_as_any_other(tmp_path, environment):
     assert (tmp_path / "plan").read_text() == "3 records\n"
     said = desk.type("featuremill", "taly", status=2).err
     assert "there is no verb 'taly'; did you mean tally?" in said
+
+
+@pytest.mark.parametrize(
+    ("section", "sentence"),
+    [
+        (
+            "heads: {a: {labels: kinds.csv, column: kind, of: letters, vectors: lettrs}}",
+            "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it has",
+        ),
+        (
+            "autoencoders: {a: {of: letters, column: residues}}",
+            "autoencoders.a.column: letters: there is no column 'residues' of vectors; it has comp",
+        ),
+    ],
+)
+def test_vectors_that_there_will_not_be_are_refused_before_any_job(
+    tmp_path, environment, section, sentence
+):
+    config = {"run": "soil", "inputs": "few.fa", "features": FEATURES}
+    text = yaml.safe_dump(config, sort_keys=False)
+    (tmp_path / "few.fa").write_text(">p\nMKV\n")
+    (tmp_path / "kinds.csv").write_text("id,kind\np,a\n")
+    (tmp_path / "my.yaml").write_text(text + section + "\n")
+    said = Desk(tmp_path, environment).type("featuremill", "run", "my.yaml", "-n", status=2).err
+    assert f"my.yaml:{text.count(chr(10)) + 1}: {sentence}" in " ".join(said.split())

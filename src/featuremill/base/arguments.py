@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def add_runs(parser: argparse.ArgumentParser, besides: str = "") -> None:
-    """Add the argument that names runs (`config.runs` says which), or what `besides` tells."""
-    help = f"results/<run>, or the config that featuremill run takes{besides}"
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names runs; `config.runs` says which."""
+    help = "results/<run>, or the config that featuremill run takes"
     parser.add_argument("run_folder", type=Path, metavar="RUN", help=help)

@@ -13,6 +13,7 @@ table, from the parts in its store. They are read in blocks, so a run may be lar
 It knows columns of vectors, and no workload that makes them or step that takes them.
 """
 
+from featuremill.features.columns import Column, chosen, columns_of
 from featuremill.features.index import NOWHERE, Index
 from featuremill.features.opening import open, open_parts  # noqa: A004  (features.open is its name)
 from featuremill.features.parts import Parts
@@ -22,6 +23,7 @@ from featuremill.store.failed import Failure
 
 __all__ = [
     "NOWHERE",
+    "Column",
     "Failure",
     "Features",
     "Index",
@@ -29,6 +31,8 @@ __all__ = [
     "Parts",
     "Record",
     "Rows",
+    "chosen",
+    "columns_of",
     "open",
     "open_parts",
 ]

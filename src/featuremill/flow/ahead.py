@@ -5,8 +5,6 @@ What it will deliver is known from its config and the model's metadata, before t
 
 from __future__ import annotations
 
-import pyarrow as pa
-
 from featuremill.base.errors import UserError
 from featuremill.config import Config
 from featuremill.plan.command import planning_device
@@ -35,5 +33,4 @@ def ahead_of(config: Config) -> Ahead | None:
         "version": workload.VERSION,
         "options": resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
     }
-    vectors = (field for field in schema if pa.types.is_fixed_size_list(field.type))
-    return Ahead({field.name: field.type.list_size for field in vectors}, settings)
+    return Ahead(schema, settings)

@@ -11,12 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_NAME = 100
 """Letters of a name: file systems allow 255 bytes, and other names are made from it."""
@@ -50,8 +53,8 @@ Name = Annotated[str, AfterValidator(plain_name)]
 class Ahead(NamedTuple):
     """What a set of features is going to have, known before there are weights."""
 
-    widths: Mapping[str, int]
-    """Of its vectors, by column."""
+    schema: pa.Schema
+    """Of its results; `features.columns_of` says which columns are vectors."""
     settings: Mapping[str, Any]
     """Workload, version and options as in its recipe, without what only the weights tell."""
 

@@ -13,7 +13,7 @@ from featuremill.base.arguments import add_runs
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill top`."""
-    add_runs(parser, ", or the folder of an autoencoder")
+    add_runs(parser)
     parser.add_argument("--once", action="store_true", help="one look, then end")
     parser.add_argument(
         "--json", action="store_true", help="for programs: one object a look, each on a line"
@@ -28,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status.top import training, watch  # here: other verbs do not pay for it
+    from featuremill.status.top import watch  # here: other verbs do not pay for it
 
-    if training.is_training(arguments.run_folder):
-        return training.run(arguments)
     return watch.run(arguments)

@@ -114,6 +114,21 @@ def problems(
                 yield (name, key), str(error)
 
 
+def problems_of_files(
+    asked: Mapping[str, Autoencoder], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield a column of vectors that the features are not going to have, or several and no name."""
+    from featuremill.features import chosen
+
+    for name, one in asked.items():
+        of = one.of or next(iter(project.features))
+        try:
+            if ahead := project.ahead(of):
+                chosen(ahead.schema, one.column, of, "column:", of_residues=True)
+        except UserError as error:
+            yield (name, "column"), str(error)
+
+
 def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
     """Return each autoencoder with its page, and the tables that are encoded by it."""
     found = []

@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import listed
-from featuremill.status.top.training import CARD as CARD
-from featuremill.status.top.training import LOCK as LOCK
-from featuremill.status.top.training import TRAINING
-from featuremill.status.top.training import progress as progress
+from featuremill.steps.autoencoders.progress import CARD as CARD
+from featuremill.steps.autoencoders.progress import LOCK as LOCK
+from featuremill.steps.autoencoders.progress import TRAINING
+from featuremill.steps.autoencoders.progress import progress as progress
 from featuremill.store.files import sha256_of, write_json
 from featuremill.store.json_file import JsonFile, Number, Record
 from featuremill.store.plan import Settings

@@ -1,8 +1,8 @@
 """sae: sparse autoencoders on the features of finished runs.
 
-`estimate` says what a training needs, `train` makes one, `encode` says which of its features are
-active in each record, `report` how good it is and which records each feature is about. A run is
-only read.
+`estimate` says what a training needs, `train` makes one, `watch` shows how far it is, `encode` says
+which of its features are active in each record, `report` how good it is and which records each
+feature is about. A run is only read.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
     """Add what `featuremill sae` can do; return the parsers of that."""
-    acts = parser.add_subparsers(dest="act", required=True, metavar="train|estimate|encode|report")
-    return [_add_train(acts), _add_estimate(acts), _add_encode(acts), _add_report(acts)]
+    acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
+    adding = (_add_train, _add_watch, _add_estimate, _add_encode, _add_report)
+    return [add(acts) for add in adding]
 
 
 def _add(acts: Acts, name: str, says: str) -> argparse.ArgumentParser:
@@ -120,6 +121,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_watch(acts: Acts) -> argparse.ArgumentParser:
+    parser = _add(acts, "watch", "show how far a training is")
+    add = parser.add_argument
+    add("sae", type=Path, metavar="FOLDER", help="the autoencoder's folder")
+    add("--once", action="store_true", help="one look, then end")
+    add("--json", action="store_true", help="for programs: the last line of training.jsonl")
+    add("--every", type=float, default=10.0, metavar="SECONDS", help="between looks (default 10)")
+    return parser
+
+
 def _add_encode(acts: Acts) -> argparse.ArgumentParser:
     parser = _add(acts, "encode", "write which features are active in each record")
     _add_run(parser)
@@ -171,8 +182,12 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, default=1, metavar="N", help="that compute (default 1)")
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill sae`."""
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out `featuremill sae`; return 1 where a training that is watched is not done."""
+    if arguments.act == "watch":
+        from featuremill.steps.autoencoders import progress
+
+        return progress.watch(arguments.sae, arguments.once, arguments.json, arguments.every)
     if arguments.act == "train":
         from featuremill.steps.autoencoders import train
 
@@ -219,6 +234,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.any_recipe,
             arguments.threads,
         )
+    return 0
 
 
 OPTIONS = ("features", "k", "batch", "steps", "seed", "dead_after", "held_out", "dtype")

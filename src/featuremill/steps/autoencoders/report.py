@@ -14,11 +14,11 @@ import torch
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
-from featuremill.status.top.training import TRAINING
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.names import Names, names_of
+from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.vectors import is_held_out
 from featuremill.store.files import replacing
 from featuremill.store.results import Results

@@ -19,7 +19,6 @@ from featuremill.features import Parts
 from featuremill.lease import Request, lease
 from featuremill.lease.acquire import Choice
 from featuremill.lease.devices import Device
-from featuremill.status.top.training import TRAINING, line_of
 from featuremill.steps.autoencoders import card, estimate
 from featuremill.steps.autoencoders.card import (
     CARD,
@@ -30,6 +29,7 @@ from featuremill.steps.autoencoders.card import (
     Options,
     Source,
 )
+from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store.files import replacing, sha256_of
 from featuremill.workload import refuse_without_packages

@@ -133,6 +133,7 @@ def problems_of_files(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that lack a column, heads that are not there or take other features."""
+    from featuremill.features import chosen
     from featuremill.report import labels as tables
     from featuremill.steps.heads.card import CARD, Card
 
@@ -145,6 +146,14 @@ def problems_of_files(
                 except UserError as error:
                     yield (name, key if Path(head.labels).is_file() else "labels"), str(error)
                     break
+            names = head.of or tuple(project.features)
+            for place, of in enumerate(names):
+                column = head.vectors[place % len(head.vectors)] if head.vectors else None
+                try:
+                    if ahead := project.ahead(of):
+                        chosen(ahead.schema, column, of, "vectors:")
+                except UserError as error:
+                    yield (name, "vectors"), str(error)
         elif card := Card.find(Path(folder_of(name, head, project)) / CARD):
             if problem := _unfit(card, head, project):
                 yield (name, "folder"), problem
@@ -175,9 +184,10 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
 
 def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
     """Return how features differ from those that the head was made for; "" where not."""
+    from featuremill.features import columns_of
     from featuremill.steps.heads.predict import differences
 
-    widths = ahead.widths
+    widths = {name: column.width for name, column in columns_of(ahead.schema).items()}
     if known.column and known.column not in widths:
         return f": it was made for the column {known.column}, and they have {listed(widths)}"
     wanted = {known.column: widths[known.column]} if known.column else widths

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -12,36 +11,32 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.locking import try_lock
 from featuremill.base.words import clock
-from featuremill.status.state import NOT_DONE
 
 TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
 """What a training writes as it goes on, and last; and what it holds meanwhile."""
-EVERY_SECONDS = 10.0
+NOT_DONE = 1
+"""What it ends with before the training is done."""
 
 
-def is_training(folder: Path) -> bool:
-    """Tell whether `folder` is of a training, and of no run."""
-    return (folder / TRAINING).is_file() or (folder / CARD).is_file()
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Show each new line until the training is done; return 0 done, 1 not done."""
-    folder: Path = arguments.run_folder
+def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
+    """Show each new line until the training is done, or once; return 0 done, 1 not done."""
+    if not ((folder / TRAINING).is_file() or (folder / CARD).is_file()):
+        raise UserError(f"{folder}: there is no training here; name an autoencoder's folder.")
     last = None
     while True:
         is_done = (folder / CARD).exists()
         row = _last(folder / TRAINING)
-        if row != last or arguments.once or is_done:
+        if row != last or is_once or is_done:
             last = row
-            text = json.dumps(row) if arguments.json else line_of(row, is_done)
+            text = json.dumps(row) if is_json else line_of(row, is_done)
             sys.stdout.write(f"{text}\n")
             sys.stdout.flush()
-        if is_done or arguments.once:
+        if is_done or is_once:
             return 0 if is_done else NOT_DONE
         if not _is_at_work(folder):
-            sys.stdout.write("nobody trains there now; the same command goes on\n")
+            sys.stdout.write("no process trains there now; the same command goes on\n")
             return NOT_DONE
-        time.sleep(arguments.every or EVERY_SECONDS)
+        time.sleep(every)
 
 
 def progress(folder: Path) -> str:
