@@ -127,7 +127,7 @@ def test_its_command_is_typed_as_any_other(tmp_path, environment):
     [
         (
             "heads: {a: {labels: kinds.csv, column: kind, of: letters, vectors: lettrs}}",
-            "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it has",
+            "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it",
         ),
         (
             "autoencoders: {a: {of: letters, column: residues}}",

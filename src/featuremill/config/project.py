@@ -279,6 +279,21 @@ def read(path: Path) -> Project:
     return project
 
 
+def read_one(path: Path, name: str | None = None) -> Config:
+    """Return the config of the set of features called `name` in the YAML file `path`; without a
+    name, of the only one.
+
+    Raises:
+        UserError: as `read` does, and where there is none of that name, or several and no name.
+    """
+    runs = {run.rpartition("/")[2]: found.config for run, found in read(path).runs.items()}
+    if name is None and len(runs) == 1:
+        return next(iter(runs.values()))
+    if name not in runs:
+        raise UserError(f"{path}: it has the features {listed(runs)}; name one with --set.")
+    return runs[name]
+
+
 def outputs_of(runs: Collection[Config]) -> dict[tuple[str, ...], list[str]]:
     """Return the runs that have the same outputs, by these."""
     found: dict[tuple[str, ...], list[str]] = {}

@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="YAML", help="say where the model of this run fits"
     )
     parser.add_argument(
+        "--set", metavar="NAME", help="of --config: which, where it has several sets of features"
+    )
+    parser.add_argument(
         "--workload", default=DEFAULT, metavar="NAME", help=f"of --model: whose it is ({DEFAULT})"
     )
     parser.add_argument(

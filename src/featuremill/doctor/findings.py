@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import ValidationError
 
-from featuremill import config as configs
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
+from featuremill.config import project
 from featuremill.doctor import compiling, host
 from featuremill.doctor.compiling import Compiling
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
@@ -264,7 +264,7 @@ class Wanted(NamedTuple):
 def wanted(arguments: argparse.Namespace) -> Wanted:
     """Return what the doctor was asked about."""
     if arguments.config:
-        config = configs.read(arguments.config)
+        config = project.read_one(arguments.config, arguments.set)
         options = find_workload(config.workload).Options.model_validate(config.options)
         return Wanted(config.workload, options)
     name: str = arguments.workload

@@ -15,6 +15,7 @@ from typing import Any
 
 from featuremill import config
 from featuremill.base.errors import UserError
+from featuremill.config import project
 from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="FASTA, table, …; or those of --config",
     )
     parser.add_argument("--config", type=Path, help="take the options of this run's YAML file")
+    parser.add_argument("--set", metavar="NAME", help="which of the config's sets of features")
     parser.add_argument("--model", help="network to audit (a name or a path)")
     parser.add_argument(
         "--dtype",
@@ -123,7 +125,7 @@ def _asked(
     for path in arguments.inputs:
         if path.suffix in (".yaml", ".yml"):
             raise UserError(f"{path}: this is a config; say --config {path}.")
-    run = config.read(arguments.config) if arguments.config else None
+    run = project.read_one(arguments.config, arguments.set) if arguments.config else None
     name = run.workload if run else DEFAULT
     workload = find_workload(name)
     if not isinstance(workload, HasPrecisions):
