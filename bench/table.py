@@ -1,5 +1,5 @@
 """The tables of a record, as plain text: `python -m bench.table bench/results/….json`; with
-`--page`, that of docs/measured.md."""
+`--page`, that of docs/performance.md."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ KINDS = {
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.table", description="Print a record's tables.")
     parser.add_argument("record", type=Path, help="a file that bench.run wrote")
-    parser.add_argument("--page", action="store_true", help="the table of docs/measured.md")
+    parser.add_argument("--page", action="store_true", help="the table of docs/performance.md")
     given = parser.parse_args()
     if not given.record.is_file():
         parser.error(f"no file {given.record}")

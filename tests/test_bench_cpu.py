@@ -275,7 +275,7 @@ def test_the_agenda_begins_with_what_the_bars_are_about():
 
 
 def test_the_page_has_the_figures_of_its_records():
-    text = (ROOT / "docs" / "measured.md").read_text("utf-8")
+    text = (ROOT / "docs" / "performance.md").read_text("utf-8")
     names = set(re.findall(r"\(\.\./bench/results/(.*-cpu\.json)\)", text))
     assert names == {path.name for path in (ROOT / "bench" / "results").glob("*-cpu.json")}
     for name in names:

@@ -64,6 +64,81 @@ def test_verbs_and_options_in_the_prose_exist(name, capsys):
             assert {option for option in options if option not in known} == set(), command
 
 
+WORST_WORDS = {
+    "tells?|told": "a file does not talk: it contains, lists, reports, shows",
+    "says|said": "the same",
+    "knows?|known to|knew": "a program has, supports or finds things",
+    "somebody|someone|nobody|anybody|whoever": "name who acts: a user, a process, featuremill",
+    "at hand": "name the place: in memory, in this process, on this machine",
+    "of old": "earlier, or leave it out",
+    "mends?|mended": "fix, repair",
+    "for want of|in want of": "for lack of, without",
+    "goes on|go on|going on": "continues",
+    "(is|are) at it": "is running, computes",
+    "in the way": "prevents, stops",
+    "what stands|whatever stands": "name it",
+    "begun": "started; interrupted, where no job works on it",
+    "rooms?": "package; on a disk: free space",
+    "verbs?": "command",
+    "strangers?": "another package, a user",
+}
+"""Of which readers stumbled, each with what to write in its place."""
+LATER = ("contigs", "heads", "migrate", "sae", "translate")
+"""Pages that are still to be edited."""
+EDITED = [
+    name
+    for name in PAGES
+    if name.startswith("docs/") and Path(name).stem not in (*LATER, "environment")
+]
+
+
+def stumbles(text):
+    """Yield the line, the word and the advice of each of the worst words between boxes and code."""
+    prose = re.sub(
+        r"^( *```).*?^\1|`[^`\n]*`|\]\([^)]*\)|(?<=\n)#+ .*|\*[^*\n]+\*(?=:)|\"[^\"\n]*\"",
+        lambda found: "\n" * found[0].count("\n"),
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
+    for words, advice in WORST_WORDS.items():
+        pattern = rf"\b(?:{words})\b".replace(" ", r"\s+")
+        for found in re.finditer(pattern, prose, re.IGNORECASE):
+            yield prose.count("\n", 0, found.start()) + 1, found[0], advice
+
+
+def test_the_worst_words_are_found_in_prose_alone():
+    text = "Somebody\n```text\nsaid\n```\n`told` 'x' [x](rooms.md) is at\nhand; mend it."
+    found = [(number, word) for number, word, _ in stumbles(text)]
+    assert sorted(found) == [(1, "Somebody"), (5, "at\nhand"), (6, "mend")]
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_a_page_has_none_of_the_worst_words(name):
+    found = [
+        f"{name}:{number}: {word}; {advice}"
+        for number, word, advice in stumbles(PAGES[name].read_text("utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+def anchors(page):
+    """Return what a link may name in a page: its headings, as the web pages call them."""
+    text = re.sub(r"^( *```).*?^\1", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_of_a_page_lead_somewhere(name):
+    text = re.sub(r"^( *```).*?^\1", "", PAGES[name].read_text("utf-8"), flags=re.M | re.S)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not link.startswith("http"):
+            path, _, anchor = link.partition("#")
+            target = (PAGES[name].parent / path).resolve() if path else PAGES[name]
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
 def test_ci_types_what_readme_says_first_and_in_its_order():
     readme = page_of("README.md")
     left = [

@@ -235,7 +235,7 @@ def test_a_cpu_that_has_computed_nothing_is_an_assumption_that_holds_the_measure
     asked = Asked(settings, "AMD EPYC", is_gpu=False, threads=2)
     guess = speeds.find(asked, tmp_path, weights_of_shape(6, 320), 350)
     assert guess.is_assumed and guess.cost_per_second.low < 7_888 < guess.cost_per_second.high, (
-        "docs/measured.md"
+        "docs/performance.md"
     )
 
 

@@ -53,7 +53,7 @@ def test_memory_grows_with_model_shard_and_attempt(tmp_path):
     weights = converted(tmp_path, 2**30)
     small, large = (asked(run.folder.root, "cuda", files) for files in ([], [weights]))
     first, second = wildcards(run), wildcards(run, 1)
-    # docs/machines.md: 4 GB and 1.5 times the converted file, here of 1,024 MB.
+    # docs/install.md: 4 GB and 1.5 times the converted file, here of 1,024 MB.
     assert (small.extract_mb(first, 1), large.extract_mb(first, 1)) == (4000, 5536)
     of_shard = large.extract_mb(second, 1) - large.extract_mb(first, 1)
     assert 3072 <= of_shard <= 3 * 3072, "it is read whole, and batches are made of it"
@@ -115,7 +115,7 @@ def test_a_run_beside_this_one_that_cannot_be_read_stops_nothing(tmp_path):
     assert resources.extract_minutes(wildcards(run), 1) == alone != 60
 
 
-# Measured on 2 cores that others used as well: docs/scale.md.
+# Measured on 2 cores that others used as well: docs/performance.md.
 PLANNED = {2.2: (921, 97 / 60), 8.8: (1639, 24)}
 """GB of FASTA (5 and 20 million records): MB, minutes."""
 MERGED = {0.67: (768, 9.1 / 60), 2.5: (1659, 2), 5.1: (1741, 209 / 60)}

@@ -1,4 +1,4 @@
-"""docs/machines.md: its table is the one that the code makes; what it says of other systems than
+"""docs/install.md: its table is the one that the code makes; what it says of other systems than
 Linux, as far as that can be seen here."""
 
 import json
@@ -10,12 +10,12 @@ from conftest import ROOT
 from featuremill.__main__ import main
 from featuremill.workloads.esm2 import model_table
 
-PAGE = (ROOT / "docs" / "machines.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "install.md").read_text("utf-8")
 
 
 def test_the_table_of_models_is_made_by_its_command(tmp_path, monkeypatch):
     assert model_table.table() in PAGE
-    copy = tmp_path / "machines.md"
+    copy = tmp_path / "install.md"
     copy.write_text(PAGE.replace("| `esm2_t6_8M_UR50D`", "| `an older one`"), "utf-8")
     monkeypatch.setattr(sys, "argv", ["model_table", str(copy)])
     model_table.main()

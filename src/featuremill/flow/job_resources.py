@@ -24,8 +24,8 @@ from featuremill.store.weights_file import WeightsFile
 MB, GB = 2**20, 10**9
 PLAN_MB, PLAN_MB_A_GB = 4000, 250
 MERGE_MB, MERGE_MB_A_GB = 4000, 50
-"""docs/scale.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what merge
-holds hardly grows."""
+"""docs/performance.md: plan took 0.9 GB for 2.2 GB of input and 1.6 GB for four times that; what
+merge holds hardly grows."""
 PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
 """Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
 COMPRESSION = 4

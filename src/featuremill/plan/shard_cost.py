@@ -25,7 +25,7 @@ LEAST_SECONDS = 30.0
 MOST_STARTUP = 0.1
 """Share of a job's time."""
 MOST_SHARDS = 2_000
-"""Snakemake looks at every job that is ready whenever one ends (docs/how-far.md)."""
+"""Snakemake looks at every job that is ready whenever one ends (docs/performance.md)."""
 MOST_RECORDS = 1_000_000
 """A worker lists them: digests, costs, an order."""
 MOST_PAYLOAD_BYTES = 2**28

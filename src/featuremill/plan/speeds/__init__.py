@@ -29,7 +29,7 @@ from featuremill.workload.weights import weights_of
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
 Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1000`: 0.11 + 0.14 s
-(docs/scale.md)."""
+(docs/performance.md)."""
 CPU_STARTUP = Range(1.5, 2.3, 5.0)
 """Seconds, where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
 EPYC)."""

@@ -1,6 +1,6 @@
-"""The table of docs/machines.md: what each ESM-2 takes of a GPU, of memory and of a disk.
+"""The table of docs/install.md: what each ESM-2 takes of a GPU, of memory and of a disk.
 
-`python -m featuremill.workloads.esm2.model_table docs/machines.md` writes it anew; without a file
+`python -m featuremill.workloads.esm2.model_table docs/install.md` writes it anew; without a file
 it is printed. Nothing in it is measured: it is `memory.py`'s estimate and what the formats come to.
 """
 
