@@ -57,7 +57,7 @@ NO_REPORT = "merge"
 FORKS = multiprocessing.get_context("forkserver")
 OURS = [f"featuremill.{name}" for name in IMPORTED]
 assert all(map(find_spec, OURS)), "a name that is none is passed over, and each fork would import"
-FORKS.set_forkserver_preload([*OF_OTHERS, *OURS])
+FORKS.set_forkserver_preload([*OF_OTHERS, *OURS, "frozen"])
 
 
 class Said(NamedTuple):
@@ -165,7 +165,8 @@ class Desk:
 def _serve():
     """Start the process that others are forked from: with this checkout's featuremill, whatever is
     installed."""
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    places = [ROOT / "src", ROOT / "tests", os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(map(str, places))
     with mock.patch.dict(os.environ, PYTHONPATH=path.rstrip(os.pathsep)):
         forkserver.ensure_running()
 

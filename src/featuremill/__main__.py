@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill import __version__
-from featuremill.base import environment, log, this_process
+from featuremill.base import environment, late_pandas, log, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 if TYPE_CHECKING:
@@ -87,6 +87,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         this_process.die_with_starter(starter, signal.SIGTERM)
     parser = _parser(verb, of_steps)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
+    if IS_PROGRAM:
+        late_pandas.set_up()
     try:
         status = _run(parser.parse_args(given, argparse.Namespace(command=command)), given, of_step)
     except SystemExit as end:

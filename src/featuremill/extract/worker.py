@@ -25,7 +25,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from featuremill.base import faults, this_process
+from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import staging
 from featuremill.extract.batches import Queue, make_batches
@@ -66,6 +66,7 @@ def main() -> int:
     # What libraries print must not mix with the events: they get standard error as their output.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    late_pandas.set_up()
     try:
         Worker(job, events).run()
     except DeviceError as error:
