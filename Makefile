@@ -16,7 +16,7 @@ BIN := .venv/bin
 # Tests start a thousand Pythons: what one has compiled, the next ones need not.
 export PYTHONDONTWRITEBYTECODE :=
 # Where the project's own Python stands: what a user writes beside it is theirs.
-CODE := src tests bench training profiles examples
+CODE := src tests bench training profiles examples docs/conf.py docs/pictures
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
 # would fetch from elsewhere (several GB of CUDA wheels in place of a CPU torch that lies at hand).
@@ -27,7 +27,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 .DELETE_ON_ERROR:
 # Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
 .NOTPARALLEL:
-.PHONY: help run test test-slow test-gpu mutants lint format bench bench-gpu bench-scale bench-wheels constraints clean
+.PHONY: help run test test-slow test-gpu mutants lint format bench bench-gpu bench-scale bench-wheels docs pictures constraints clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,7 +38,7 @@ run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" go
 test: lint ## lint, then the fast tests: what CI runs
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test-slow: .venv/.test-clusters ## the tests that take minutes (EXTRA="…" goes to pytest)
+test-slow: .venv/.test-clusters .venv/.docs ## the tests that take minutes (EXTRA="…" goes to pytest)
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
@@ -82,12 +82,20 @@ bench-wheels: $(BIN)/python ## gather in bench/.wheels what a GPU machine withou
 	@$(BIN)/python -m pip wheel -qq --no-deps . -w bench/.wheels  # for its entry points; the code is that of src
 	@$(BIN)/python -m bench.needs $(if $(WHEELS),--size,--limit)
 
+docs: .venv/.docs ## build the site of README and docs into .site, and check its links
+	@rm -rf .site
+	@$(BIN)/python -m sphinx -qEaWn -d .venv/doctrees -c docs . .site $(EXTRA)
+	@echo "open .site/index.html"
+
+pictures: .venv/.test .venv/.docs ## make docs/pictures again from the demo (minutes; needs chromium)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python docs/pictures/make.py
+
 constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constraints.txt (takes minutes)
 	@rm -rf .venv/pins && $(PYTHON) -m venv .venv/pins
 	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
 	@# triton: torch's builds for NVIDIA demand exactly one, which the build for CPUs does not tell.
 	@grep -E '^(torch|triton)==' constraints.txt > .venv/held.txt
-	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[bench,esm2,test,test-clusters]'
+	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[bench,docs,esm2,test,test-clusters]'
 	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
 	@{ sed -n '/^#/p' constraints.txt; \
 	  .venv/pins/bin/python -m pip freeze --exclude-editable \
@@ -97,7 +105,7 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	@echo "constraints.txt is new; run make test."
 
 clean: ## remove .venv and caches; results, weights and logs stay
-	@rm -rf .venv bench/.wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	@rm -rf .venv .site bench/.wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # ---- .venv: one stamp an extra, renewed when pyproject.toml or constraints.txt change ----
@@ -112,6 +120,9 @@ clean: ## remove .venv and caches; results, weights and logs stay
 .venv/.bench: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2$(comma)test$(comma)bench)
 	@touch .venv/.run .venv/.test
+
+.venv/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	@$(call install,docs)
 
 .venv/.test-clusters: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2$(comma)test$(comma)test-clusters)

@@ -95,9 +95,17 @@ class Tab:
             time.sleep(0.05)
         return value
 
-    def open(self, path: Path, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """Open the file `path` in a window of `width` pixels, as a phone below 500."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    def open(
+        self,
+        path: Path,
+        width: int = 1200,
+        height: int = 900,
+        dark: bool = False,
+        scale: float = 1,
+    ) -> None:
+        """Open the file `path` in a window of `width` pixels, as a phone below 500; `scale` is how
+        many pixels of the screen one of them takes."""
+        size = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 500}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
@@ -115,6 +123,12 @@ class Tab:
         """Write the whole page as a PNG file."""
         picture = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(picture["data"]))
+
+    def screenshot_of(self, box: dict[str, float]) -> bytes:
+        """Return a part of the page (x, y, width, height) as a PNG file."""
+        clip = {**box, "scale": 1}
+        picture = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
+        return base64.b64decode(picture["data"])
 
 
 @contextlib.contextmanager
