@@ -30,7 +30,7 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError, Work
 if TYPE_CHECKING:
     from featuremill.step import Command
 
-VERBS = {
+EVERYDAY = {
     "init": "write a commented config for your own input",
     "run": "compute a run: snakemake with this workflow and your config, from any folder",
     "status": "say what is done, what runs where, what failed and why, and what to type next",
@@ -54,6 +54,7 @@ OF_THE_WORKFLOW = {
     "config-docs": "write config/README.md, config/schema.json and docs/environment.md",
 }
 """What its rules and its developers type."""
+VERBS = EVERYDAY | OF_THE_WORKFLOW
 MODULES = {
     "init": "plan.init",
     "estimate": "plan.estimate.command",
@@ -73,8 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
-    own = VERBS | OF_THE_WORKFLOW
-    of_steps = {} if verb in own else _of_steps()  # or none is typed, and all are listed
+    of_steps = {} if verb in VERBS else _of_steps()  # or none is typed, and all are listed
     command, of_step = None, of_steps.get(verb or "")
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
@@ -106,8 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _of_steps() -> Mapping[str, Command]:
     from featuremill.step.finding import commands
 
-    own = VERBS | OF_THE_WORKFLOW
-    return {verb: told for verb, told in commands().items() if verb not in own}
+    return {verb: told for verb, told in commands().items() if verb not in VERBS}
 
 
 def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
@@ -115,7 +114,7 @@ def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     if not given:
         return "say what to do: featuremill --help lists the verbs."
     word = given[0]
-    known = [*VERBS, *of_steps, *OF_THE_WORKFLOW]
+    known = [*VERBS, *of_steps]
     if word.startswith("-") or word in known:
         return ""
     near = difflib.get_close_matches(word, known, 1)
@@ -195,7 +194,7 @@ def _parser(chosen: str | None, of_steps: Mapping[str, Command]) -> argparse.Arg
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     theirs = {verb: told.summary for verb, told in of_steps.items()}
-    for verb, summary in (VERBS | theirs | OF_THE_WORKFLOW).items():
+    for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
