@@ -19,6 +19,7 @@ from featuremill.workload import find_workload, mistakes
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
+SCHEMA = FOLDER.parent / "workflow/schemas/config.schema.json"
 MODELS = ", ".join(["mill_t6_8M", *sources.PUBLISHED])
 SHIPPED = [FOLDER / "config.yaml", *sorted(FOLDER.glob("examples/*.yaml"))]
 
@@ -190,7 +191,7 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monk
     raw = yaml.safe_load(path.read_text())
     runs = project.validate(raw).runs.values()
     assert not any(config.without_effect(run.config) for run in runs)
-    schema = json.loads((FOLDER / "schema.json").read_text())
+    schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator(schema).validate(raw)
 
 
@@ -223,11 +224,11 @@ def test_every_option_is_described():
 
 
 def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
-    folder = ["--folder", str(tmp_path), "--docs", str(tmp_path)]
+    folder = ["--folder", str(tmp_path), "--docs", str(tmp_path), "--schemas", str(tmp_path)]
     assert main(["config-docs", *folder]) == 0
     assert main(["config-docs", "--check", *folder]) == 0
     page = FOLDER.parent / "docs/environment.md"
-    for path in (FOLDER / "README.md", FOLDER / "schema.json", page):
+    for path in (FOLDER / "README.md", SCHEMA, page):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), "run make format"
     (tmp_path / "README.md").write_text("old")
     assert main(["config-docs", "--check", *folder]) == 2

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -190,3 +191,23 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     assert is_kept(), "they are there"
     file.write_bytes(content[:-1])
     assert not is_kept(), "they are not whole"
+
+
+WITHOUT_FEATUREMILL = """
+import importlib.util, sys
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name == "featuremill" else find(name, *more)
+from snakemake.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_where_the_package_is_missing_lint_can_read_the_rules_and_a_run_says_what_to_install():
+    said = {}
+    for words in (["--lint"], ["-n", "--cores", "1"]):
+        command = [sys.executable, "-c", WITHOUT_FEATUREMILL, *words]
+        said[words[0]] = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert said["--lint"].returncode == 0, said["--lint"].stderr
+    assert said["-n"].returncode == 1
+    told = said["-n"].stdout + said["-n"].stderr
+    assert "featuremill is not installed in the Python of this Snakemake" in told

@@ -51,7 +51,7 @@ OF_THE_WORKFLOW = {
     "extract": "compute one shard",
     "merge": "gather the parts into results and account for every record",
     "report": "draw what happened as one HTML page",
-    "config-docs": "write config/README.md, config/schema.json and docs/environment.md",
+    "config-docs": "write config/README.md, the schema of a config and docs/environment.md",
 }
 """What its rules and its developers type."""
 VERBS = EVERYDAY | OF_THE_WORKFLOW

@@ -35,8 +35,9 @@ snakemake --configfile my.yaml --cores all
 ```
 
 Machines (cores, GPUs, clusters) stand in `profiles/`. `config.yaml` is the demo, `examples/` has a
-run of each workload, and `schema.json` makes an editor complete and check the keys: put
-`# yaml-language-server: $schema=config/schema.json` into the first line.
+run of each workload. `workflow/schemas/config.schema.json` makes an editor complete and check the
+keys: put
+`# yaml-language-server: $schema=workflow/schemas/config.schema.json` into the first line.
 """
 
 SEVERAL = """\
@@ -83,6 +84,8 @@ None has to be set. A command's option beats its variable, and a variable beats 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the verb `config-docs`."""
     parser.add_argument("--folder", type=Path, default=Path("config"), help="default: config")
+    schemas = Path("workflow/schemas")
+    parser.add_argument("--schemas", type=Path, default=schemas, help=f"default: {schemas}")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="default: docs")
     parser.add_argument("--check", action="store_true", help="only compare; write nothing")
 
@@ -92,7 +95,7 @@ def run(arguments: argparse.Namespace) -> None:
     schema = json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
     texts: dict[Path, str] = {
         arguments.folder / "README.md": readme(),
-        arguments.folder / "schema.json": schema,
+        arguments.schemas / "config.schema.json": schema,
         arguments.docs / "environment.md": environment_page(),
     }
     for path, text in texts.items():
