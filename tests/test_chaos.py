@@ -106,6 +106,7 @@ def test_the_same_seed_makes_the_same_choices():
     }
 
 
+@pytest.mark.slow
 def test_a_run_survives_four_kills(tmp_path, environment, request):
     """On the simulated node, where there is one: chains of odd numbers take a GPU."""
     trial = Trial(tmp_path, environment, chaos.seed(2884), node_of(request), num_shards=2)

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from documents import LACKS, PageError, check, pages, read, type_page
+from documents import LACKS, Page, PageError, check, pages, read, type_page
 from reading import house  # noqa: F401  (a fixture)
 
 from featuremill.__main__ import VERBS, main
 from featuremill.step.finding import commands
 
 PAGES = {str(path.relative_to(ROOT)): path for path in pages(ROOT)}
-FAST = ["README.md"]
 NOTEBOOK = ROOT / "examples" / "first-look.ipynb"
 
 
@@ -32,10 +31,18 @@ def test_a_page_says_of_each_box_what_it_is_and_what_keeps_it_from_being_typed(n
     check(page_of(name), ROOT)
 
 
+def test_the_first_commands_of_readme_work_as_typed(house, record_property):  # noqa: F811
+    """From a FASTA file to the results that it lists."""
+    readme = page_of("README.md")
+    kinds = [getattr(step, "kind", "") for step in readme.steps]
+    first = Page(readme.name, readme.steps[: kinds.index("files") + 1])
+    house.type(first)
+    record_property("documents as typed", dict(first.counts()))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in PAGES]
-)
+@pytest.mark.parametrize("name", PAGES)
 def test_a_page_works_as_typed(
     house,  # noqa: F811
     name,

@@ -633,7 +633,7 @@ MODELS = {"8M": (320, 20), "35M": (480, 20), "150M": (640, 20), "3B": (2560, 40)
 
 
 @pytest.mark.parametrize(
-    "capability", [75, 80, *(pytest.param(n, marks=pytest.mark.slow) for n in (90, 100)), 120]
+    "capability", [75, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 90, 100)), 120]
 )
 @pytest.mark.parametrize(
     ("width", "heads", "wide"),

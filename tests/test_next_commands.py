@@ -128,6 +128,7 @@ def test_from_a_fasta_file_to_results_without_a_checkout(empty):
     assert "cuts 10 shards of 5_990 residues" in empty.type(estimate), "as it does now"
 
 
+@pytest.mark.slow
 def test_from_a_stopped_run_and_failed_records_to_results(empty):
     options = {"hold": "hold", "spans": "spans", "cure_file": "cured"}
     config = {"run": "my", "inputs": "my.fa", "workload": "poison", "device": "cpu"}

@@ -361,6 +361,7 @@ def whole(tmp_path_factory, environment, models):
     return SimpleNamespace(desk=desk, said=said, contigs=told)
 
 
+@pytest.mark.slow
 def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
     out = whole.desk.out
     found = virnucpro_files.read(out, "my")
@@ -380,6 +381,7 @@ def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
         assert sentence in whole.said
 
 
+@pytest.mark.slow
 def test_its_numbers_are_those_of_the_runs_and_the_head(whole):
     """By torch and pandas, and VirNucPro's own network."""
     out = whole.desk.out
@@ -401,6 +403,7 @@ def test_its_numbers_are_those_of_the_runs_and_the_head(whole):
         assert found["results"][id][1:] == pytest.approx(scores, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_again_it_computes_nothing_and_its_snakemake_command_can_be_typed(whole):
     before = whole.desk.delivered()
     locks = whole.desk.out / ".snakemake" / "locks"  # left by one that was killed at the last files
@@ -417,6 +420,7 @@ def test_again_it_computes_nothing_and_its_snakemake_command_can_be_typed(whole)
     assert whole.desk.delivered() == before
 
 
+@pytest.mark.slow
 def test_another_one_in_the_same_folder_is_refused(whole):
     with run_lock.alone(whole.desk.out / "results" / "my-proteins"):
         said = whole.desk("-e", "200", status=1)
