@@ -123,12 +123,12 @@ def links_of(text):
 
 
 def broken(page, text):
-    """Return the links of a page that lead nowhere in a folder of files."""
+    """Return the links of a page that lead to no file, as a folder is none on the site."""
     found = []
     for link in links_of(text):
         path, _, anchor = link.partition("#")
         target = page.parent / path if path else page
-        if not target.exists():
+        if not target.is_file():
             found.append(link)
         elif anchor and target.suffix == ".md":
             there = text if target == page else target.read_text("utf-8")
@@ -147,9 +147,9 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path):
         "# One\n\n```text\n# None\n```\n\n## `--json`, and [more](x)\n\n# One\n"
     )
     text = "# Here\n[a](b.md#one) [b](b.md#--json-and-more) [c](#here) [d](b.md#one-1) "
-    wrong = "[e](c.md) [f](b.md#none) [g](#gone)"
+    wrong = "[e](c.md) [f](b.md#none) [g](#gone) [h](./)"
     (tmp_path / "a.md").write_text(text + wrong)
-    assert broken(tmp_path / "a.md", text + wrong) == ["c.md", "b.md#none", "#gone"]
+    assert broken(tmp_path / "a.md", text + wrong) == ["c.md", "b.md#none", "#gone", "./"]
 
 
 def test_the_index_lists_every_page():
