@@ -16,8 +16,11 @@ from typing import Any
 from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
+from sphinx.util import logging
 
 ROOT = Path(__file__).parents[1]
+WARN = logging.getLogger(__name__).warning
+"""An error, as `make docs` asks for it."""
 PICTURE = re.compile(
     r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">\s*'
     r'<img (?:width="(?P<width>\d+)" )?alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">\s*</picture>'
@@ -75,6 +78,8 @@ def as_markdown(notebook: dict[str, Any]) -> str:
 def prepare(app: Sphinx, name: str, source: list[str]) -> None:
     """Put in place what Markdown on a forge says otherwise: pictures, and the navigation."""
     source[0] = PICTURE.sub(as_images, source[0])
+    if "<picture" in source[0]:
+        WARN("a <picture> that is not as PICTURE in docs/conf.py has it", location=name)
     if name == root_doc:
         source[0] += navigation(source[0])
 
