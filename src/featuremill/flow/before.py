@@ -24,9 +24,8 @@ from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError, refusing
-from featuremill.inputs import TableOptions, source
+from featuremill.inputs import TableOptions, labels, source
 from featuremill.lease.devices import devices_for
-from featuremill.report import labels
 from featuremill.status import state
 from featuremill.step import Ahead
 from featuremill.store import command_line, formats, run_lock
