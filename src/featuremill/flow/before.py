@@ -463,7 +463,9 @@ def refuse_missing_of_steps(
     if problems := list(problems_of_files(named, ahead)):
         raise RefusedError("\n".join(problems))
     for one, path in missing:
-        raise RefusedError(f"{one.label}: {path}: there is no such file; name what is there.")
+        place = named.places.get(tuple(one.label.split(".")[:2]), named.named)
+        where = f"{place}: {one.label}: {path}"
+        raise RefusedError(f"{where}: there is no such file; name what is there.")
 
 
 def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:
