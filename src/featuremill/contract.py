@@ -338,6 +338,8 @@ class StepContract:
     """Its key."""
     config: Mapping[str, Any]
     """A project that asks for it and takes seconds; `inputs` is seen from where pytest starts."""
+    files: Mapping[str, str] = {}
+    """Texts of further files that it names, seen from where it runs, such as a table of labels."""
 
     def test_importing_it_costs_nothing(self) -> None:
         code = (
@@ -384,6 +386,8 @@ class StepContract:
 
     def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
+        for name, text in self.files.items():
+            (tmp_path / name).write_text(text)
         found = project.validate(self._told)
 
         def verb(*words: str, status: int = 0) -> str:

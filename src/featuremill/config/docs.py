@@ -88,14 +88,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--schemas", type=Path, default=schemas, help=f"default: {schemas}")
     parser.add_argument("--docs", type=Path, default=Path("docs"), help="default: docs")
     parser.add_argument("--check", action="store_true", help="only compare; write nothing")
+    parser.add_argument(
+        "--installed", action="store_true", help="also the steps of other packages, as here"
+    )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the three files, or raise UserError where one is not up to date."""
-    schema = json.dumps(run_schema(), indent=2, ensure_ascii=False) + "\n"
+    schema = run_schema(arguments.installed)
     texts: dict[Path, str] = {
-        arguments.folder / "README.md": readme(),
-        arguments.schemas / "config.schema.json": schema,
+        arguments.folder / "README.md": readme(arguments.installed),
+        arguments.schemas
+        / "config.schema.json": f"{json.dumps(schema, indent=2, ensure_ascii=False)}\n",
         arguments.docs / "environment.md": environment_page(),
     }
     for path, text in texts.items():
@@ -109,13 +113,15 @@ def run(arguments: argparse.Namespace) -> None:
             temporary.write_text(text, "utf-8")
 
 
-def readme() -> str:
-    """Return the Markdown page on every key of a run and of featuremill's own workloads."""
+def readme(installed: bool = False) -> str:
+    """Return the Markdown page on every key of a run, of steps and of featuremill's own workloads;
+    steps of other packages are there if all that are `installed` count."""
+    keys = _steps(installed)
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
     sections += ["", SEVERAL, *_table(Several, besides=Records), *_rows_of_set()]
-    steps = ([f"`{key}`", finding.step_of(key).ABOUT] for key in finding.built_in())
+    steps = ([f"`{key}`", finding.step_of(key).ABOUT] for key in keys)
     sections += ["", STEPS, *_lines(["key", "meaning"], steps)]
-    for key in finding.built_in():
+    for key in keys:
         schema = finding.sections([key]).model_json_schema()
         inside = schema["properties"][key].get("additionalProperties", schema["properties"][key])
         named = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
@@ -129,6 +135,10 @@ def readme() -> str:
         sections += ["", f"## `options` of workload `{name}`\n", f"{summary}\n"]
         sections += _table(workload.Options, besides=TableOptions)
     return "\n".join(sections) + "\n"
+
+
+def _steps(installed: bool) -> list[str]:
+    return finding.known() if installed else finding.built_in()
 
 
 def environment_page() -> str:
@@ -161,15 +171,16 @@ def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def run_schema() -> Schema:
-    """Return the JSON schema of a run; which options are valid depends on its workload."""
+def run_schema(installed: bool = False) -> Schema:
+    """Return the JSON schema of a run and of steps, as `readme` has them; which options are valid
+    depends on its workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
     one = Set.model_json_schema()
     definitions["Set"] = {key: told for key, told in one.items() if key != "$defs"}
     schema["properties"][OF] = one["properties"][OF]
     schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
-    steps = finding.sections(finding.built_in()).model_json_schema()
+    steps = finding.sections(_steps(installed)).model_json_schema()
     schema["properties"] |= steps["properties"]
     definitions |= steps["$defs"]
     conditions: list[Schema] = []

@@ -24,9 +24,8 @@ from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import reach
 from featuremill.flow.screen import RefusedError, refusing
-from featuremill.inputs import TableOptions, source
+from featuremill.inputs import TableOptions, labels, source
 from featuremill.lease.devices import devices_for
-from featuremill.report import labels
 from featuremill.status import state
 from featuremill.step import Ahead
 from featuremill.store import command_line, formats, run_lock
@@ -464,7 +463,9 @@ def refuse_missing_of_steps(
     if problems := list(problems_of_files(named, ahead)):
         raise RefusedError("\n".join(problems))
     for one, path in missing:
-        raise RefusedError(f"{one.label}: {path}: there is no such file; name what is there.")
+        place = named.places.get(tuple(one.label.split(".")[:2]), named.named)
+        where = f"{place}: {one.label}: {path}"
+        raise RefusedError(f"{where}: there is no such file; name what is there.")
 
 
 def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import math
 from collections import Counter
@@ -14,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.accession import accessions
-from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.inputs import columns, format_of, source, table
+from featuremill.inputs.labels import refusing_damage
 
 MAX_NAMES = 7
 """Labels with a colour of their own, the commonest ones; the page has no more that all can tell
@@ -79,7 +78,7 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
             wanted.setdefault(key, []).append(place)
     texts: list[str | None] = [None] * len(ids)
     example = ""
-    with _refusing_damage(path):
+    with refusing_damage(path):
         rows = _parquet if format_of(path).module == "parquet" else _delimited
         for id, text in rows(path, column):
             example = example or id
@@ -94,27 +93,6 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
         f"is {clipped(ids[0])!r}"
     )
     return Labels(column, path, texts, mismatch)
-
-
-def check(path: Path, column: str) -> None:
-    """Read the header of the table `path`; raise UserError where it has no id or no `column`."""
-    with _refusing_damage(path):
-        is_parquet = format_of(path).module == "parquet"
-        names = pq.read_schema(path).names if is_parquet else table.header(path)[1]
-    columns.find_id(path, names)
-    columns.find_named(path, names, column)
-
-
-@contextlib.contextmanager
-def _refusing_damage(path: Path) -> Iterator[None]:
-    """Raise UserError where the table `path` is not there, or turns out to be broken."""
-    source.check(path)
-    try:
-        yield
-    except source.DamagedError as damage:
-        raise UserError(f"{path}: this file {damage.problem}; {damage.remedy}.") from None
-    except (csv.Error, pa.ArrowException) as error:
-        raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
 
 
 def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,9 @@
 """The contract of a step: what a project makes before or after features, and nothing else.
 
-A step is a module (or any object) with the attributes of `Step`, registered as an entry point of
+A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels` has
+a table's labels) and of `featuremill.base` errors, words, text and progress.
+
+It is a module (or any object) with the attributes of `Step`, registered as an entry point of
 the group `featuremill.steps` under its key of the config; those that come along stand in
 `featuremill.steps` and are registered likewise. The core checks the config, includes the rules, and
 says in `status`, `top` and `clean` what there is; a step says what its files are made of.
@@ -76,7 +79,8 @@ class Project(NamedTuple):
     sections: Mapping[str, Any]
     """What is asked of each step, by KEY."""
     ahead: Callable[[str], Ahead | None] = _unknown
-    """Returns what the features called so are going to have; None where that is not known yet."""
+    """Returns what the features called so are going to have; None where that is not known yet, of a
+    finished run elsewhere, and everywhere but in `problems_of_files`."""
 
     @property
     def folder(self) -> str:
@@ -113,9 +117,11 @@ class Made(NamedTuple):
     label: str
     """What status calls it, such as autoencoders.residues."""
     files: Sequence[str]
-    """What Snakemake is asked for; there is all of it once the last one is there."""
+    """What Snakemake is asked for; there is all of it once the last one is there, which is what
+    people are shown."""
     made_of: Sequence[str]
-    """Files: when one of them is newer, this is of what was before."""
+    """Files: when one of them is newer, this is of what was before, unless `is_other` knows better:
+    Snakemake compares the content of small files."""
     logs: Sequence[str]
     """Of the jobs that make it, in their order."""
     removable: Sequence[str]
@@ -154,7 +160,9 @@ class Step(Protocol):
     """The type of that: a `Section`, or a mapping of names to one."""
     RULES: Path
     """Rules that are included where a config has the key. `mill.steps[KEY]` is what was asked, and
-    `mill.project` the project."""
+    `mill.project` the project. Names in it begin with the KEY: all rules share them. A `params` has
+    paths of `input` and `output` (`subpath`), since a module's prefix moves these alone. A job
+    without `conda:` runs where Snakemake does, so a package of its own is found."""
     COMMANDS: Mapping[str, Command]
 
     def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:

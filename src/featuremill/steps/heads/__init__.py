@@ -134,7 +134,7 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that lack a column, heads that are not there or take other features."""
     from featuremill.features import chosen
-    from featuremill.report import labels as tables
+    from featuremill.inputs import labels
     from featuremill.steps.heads.card import CARD, Card
 
     for name, head in asked.items():
@@ -142,7 +142,7 @@ def problems_of_files(
             for key in ("column", "group"):
                 try:
                     if column := getattr(head, key):
-                        tables.check(Path(head.labels), column)
+                        labels.check(Path(head.labels), column)
                 except UserError as error:
                     yield (name, key if Path(head.labels).is_file() else "labels"), str(error)
                     break

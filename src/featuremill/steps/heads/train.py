@@ -18,7 +18,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.features import Matrix
-from featuremill.steps.heads import card, figures, held_out, labels
+from featuremill.inputs import labels
+from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
     Kind,
     Logistic,
@@ -30,6 +31,7 @@ from featuremill.steps.heads.fitting import (
 )
 from featuremill.steps.heads.intervals import Estimate, bootstrap
 from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
+from featuremill.steps.heads.labels import of_fragments
 from featuremill.store.files import replacing_folder, sha256_of
 from featuremill.workload import refuse_without_packages
 
@@ -74,7 +76,7 @@ def train(chosen: Chosen) -> card.Card:
     card.refuse_other_folder(chosen.output)
     found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     if chosen.fragments:
-        found, num_without = labels.of_fragments(found, chosen.fragments)
+        found, num_without = of_fragments(found, chosen.fragments)
         if not found:
             raise UserError(
                 f"{chosen.labels}: none of its ids is a contig with fragments in "
