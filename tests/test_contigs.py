@@ -244,6 +244,7 @@ def test_what_the_config_says_is_what_the_jobs_are_told(line):
     (line.folder / "kinds.csv").write_text("\n".join(text) + "\n")
     line.head(Part(width=20, column="composition"))
     trained = {"labels": "kinds.csv", "column": "kind", "group": "genus", "kind": "mlp"}
+    trained["vectors"] = "composition"
     known = {**FOLDER, "any_recipe": True}
     heads = {"trained": trained, "known": known}
     line.configure(heads=heads, verdicts={"head": "known", "by": "mean", "prefer": "others"})
@@ -251,7 +252,7 @@ def test_what_the_config_says_is_what_the_jobs_are_told(line):
     assert {"translate", "head_train", "head_predict", "verdicts"} <= jobs_listed(said)
     assert re.search("featuremill translate .*--by=chunks --window=90", said)
     assert re.search(
-        "featuremill head train .*--column=kind --group=genus --kind=mlp "
+        "featuremill head train .*--feature=composition --column=kind --group=genus --kind=mlp "
         "--fragments=results/my/translate",
         said,
     )

@@ -95,11 +95,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the three files, or raise UserError where one is not up to date."""
-    schema = run_schema(arguments.installed)
+    schema = json.dumps(run_schema(arguments.installed), indent=2, ensure_ascii=False) + "\n"
     texts: dict[Path, str] = {
         arguments.folder / "README.md": readme(arguments.installed),
-        arguments.schemas
-        / "config.schema.json": f"{json.dumps(schema, indent=2, ensure_ascii=False)}\n",
+        arguments.schemas / "config.schema.json": schema,
         arguments.docs / "environment.md": environment_page(),
     }
     for path, text in texts.items():
