@@ -18,7 +18,7 @@ GARBAGE = b"\x80\x04\x95\xff\x00PK\x03\x04" + bytes(range(256))
 Answer = tuple[int, str]
 """A verb's exit status, and part of its one sentence."""
 MENDED: Answer = (0, "")
-"""The verb mends it by itself, without a word of error."""
+"""The verb fixes it by itself, without a word of error."""
 
 
 @dataclass(frozen=True)

@@ -242,7 +242,7 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
     [
         ("none.fa", {}, "none.fa: this file does not exist"),
         (["MK", "M1", "", "M2"], {}, "inputs:2: record '1', like 2 others, is refused: not an "
-         "amino acid: '1' at residue 2. Mend "),
+         "amino acid: '1' at residue 2. Fix "),
         ({"a": "MK", "b": "M\ud8001"}, {}, "inputs:2: record 'b' is refused: not an amino acid"),
         ({"a": "MK", 3: None}, {}, r"inputs\[3\]: this is of type NoneType; give a string"),
         (b"MKV", {}, "inputs: this is of type bytes; give the path"),

@@ -78,7 +78,7 @@ WORST_WORDS = {
     "somebody|someone|nobody|anybody|whoever": "name who acts: a user, a process, featuremill",
     "at hand": "name the place: in memory, in this process, on this machine",
     "of old": "earlier, or leave it out",
-    "mends?|mended": "fix, repair",
+    "fixes?|fixed": "fix, repair",
     "for want of|in want of": "for lack of, without",
     "goes on|go on|going on": "continues",
     "(is|are) at it": "is running, computes",
@@ -114,9 +114,9 @@ def stumbles(text):
 
 
 def test_the_worst_words_are_found_in_prose_alone():
-    text = "Somebody\n```text\nsaid\n```\n`told` 'x' [x](rooms.md) is at\nhand; mend it."
+    text = "Somebody\n```text\nsaid\n```\n`told` 'x' [x](rooms.md) is at\nhand; fix it."
     found = [(number, word) for number, word, _ in stumbles(text)]
-    assert sorted(found) == [(1, "Somebody"), (5, "at\nhand"), (6, "mend")]
+    assert sorted(found) == [(1, "Somebody"), (5, "at\nhand"), (6, "fix")]
 
 
 @pytest.mark.parametrize("name", EDITED)

@@ -506,7 +506,7 @@ def read(folder, name, tmp_path, letters, **options):
 
 def test_letters_that_the_model_has_no_token_for_are_noted(folders, tmp_path):
     found = read(folders("dnabert1"), "dnabert1", tmp_path, ["ACGTACGT", "ACGUACGN", "AC"])
-    unknown = "letters that the model does not know"
+    unknown = "letters that are not in the model's vocabulary"
     assert [record.note for record in found] == ["", f"U read as T; {unknown}", ""]
     assert found[2].reason == "shorter than a token: 2 of 3 bases"
     (record,) = read(

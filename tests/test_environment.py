@@ -21,7 +21,7 @@ def test_rubbish_is_one_sentence(setting, monkeypatch):
     monkeypatch.setenv(setting.name, "rubbish")
     with pytest.raises(UserError) as refused:
         environment.check()
-    said = f"{setting}: 'rubbish' is not {setting.kind.words}; mend or unset it."
+    said = f"{setting}: 'rubbish' is not {setting.kind.words}; fix or unset it."
     assert str(refused.value) == said
 
 
@@ -74,7 +74,7 @@ def test_the_search_path(monkeypatch):
 
 def test_a_verb_says_rubbish_in_a_sentence(tmp_path, environment):
     desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": "very"})
-    said = "FEATUREMILL_QUIET: 'very' is not 1 (yes) or 0 (no); mend or unset it."
+    said = "FEATUREMILL_QUIET: 'very' is not 1 (yes) or 0 (no); fix or unset it."
     assert desk.type("featuremill", "status", "results/my", status=2).err.strip() == said
 
 
@@ -83,7 +83,7 @@ def test_a_run_says_rubbish_before_anything(tmp_path, environment):
         tmp_path, {**environment, "FEATUREMILL_STALL_SECONDS": "soon"}, random_records(3)
     )
     said = workflow("-n", status=1)
-    assert "FEATUREMILL_STALL_SECONDS: 'soon' is not a number of seconds; mend" in said
+    assert "FEATUREMILL_STALL_SECONDS: 'soon' is not a number of seconds; fix" in said
     assert "Traceback" not in said
 
 

@@ -363,7 +363,7 @@ def test_two_jobs_for_one_shard_compute_it_once(verbs):
     wait_for(computed.exists)
     second = verbs.start(*words)
     said = second.stderr.readline()
-    assert "another job is at it; waiting" in said
+    assert "another job computes it; waiting" in said
     hold.unlink()
     said += second.communicate(timeout=60)[1]
     assert "the part is there already" in said

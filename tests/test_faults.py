@@ -120,7 +120,7 @@ class Site(Desk):
 
 def say_what_to_do(said, *words):
     """Check that one sentence says what is wrong and how to go on."""
-    for word in (*words, "nothing is lost: mend that and run the same command again"):
+    for word in (*words, "nothing is lost: fix that and run the same command again"):
         assert word in said, said
 
 

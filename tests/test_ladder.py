@@ -1072,7 +1072,7 @@ def test_a_kernel_that_always_raises_costs_no_record(verbs):
     (sentence,) = [line for line in said.splitlines() if "error:" in line]
     assert "the first 8 records fail alike and none went well (RuntimeError: no kernel" in sentence
     assert "Traceback" in said, "the sentence says that there is one"
-    planned = plan(verbs)  # mended: nothing of it is left
+    planned = plan(verbs)  # fixed: nothing of it is left
     verbs.extract(planned)
     assert [(r["ok"], r["failed"]) for r in verbs.receipts(planned)] == [(100, 0), (100, 0)]
 

@@ -371,8 +371,8 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
         Gpu(graphics={1: 600}, used_mb=300),
     )
     said = leases("--gpus", 5, "--wait", 0, status=3)[1]
-    assert "GPU 0: 1300 MB in use, by nobody who has a lease; if that is a display" in said
-    assert "GPU 1: 5000 MB in use, by nobody who has a lease; if that is a display" in said
+    assert "GPU 0: 1300 MB in use without a lease; if that is a display" in said
+    assert "GPU 1: 5000 MB in use without a lease; if that is a display" in said
     for number in (2, 3):
         assert f"GPU {number}: used by process {me}, which has no lease" in said
     assert "GPU 4:" not in said

@@ -86,7 +86,7 @@ def test_a_mistake_is_told_as_its_authors(what, tmp_path, capsys):
     status, said = say(tmp_path, capsys, "mistaken", {"mistake": what})
     assert status == WorkloadError.exit_status
     expected = MISTAKES[what].replace("\\\\n", "\\n")
-    assert said == f"workload mistaken {WHO}: {expected}; this is for its author to mend."
+    assert said == f"workload mistaken {WHO}: {expected}; this is for its author to fix."
 
 
 COLUMNS = [
@@ -108,7 +108,7 @@ COMPUTING = {
 def test_a_mistake_while_computing_is_told_as_its_authors(what, verbs):
     plan = verbs.plan([("a", UBIQUITIN), ("b", "MKV")], "mistaken", {"mistake": what})
     said = verbs.extract(plan, WorkloadError.exit_status)
-    sentence = f"workload mistaken {WHO}: {COMPUTING[what]}; this is for its author to mend; what "
+    sentence = f"workload mistaken {WHO}: {COMPUTING[what]}; this is for its author to fix; what "
     assert sentence in " ".join(said.split()) and "report this" not in said
     if what == "load raises":
         assert "featuremill_mistaken.py" in said, "the author sees where"
@@ -128,7 +128,7 @@ def once(status, capsys, what):
     assert status == WorkloadError.exit_status and "report this" not in said, said
     (sentence,) = [line for line in said.splitlines() if "error:" in line]
     told = ({**MISTAKES, **AT_HAND}[what]).replace("\\\\n", "\\n")
-    assert sentence.endswith(f"workload mistaken {WHO}: {told}; this is for its author to mend.")
+    assert sentence.endswith(f"workload mistaken {WHO}: {told}; this is for its author to fix.")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_the_log_has_the_stack_for_the_author(raises, tmp_path, capsys):
             "lacking",
             "it lacks Options, records, cost, weights, resolve, schema, batch_cost, load, p",
         ),
-        ("nameless", "Options is no subclass of WorkloadOptions; this is for its author to mend."),
-        ("unversioned", "VERSION is None where a text is due; this is for its author to mend."),
+        ("nameless", "Options is no subclass of WorkloadOptions; this is for its author to fix."),
+        ("unversioned", "VERSION is None where a text is due; this is for its author to fix."),
     ],
 )
 def test_what_is_no_workload_is_told_by_its_package(workload, sentence, verb, tmp_path, capsys):
@@ -239,7 +239,7 @@ def test_a_bug_of_a_built_in_workload_stays_what_it_is():
 def test_a_built_in_workload_is_of_no_other_package():
     assert who("esm2") == "workload esm2"
     assert str(mistake("esm2", "it fell")) == (
-        "workload esm2: it fell; this is for its author to mend."
+        "workload esm2: it fell; this is for its author to fix."
     )
 
 

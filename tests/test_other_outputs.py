@@ -107,12 +107,12 @@ def test_export_writes_them_and_clean_removes_what_they_are_made_of(run):
         (
             "nowhere",
             "output nowhere of package featuremill-letters cannot be imported (ModuleNotFoundError:"
-            " No module named 'featuremill_of_nobody'); that is for its author to mend.",
+            " No module named 'featuremill_of_nobody'); that is for its author to fix.",
         ),
         (
             "greedy",
             "output greedy of package featuremill-letters cannot call its file 'manifest': it is "
-            "another output's, the run's own, or no plain name; that is for its author to mend.",
+            "another output's, the run's own, or no plain name; that is for its author to fix.",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_what_a_writer_does_wrong_is_told_by_its_package(run):
     said = run.verb("export", "results/test", "--to", "letters", "--output", "there", status=1).err
     assert re.search(
         r"error: output letters of package featuremill-letters: write raised KeyError: 'letter'; "
-        r"that is for its author to mend\.$",
+        r"that is for its author to fix\.$",
         said.strip(),
     )
     assert not list((run.folder / "there").iterdir())

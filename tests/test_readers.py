@@ -407,7 +407,7 @@ WRONG: dict[str, tuple[Any, str, str | bytes, str]] = {
         nucleotides,
         "in.fq",
         "@r1\nACGT\n+\nIIII\n@r2\nACGT\n",
-        ":5: this FASTQ record is broken (End of file without quality information); mend it",
+        ":5: this FASTQ record is broken (End of file without quality information); fix it",
     ),
     "FASTQ, cut in its qualities": (
         nucleotides,

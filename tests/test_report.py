@@ -254,7 +254,7 @@ def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out() -> Non
         ("crashed the worker twice", "bug report"),
         ("hung the worker twice", "stopped answering"),
         ("error in the workload", "traceback"),
-        ("a reason of a workload unheard of", "mend or remove it"),
+        ("a reason of a workload unheard of", "fix or remove it"),
     ],
 )
 def test_every_reason_has_a_remedy(reason: str, remedy: str) -> None:

@@ -17,7 +17,7 @@ from featuremill.flow.after import closing
 from featuremill.flow.before import asks_for_less, refuse_no_cores
 from featuremill.flow.begin import WITHOUT_EFFECT, Run
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
-from featuremill.status.commands import Commands, Mend
+from featuremill.status.commands import Commands, Fix
 from featuremill.store import command_line, run_lock
 
 
@@ -38,9 +38,9 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"
-    assert Commands(results, results, None).mending([]) == [whole]
-    forced = Mend("plan", seen_by="nobody")
-    assert Commands(results, results, None).mending([forced]) == [f"{whole} --forcerun plan"]
+    assert Commands(results, results, None).fixing([]) == [whole]
+    forced = Fix("plan", seen_by="nobody")
+    assert Commands(results, results, None).fixing([forced]) == [f"{whole} --forcerun plan"]
     (tmp_path / "else where").mkdir()
     monkeypatch.chdir(tmp_path / "else where")
     assert command_line.again(results) == f"cd {tmp_path} && {whole}"

@@ -144,7 +144,7 @@ def test_a_full_disk_is_one_sentence_whoever_meets_it(planning):
     full = planning(limit_bytes=1_000_000)
     status, said = full.ends()
     assert status == 1
-    assert "File too large" in said and "nothing is lost: mend that" in said
+    assert "File too large" in said and "nothing is lost: fix that" in said
     assert "Traceback" not in said and len(said.splitlines()) == 1
     assert not full.spool().exists()
 

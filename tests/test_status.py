@@ -1,4 +1,4 @@
-"""status: what is said of a run is so, at any time, and what is to be typed mends it."""
+"""status: what is said of a run is so, at any time, and what is to be typed fixes it."""
 
 import argparse
 import fcntl
@@ -62,7 +62,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
     first = plan["shards"][0]["shard"]
     root = verbs.run_folder.root
     before = found(root)
-    assert before["shards"]["waiting"] == 2 and before["rest"] is None
+    assert before["shards"]["waiting"] == 2 and before["time_left"] is None
     process = verbs.start("extract", root, first)
     log = verbs.run_folder.journal(plan["recipe"], first).with_suffix(".log")
     wait_for(lambda: log.exists() and "commit" in log.read_text())
@@ -135,7 +135,7 @@ def test_a_part_that_waits_for_nothing_is_judged_by_those_before(verbs):
         json.loads(path.read_text())
         for path in (verbs.run_folder.root / "receipts").glob("*/*.json")
     ]
-    rest = found(verbs.run_folder.root)["rest"]
+    rest = found(verbs.run_folder.root)["time_left"]
     seconds = receipt["seconds"]["total"] - receipt["seconds"]["wait"]
     assert rest["job_seconds"] == pytest.approx(3 * seconds)
     assert (rest["jobs"], rest["parts"], rest["seconds"]) == (0, 1, None)
@@ -259,7 +259,7 @@ def named(damage):
 @pytest.mark.parametrize("damage", [one for one in DAMAGES if one.seen], ids=named)
 def test_what_is_not_whole_any_more_is_not_done(run, damage):
     """And the start of the run leaves nothing that Snakemake would take for done: the plain command
-    mends it. What is newer than the plan Snakemake sees by itself."""
+    fixes it. What is newer than the plan Snakemake sees by itself."""
     assert found(run.root)["exit_status"] == 0
     damage.harm(run)
     check_that_it_is_said(found(run.root), damage.seen, COMMAND)

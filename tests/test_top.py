@@ -91,27 +91,27 @@ def test_time_left_goes_by_the_jobs_of_late_and_by_the_newest_parts(tmp_path):
     """Two devices of different speed, and three shards that wait."""
     run = RunningRun(tmp_path, 5)
     quick, slow = run.start(0, A), run.start(1, B)
-    assert looked(run)["rest"] is None, "no batch is finished since the start"
+    assert looked(run)["time_left"] is None, "no batch is finished since the start"
     for job, speed in ((quick, 10), (slow, 5)):
         job.sample(0)
         for _ in range(4):
             job.sample(job.cost_done + 10 * speed)
     # 600 are left at 10 a second, 800 at 5; the two together need 3,000 / 15 s for what waits.
-    rest = looked(run)["rest"]
+    rest = looked(run)["time_left"]
     assert rest["job_seconds"] == pytest.approx(60 + 160 + 2 * 200) and rest["jobs"] == 2
     assert rest["seconds"] == pytest.approx(310) and rest["parts"] == 0
     run.finish(4, C, seconds=60.0)  # with its start-up: so do those that wait now
-    rest = looked(run)["rest"]
+    rest = looked(run)["time_left"]
     assert rest["seconds"] == pytest.approx((60 + 160 + 2 * 60) / 2) and rest["parts"] == 1
     for number in (2, 3):
         run.finish(number, C, seconds=60.0)
-    assert looked(run)["rest"]["seconds"] == pytest.approx(160), "slow is the last one"
+    assert looked(run)["time_left"]["seconds"] == pytest.approx(160), "slow is the last one"
 
 
 def test_time_left_is_not_named_where_nothing_tells_it(run):
     waiting = run.start(0, None)
     found = looked(run)
-    assert found["rest"] is None
+    assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
     scene = Reader(run.folder.root).look()
     assert "time left not known: every job waits for a device" in view.totals_line(scene)
@@ -120,7 +120,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     waiting.sample(100)
     waiting.sample(100, seconds=400)
     waiting.sample(200)
-    assert looked(run)["rest"]["seconds"] > 1000, "a pause of 400 s counts"
+    assert looked(run)["time_left"]["seconds"] > 1000, "a pause of 400 s counts"
 
 
 @pytest.mark.parametrize("num_finished", [1, 200])
@@ -149,7 +149,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
 
 def test_a_shard_is_told_of_from_job_to_job(run):
     reader = Reader(run.folder.root)
-    assert reader.look().phase == "rest"
+    assert reader.look().phase == "idle"
     job = run.start(0, A)
     job.sample(400)
     scene = reader.look()
@@ -234,7 +234,7 @@ def test_a_held_lock_without_news_is_said(run):
     scene = Reader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
-    assert scene.speed is None and scene.rest is None
+    assert scene.speed is None and scene.time_left is None
 
 
 def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
@@ -244,7 +244,7 @@ def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
     for _ in range(3):
         other.sample(other.cost_done + 100)
     # At 10 a second: 700 of its own, then 1,000 of the silent one's.
-    assert looked(run)["rest"]["seconds"] == pytest.approx(70 + 100, abs=1)
+    assert looked(run)["time_left"]["seconds"] == pytest.approx(70 + 100, abs=1)
 
 
 def test_a_job_without_telemetry_is_known_by_its_lock(run):
@@ -349,7 +349,7 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     assert visited(verbs, json=True, once=True) == 2
     answer = json.loads(capsys.readouterr().out)
     manifest = json.loads((verbs.run_folder.root / "manifest.json").read_text())
-    assert answer["status"]["input"] == manifest["plan"] and answer["phase"] == "rest"
+    assert answer["status"]["input"] == manifest["plan"] and answer["phase"] == "idle"
     assert answer["records"]["done"] == 22 and answer["records"]["failed"] == 2
     assert set(answer) == set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
 

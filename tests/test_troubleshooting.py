@@ -108,7 +108,7 @@ def test_the_last_screen_of_a_bad_run(see, tmp_path, environment):
         assert noise not in said
     end = said[said.index(" jobs failed:") :]
     assert len(end.splitlines()) < 15
-    told = "): load raised KeyError: 'no such layer'; this is for its author to mend; the log"
+    told = "): load raised KeyError: 'no such layer'; this is for its author to fix; the log"
     assert told in " ".join(end.split())
     (log,) = re.findall(r"log: (\S+)", end)
     assert "KeyError: 'no such layer'" in (tmp_path / log).read_text()
@@ -126,7 +126,7 @@ def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, tmp_path, environmen
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 1
     see(said)
-    assert "mended" not in said and "without a word" not in said
+    assert "fixed" not in said and "without a word" not in said
     assert "│ failed" not in said and "job failed" not in said
 
 

@@ -32,25 +32,25 @@ if TYPE_CHECKING:
 
 EVERYDAY = {
     "init": "write a commented config for your own input",
-    "run": "compute a run: snakemake with this workflow and your config, from any folder",
-    "status": "say what is done, what runs where, what failed and why, and what to type next",
-    "top": "show a run while it goes on: how far, how fast, how long yet, on which device",
-    "retry": "make failed records run again",
-    "export": "write results in other formats, without computing anything again",
-    "search": "find the records that are nearest to a sequence or to another record",
-    "estimate": "say how long a run will take on so many devices, and what it needs, beforehand",
-    "doctor": "say whether this machine is ready, what is in the way, and how to run here",
-    "audit": "say how far bf16 and fp16 are from fp32 on your own proteins",
-    "clean": "say what of a run can go, and remove it",
-    "lease": "run a command on GPUs that nobody else uses meanwhile",
+    "run": "compute what a config asks for: snakemake with this workflow, from any folder",
+    "status": "show what is done, what runs where, what failed and why, and what to type next",
+    "top": "show a run while it computes: progress, speed, time left, devices",
+    "retry": "compute failed records again",
+    "export": "write results in other formats, without computing again",
+    "search": "find the records nearest to a sequence or to another record",
+    "estimate": "predict how long a run takes on so many devices, and what it needs",
+    "doctor": "check whether this machine is ready, and show how to run here",
+    "audit": "measure how far bf16 and fp16 are from fp32 on your own proteins",
+    "clean": "list what of a run can be removed, and remove it",
+    "lease": "run a command on GPUs that no other lease uses",
 }
 """What people type, and what it does."""
 OF_THE_WORKFLOW = {
     "weights": "convert a checkpoint once into a memory-mapped file",
     "plan": "read the records and cut them into shards",
     "extract": "compute one shard",
-    "merge": "gather the parts into results and account for every record",
-    "report": "draw what happened as one HTML page",
+    "merge": "join the parts into results and account for every record",
+    "report": "draw a run as one HTML page",
     "config-docs": "write config/README.md, the schema of a config and docs/environment.md",
 }
 """What its rules and its developers type."""
@@ -163,7 +163,7 @@ def _sentence(error: OSError, folder: Path | None) -> str:
     """Say what the operating system refused: a full disk, a read-only folder, a lost mount."""
     where = f"{place}: " if (place := error.filename or folder) else ""
     what = os.strerror(error.errno) if error.errno else str(error)
-    return f"{where}{what}; nothing is lost: mend that and run the same command again."
+    return f"{where}{what}; nothing is lost: fix that and run the same command again."
 
 
 def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:

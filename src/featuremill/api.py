@@ -480,6 +480,6 @@ def _payloads(sequences: Sequence[object]) -> list[bytes]:
             raise UserError(f"sequences[{index}]: this is of type {kind}; give a string.")
         cleaned = residues.clean(sequence)
         if cleaned.reason:
-            raise UserError(f"sequences[{index}]: {cleaned.reason}; remove or mend it.")
+            raise UserError(f"sequences[{index}]: {cleaned.reason}; remove or fix it.")
         payloads.append(cleaned.payload)
     return payloads

@@ -1,4 +1,4 @@
-# report: draw what happened as one HTML page that opens offline.
+# report: draw a run as one HTML page that opens offline.
 #
 #   in    manifest.json and what it names; the table of config `labels`
 #   out   report.html; the same figures one by one, for `snakemake --report`

@@ -94,7 +94,7 @@ class Setting(Variable, Generic[T]):
             return self.kind.parse(text)
         except ValueError:
             raise UserError(
-                f"{self.name}: {text[:MAX_SHOWN]!r} is not {self.kind.words}; mend or unset it."
+                f"{self.name}: {text[:MAX_SHOWN]!r} is not {self.kind.words}; fix or unset it."
             ) from None
 
 

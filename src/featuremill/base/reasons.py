@@ -46,7 +46,7 @@ NOT_FINITE = Kind(
 MISSING = Kind(
     "missing",
     ("a value is missing",),
-    "The workload gave neither all values nor a reason: that is for its author to mend.",
+    "The workload gave neither all values nor a reason: that is for its author to fix.",
 )
 OUT_OF_MEMORY = Kind(
     "oom",
@@ -90,18 +90,18 @@ NUCLEOTIDES = Kind(
 STOP = Kind(
     "stop",
     ("stop codon (*) inside the sequence",),
-    "A stop inside a protein suggests a frame shift or a pseudogene. Mend the gene call, or "
+    "A stop inside a protein suggests a frame shift or a pseudogene. Fix the gene call, or "
     "split the record there.",
 )
 LETTERS = Kind(
     "letters",
     ("not an amino acid",),
-    "Mend the named characters in the input; X stands for an unknown residue.",
+    "Fix the named characters in the input; X stands for an unknown residue.",
 )
 BASES = Kind(
     "bases",
     ("not a nucleotide",),
-    "Mend the named characters in the input; N stands for an unknown base.",
+    "Fix the named characters in the input; N stands for an unknown base.",
 )
 PROTEIN = Kind(
     "protein",
@@ -111,7 +111,7 @@ PROTEIN = Kind(
 CELLS = Kind(
     "cells",
     ("not of its column's type",),
-    "Mend the named cell in the table, or leave it empty where no value is known.",
+    "Fix the named cell in the table, or leave it empty where no value is known.",
 )
 ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in the input.")
 CONFLICT = Kind(
@@ -122,7 +122,7 @@ CONFLICT = Kind(
 OTHER = Kind(
     "other",
     (),
-    "Look at the record in its source; mend or remove it, then run the same command.",
+    "Look at the record in its source; fix or remove it, then run the same command.",
 )
 """Of every reason whose head no other kind has."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)

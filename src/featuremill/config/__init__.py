@@ -249,7 +249,7 @@ def from_json(text: str) -> Config:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"--config-json: this is no JSON ({error}); mend it.") from None
+        raise UserError(f"--config-json: this is no JSON ({error}); fix it.") from None
     if not isinstance(value, dict):
         raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
     return validate(value)

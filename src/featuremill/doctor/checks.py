@@ -50,7 +50,7 @@ REMEDIES = {
     "is.",
     "cpu-failed": "Install torch anew; if a library is named, install that.",
     "open-files": "ulimit -n 4096 before the run.",
-    "lock-folder": f"Mend that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
+    "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
     "results-not-writable": "Change its permissions, or start the run in another folder.",
     "disk-space": "Make room, or start the run in another folder; a run says first what it will "
     "write.",
@@ -58,7 +58,7 @@ REMEDIES = {
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
     "nvidia-smi -i {id} -mig 0.",
     "lost": "Look for Xid in dmesg; nvidia-smi --gpu-reset -i {id}, or reboot.",
-    "nvml-error": "nvidia-smi -q -i {id} tells more; reset it or leave it out with --devices.",
+    "nvml-error": "nvidia-smi -q -i {id} shows more; reset it or leave it out with --devices.",
     "prohibited": "sudo nvidia-smi -i {id} -c DEFAULT.",
     "no-kernels": "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one "
     "built for an older CUDA), or leave it out with --devices.",
@@ -77,7 +77,7 @@ REMEDIES = {
     "compute.",
     "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
     "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
-    "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may tell why they failed.",
+    "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may show why they failed.",
     "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
     "replaced.",
     "throttled": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {id}; see to its cooling.",

@@ -328,5 +328,5 @@ def choose(node: Node, choice: str) -> tuple[Gpu, ...]:
 def _numbers(gpus: Sequence[Gpu]) -> str:
     last = max((gpu.id for gpu in gpus), default=None)
     if last is None:
-        return "no GPU that a driver tells of"
+        return "no GPU that a driver reports"
     return f"0–{last}" if last else "GPU 0 only"

@@ -156,7 +156,7 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
         "memory_mb": memory and memory.total // 2**20,
         "used_mb": memory and memory.used // 2**20,
         "free_mb": memory and memory.free // 2**20,
-        "trouble": None if memory else "NVML does not tell its memory",
+        "trouble": None if memory else "NVML does not report its memory",
         "processes": _processes(handle),
         "compute_mode": tell(pynvml.nvmlDeviceGetComputeMode, handle),
         "display": nvml.display_of(handle),

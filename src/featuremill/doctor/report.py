@@ -153,7 +153,7 @@ def _verdict(report: Report) -> str:
         if report["gpus"]:
             why = "its GPUs are hidden"
         elif any("driver" in issue["code"] for issue in report["issues"]):
-            why = "no driver tells of a GPU"
+            why = "no driver reports a GPU"
         return f"Ready, on the CPU ({cpu['processors']} processors, {cpu['free_gb']:g} GB): {why}."
     resources = report["recommended"]["resources"]
     if not resources:

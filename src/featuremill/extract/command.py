@@ -127,7 +127,7 @@ class Extraction:
                 half.unlink()
 
     def _say_waiting(self) -> None:
-        log.info("shard %s: another job is at it; waiting", self.shard[:8])
+        log.info("shard %s: another job computes it; waiting", self.shard[:8])
         slurm_job.queue_again()
 
     def _verified(self) -> Receipt | None:

@@ -286,7 +286,7 @@ class Pipeline:
             raise WorkloadError(
                 f"the first {MOST_ALIKE} records fail alike and none went well "
                 f"({type(error).__name__}: {faults.one_line(error)}), so what is installed here "
-                "is taken to be at fault and no record; mend that and run the same command again"
+                "is taken to be at fault and no record; fix that and run the same command again"
             )
 
     def _commit_suspicious(self) -> None:

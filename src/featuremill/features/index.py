@@ -66,7 +66,7 @@ class Index:
             if id in seen:
                 raise UserError(
                     f"{self._features.name}: records {seen[id] + 1:,} and {row + 1:,} are both "
-                    f"called {clipped(id)!r}, so nobody can tell whose vector is whose; give each "
+                    f"called {clipped(id)!r}, so vectors cannot be matched to records; give each "
                     "an id of its own."
                 )
             seen[id] = row

@@ -83,7 +83,7 @@ def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery
         if found is None and place.delivery.exists():
             again = " --partial" if place != folder else ""
             raise UserError(
-                f"{place.delivery}: it cannot be read, so nobody can tell what the results are; "
+                f"{place.delivery}: it cannot be read, so it is not known what the results are; "
                 f"featuremill merge {root}{again} writes them anew."
             )
     if not (folder.plan.exists() or folder.delivery.exists()):

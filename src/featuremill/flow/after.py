@@ -114,7 +114,7 @@ def closing(failures: Failures, named: str) -> str:
     if not jobs and failures.was_interrupted:
         return stopped()
     if not jobs:
-        return "Nothing computed is lost. Mend what is said above; the same command goes on then."
+        return "Nothing computed is lost. Fix what is said above; the same command goes on then."
     kinds: dict[tuple[str, str], list[FailedJob]] = {}
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)
@@ -128,7 +128,7 @@ def closing(failures: Failures, named: str) -> str:
         lines.append(f"\n{counted(len(kinds) - MOST_KINDS, 'other message')}: see status, below.")
     lines += [
         "",
-        f"Nothing computed is lost. {'T' if is_stop else 'When that is mended, t'}he same command "
+        f"Nothing computed is lost. {'T' if is_stop else 'When that is fixed, t'}he same command "
         "goes on:",
         f"    {command_line.this()}",
         "What is done, what failed and what helps:",

@@ -80,7 +80,7 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
 
 
 def claim_run(results: str, **about: Any) -> None:
-    """Make this main process the run's owner, or refuse; mend what a killed owner left.
+    """Make this main process the run's owner, or refuse; fix what a killed owner left.
 
     The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
     owner died; if that was on this machine since it was started, the Snakemake locks that the owner
@@ -191,7 +191,7 @@ def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
 
 def forget_what_is_not_whole(results: str) -> None:
     """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
-    command is enough to mend it."""
+    command is enough to fix it."""
     folder = Results(Path(results))
     if not folder.plan.exists():
         return
@@ -204,12 +204,12 @@ def forget_what_is_not_whole(results: str) -> None:
     plan = folder.find_plan()
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in found:
-        if problem.mend.again == "merge" and not has_parts:
+        if problem.fix.again == "merge" and not has_parts:
             continue  # `keep: results` removed them; nobody asked to compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
-        if problem.mend.again == "plan":
+        if problem.fix.again == "plan":
             folder.plan.unlink(missing_ok=True)
-        for shard in problem.mend.shards:
+        for shard in problem.fix.shards:
             folder.receipt(plan.recipe if plan else "", shard).unlink(missing_ok=True)
         if problem.code == "results_older":
             folder.plan.touch()  # they are whole, and stay until there are newer ones

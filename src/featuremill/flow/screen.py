@@ -68,7 +68,7 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
     except BlockingIOError:  # whoever asks for a lock has more to say
         raise
     except OSError as error:
-        raise RefusedError(f"{error.filename}: {error.strerror}; mend that first.", 1) from None
+        raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
 
 
 class FailedJob(reach.JobError):

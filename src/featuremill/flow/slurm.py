@@ -43,7 +43,7 @@ FAILURES = {"BOOT_FAIL", "CANCELLED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "TI
 OTHER_FAILURES = {"NODE_FAIL", "PREEMPTED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 """Final states of jobs that Slurm often queues again."""
 STUCK_REASONS = ("PartitionTimeLimit", "PartitionNodeLimit", "launch failed requeued held")
-"""Reasons of pending jobs that no waiting mends (prefixes)."""
+"""Reasons of pending jobs that no waiting fixes (prefixes)."""
 NEEDS_A_PERSON = {"SPECIAL_EXIT", "REQUEUE_HOLD"}
 
 # In a file, as the executor hands a command to `sbatch --wrap` through a shell of its own.
@@ -95,7 +95,7 @@ def judge(
         return Verdict("FAILED", f"exit status {exit_status}")
     if missed_seconds < GRACE_SECONDS:
         return None
-    return Verdict("FAILED", "Slurm does not know it any more, and it left no exit status")
+    return Verdict("FAILED", "Slurm has no record of it any more, and it left no exit status")
 
 
 def _final(state: str, reason: str) -> Verdict | None:

@@ -32,7 +32,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
             except ValueError as error:
                 problem = str(error).rstrip(".").encode("ascii", "backslashreplace").decode()
                 raise UserError(
-                    f"{path}:{line}: this FASTQ record is broken ({problem:.200}); mend it, or "
+                    f"{path}:{line}: this FASTQ record is broken ({problem:.200}); fix it, or "
                     "download or copy the file again."
                 ) from None
             if "\0" in quality:

@@ -61,7 +61,7 @@ def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRec
                 problem = " ".join(str(error).split()) or type(error).__name__
                 problem = problem.encode("ascii", "backslashreplace").decode()
                 raise UserError(
-                    f"{path}: entry {number} cannot be read as {format} ({problem}); mend it or "
+                    f"{path}: entry {number} cannot be read as {format} ({problem}); fix it or "
                     "download it again."
                 ) from None
         if any("Premature end" in str(warning.message) for warning in caught):

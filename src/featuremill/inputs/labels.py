@@ -72,7 +72,7 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
     for record in rows([path], _Columns(names=wanted)):
         where = f"{path}:{record.line}"
         if record.reason:
-            raise UserError(f"{where}: this row has no id of a record ({record.reason}); mend it.")
+            raise UserError(f"{where}: this row has no id of a record ({record.reason}); fix it.")
         cells = {name: _text(value) for name, value in json.loads(record.payload).items()}
         if not cells[column]:
             num_empty += 1

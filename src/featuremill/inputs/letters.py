@@ -44,7 +44,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
     def make(
         id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:
-        payload, reason, mended = clean(letters)
+        payload, reason, fixed = clean(letters)
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line)
         if reason and ">" in letters:
@@ -54,7 +54,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
             )
         if (not id or not id.isprintable()) and (wrong := wrong_id(id)):
             payload, reason = b"", wrong
-        notes = "; ".join(filter(None, (note, mended))) if note or mended else ""
+        notes = "; ".join(filter(None, (note, fixed))) if note or fixed else ""
         return Record(id, description, payload, source, line, reason, notes)
 
     return make

@@ -52,7 +52,7 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
         except pd.errors.ParserError as error:
             problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
             raise UserError(
-                f"{path}: this table is broken ({problem}); mend or export it again."
+                f"{path}: this table is broken ({problem}); fix or export it again."
             ) from None
 
 

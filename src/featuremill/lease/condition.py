@@ -101,7 +101,7 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     unknown_mb = condition.used_mb - condition.display.memory_mb
     if not holders and unknown_mb > (DISPLAY_MB if condition.display.is_active else IDLE_MB):
         return (
-            f"{condition.used_mb} MB in use, by nobody who has a lease; if that is a display, "
+            f"{condition.used_mb} MB in use without a lease; if that is a display, "
             "FEATUREMILL_POLICY=memory takes the GPU all the same"
         )
     return ""

@@ -119,7 +119,7 @@ def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
     if not gpus and choice == "cuda":
         raise UserError(
             "device: cuda was asked for, but no NVIDIA GPU is visible here; "
-            "`featuremill doctor` tells why, or set device: cpu."
+            "`featuremill doctor` shows why, or set device: cpu."
         )
     return gpus or [cpu()]
 

@@ -69,7 +69,7 @@ class _Place:
             number, tries = number + 1, tries + 1
             if tries > MAX_TRIES:
                 raise UserError(
-                    "somebody keeps all places in the queue for GPUs; see who has "
+                    "all places in the queue for GPUs are taken; see who has "
                     f"{self._path} open, or name another folder in {LEASE_FOLDER}."
                 )
         os.pwrite(self._descriptor, str(number).encode(), 0)

@@ -151,7 +151,8 @@ def refusing_others(folder: Results) -> Iterator[None]:
             path = folder.store / f"{verb}.lock"
             if claimed(stack.enter_context(path.open("a")), path) is False:
                 raise UserError(
-                    f"{folder.root}: a featuremill {verb} is at this run; wait for it, or stop it."
+                    f"{folder.root}: a featuremill {verb} works on this run; wait for it, or stop "
+                    "it."
                 )
         run_lock.refuse_jobs(folder)
         yield

@@ -84,7 +84,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class Tally:
-    """What an input holds: records, what they were refused for, what was mended or cut in them."""
+    """What an input holds: records, what they were refused for, what was fixed or cut in them."""
 
     records: int = 0
     total_length: int = 0

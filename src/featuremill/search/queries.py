@@ -201,7 +201,7 @@ class Reader:
         return found
 
     def _say(self, what: str) -> None:
-        """Say how the queries were mended, as plan does of the input; refuse to have looked for
+        """Say how the queries were fixed, as plan does of the input; refuse to have looked for
         nothing."""
         for note, count in sorted(self._notes.items()):
             log.info("%s: %s.", counted(count, "query", "queries"), note)

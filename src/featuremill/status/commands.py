@@ -1,4 +1,4 @@
-"""What is wrong with a run, and what to type so that it is mended and goes on."""
+"""What is wrong with a run, and what to type so that it is fixed and goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
 
 
-class Mend(NamedTuple):
+class Fix(NamedTuple):
     """What makes a problem go away; `Commands` makes a command of it."""
 
     again: Literal["", "plan", "extract", "merge"] = ""
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     code: str
     """Its name for scripts; docs/status.md lists them."""
     what: str
-    mend: Mend
+    fix: Fix
     is_in_the_way: bool = True
     """False for what is only good to know: the run may be done all the same."""
     commands: tuple[str, ...] = ()
@@ -56,14 +56,14 @@ class Problem(NamedTuple):
             "code": self.code,
             "is_in_the_way": self.is_in_the_way,
             "what": self.what,
-            "remedy": self.mend.by_hand or None,
+            "remedy": self.fix.by_hand or None,
             "commands": list(self.commands),
         }
 
 
-def removing(mends: Iterable[Mend]) -> list[str]:
-    """Return what removes the files that have to go for `mends`."""
-    paths = dict.fromkeys(path for mend in mends for path in mend.remove)
+def removing(fixes: Iterable[Fix]) -> list[str]:
+    """Return what removes the files that have to go for `fixes`."""
+    paths = dict.fromkeys(path for fix in fixes for path in fix.remove)
     return [f"rm {shlex.join(map(str, paths))}"] if paths else []
 
 
@@ -84,21 +84,21 @@ class Commands:
         )
         """Whether Snakemake would look for the run here."""
 
-    def mending(self, mends: Iterable[Mend], pending: Iterable[str] = ()) -> list[str]:
-        """Return what to type, in order, so that all `mends` are made; `pending` are the shards
+    def fixing(self, fixes: Iterable[Fix], pending: Iterable[str] = ()) -> list[str]:
+        """Return what to type, in order, so that all `fixes` are made; `pending` are the shards
         that are not computed yet."""
-        mends = list(mends)
-        remove = removing(mends)
+        fixes = list(fixes)
+        remove = removing(fixes)
         if self.is_snakemakes:
-            return [*remove, command_line.again(self._root, self.forced(mends))]
-        remove += [mend.verb for mend in mends if mend.verb]
-        shards = [*pending, *(shard for mend in mends for shard in mend.shards)]
-        again = {mend.again for mend in mends}
+            return [*remove, command_line.again(self._root, self.forced(fixes))]
+        remove += [fix.verb for fix in fixes if fix.verb]
+        shards = [*pending, *(shard for fix in fixes for shard in fix.shards)]
+        again = {fix.again for fix in fixes}
         return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
 
-    def forced(self, mends: Iterable[Mend]) -> list[str]:
-        """Return the rules that have to be told to run, so that all `mends` are made."""
-        unseen = {mend.again for mend in mends if mend.seen_by in self._unseen_by}
+    def forced(self, fixes: Iterable[Fix]) -> list[str]:
+        """Return the rules that have to be told to run, so that all `fixes` are made."""
+        unseen = {fix.again for fix in fixes if fix.seen_by in self._unseen_by}
         return [self._rule(verb) for verb in ORDER if verb in unseen]
 
     def _rule(self, verb: str) -> str:
@@ -124,7 +124,7 @@ class Commands:
     def report(self) -> list[str]:
         """Return what draws the report."""
         if self.is_snakemakes:
-            return self.mending([])
+            return self.fixing([])
         return [f"featuremill report {self._given}"]
 
     def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from featuremill.status.commands import Mend, Problem
+from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, outputs_of
@@ -67,23 +67,23 @@ def read_delivery_state(
     problems: list[Problem] = []
     if delivery and (older := _older(delivery, plan, shards)):
         merged = "older"
-        problems = [Problem("results_older", f"{MANIFEST}: {older}.", Mend("merge"))]
+        problems = [Problem("results_older", f"{MANIFEST}: {older}.", Fix("merge"))]
     elif delivery:
         for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies):
-            mend = Mend("merge", seen_by="nobody" if is_hidden else "start")
-            problems.append(Problem(f"output_{code}", what, mend))
+            fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
+            problems.append(Problem(f"output_{code}", what, fix))
         if not (root / FAILED).exists():
-            problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Mend("merge")))
+            problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Fix("merge")))
         merged = "damaged" if problems else "yes"
     elif (root / MANIFEST).exists():
-        what = f"{MANIFEST}: it cannot be read, so nobody can tell what the results are."
-        problems = [Problem("manifest_damaged", what, Mend("merge"))]
+        what = f"{MANIFEST}: it cannot be read, so it is not known what the results are."
+        problems = [Problem("manifest_damaged", what, Fix("merge"))]
         merged = "damaged"
     exported = results.find_exports()
     for file, code, what, _ in _not_as_told(root, exported, verifies):
         name = outputs_of([file]).get(file, file)
         by_hand = f"featuremill export {root} --to {name} writes it again."
-        problems.append(Problem(f"export_{code}", what, Mend(by_hand=by_hand), False))
+        problems.append(Problem(f"export_{code}", what, Fix(by_hand=by_hand), False))
     partial = [f"{PARTIAL}/{name}" for name in results.partial.names()]
     return DeliveryState(merged, _reported(root), delivery, partial, exported, problems)
 

@@ -149,6 +149,6 @@ def what_to_type(state: ProjectState) -> list[str]:
     if is_done and not any(one.needs for one in state.begun):
         return []
     forced = dict.fromkeys(rule for one in state.begun for rule in one.forced)
-    mends = [p.mend for one in state.begun if one.needs == "run" for p in one.problems]
+    fixes = [p.fix for one in state.begun if one.needs == "run" for p in one.problems]
     retry = [f"featuremill retry {shlex.quote(str(state.runs.given))}"] if retries else []
-    return [*removing(mends), *retry, state.runs.again(list(forced))]
+    return [*removing(fixes), *retry, state.runs.again(list(forced))]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from featuremill.base.log import last_error
-from featuremill.status.commands import Mend, Problem
+from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock
 from featuremill.store.files import digest_at, sha256_of
@@ -45,14 +45,14 @@ def check_sources(
         what = (
             f"plan.json: here is {others}, which it was made for; the next run computes all anew."
         )
-        yield Problem("version_changed", what, Mend("plan"))
+        yield Problem("version_changed", what, Fix("plan"))
     for name, sha256 in plan.settings.files.items():
         told = str(plan.execution.get(name))
         path, shown = results.placed(told), f"options.{name}: {told}"
         if not path.exists():
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
-            yield Problem("option_changed", f"{shown} {CHANGED}.", Mend("plan"))
+            yield Problem("option_changed", f"{shown} {CHANGED}.", Fix("plan"))
 
 
 def _check_inputs(
@@ -65,22 +65,22 @@ def _check_inputs(
         if not path.exists():
             yield _gone("input", shown, is_merged)
         elif not has_size(path, entry.bytes):
-            mend = Mend("plan", seen_by="snakemake" if is_late else "start")
-            yield Problem("input_changed", f"{shown} {CHANGED}.", mend)
+            fix = Fix("plan", seen_by="snakemake" if is_late else "start")
+            yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
         elif verifies or (is_late and not is_large):
             if sha256_of(path) != entry.sha256:
-                mend = Mend("plan", seen_by="snakemake" if is_late else "nobody")
-                yield Problem("input_changed", f"{shown} {CHANGED}.", mend)
+                fix = Fix("plan", seen_by="snakemake" if is_late else "nobody")
+                yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
         elif is_late:
-            what = f"{shown} is newer than the plan; --verify tells if it changed."
-            yield Problem("input_newer", what, Mend("plan", seen_by="snakemake"))
+            what = f"{shown} is newer than the plan; --verify checks whether it changed."
+            yield Problem("input_newer", what, Fix("plan", seen_by="snakemake"))
 
 
 def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
     """Return that an input or an option's file is gone, which whole results do not need."""
-    what = f"{shown} is gone, so nobody can tell whether it changed."
-    mend = Mend(by_hand="Put it back before anything is planned again.")
-    return Problem(f"{kind}_missing", what, mend, not is_merged)
+    what = f"{shown} is gone, so it is not known whether it changed."
+    fix = Fix(by_hand="Put it back before anything is planned again.")
+    return Problem(f"{kind}_missing", what, fix, not is_merged)
 
 
 def is_newer(path: Path, than: Path) -> bool:
@@ -96,36 +96,36 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     model = weights.model_told(plan.settings) or "MODEL"
     verb = weights.command_for(model, plan.workload, plan.weights)
     if not path.exists():
-        what, mend = "the weights are gone", Mend(verb=verb)
+        what, fix = "the weights are gone", Fix(verb=verb)
     elif (entry := WeightsFile.find(path)) is None:
-        what, mend = "this cannot be read as weights", Mend(remove=(path,), verb=verb)
+        what, fix = "this cannot be read as weights", Fix(remove=(path,), verb=verb)
     elif not entry.is_at(results.placed(entry.path)):
         what = f"its weights {entry.path} are gone or not whole"
-        mend = Mend(remove=(path,), verb=verb)
+        fix = Fix(remove=(path,), verb=verb)
     elif entry.sha256 != plan.settings.weights_sha256:
-        what, mend = "these are other weights than those of the plan", Mend("plan")
+        what, fix = "these are other weights than those of the plan", Fix("plan")
     else:
         return
-    code = "weights_changed" if mend.again else "weights_missing"
-    yield Problem(code, f"{plan.weights}: {what}.", mend, has_work)
+    code = "weights_changed" if fix.again else "weights_missing"
+    yield Problem(code, f"{plan.weights}: {what}.", fix, has_work)
 
 
 def _check_manifest(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
     """Yield what is wrong with manifest.parquet; who read in it knows whether it `is_readable`."""
-    path, mend = results.manifest, Mend("plan")
+    path, fix = results.manifest, Fix("plan")
     if not path.exists():
         what = "it is gone; it says which record is where"
     elif not _is_parquet(path):
         what = "it cannot be read"
     elif verifies and sha256_of(path) != plan.manifest_sha256:
-        what, mend = "it does not belong to plan.json", Mend("plan", seen_by="nobody")
+        what, fix = "it does not belong to plan.json", Fix("plan", seen_by="nobody")
     elif not is_readable:
-        what, mend = "it cannot be read", Mend("plan", seen_by="nobody")
+        what, fix = "it cannot be read", Fix("plan", seen_by="nobody")
     else:
         return
-    yield Problem("manifest_missing", f"{path.name}: {what}.", mend)
+    yield Problem("manifest_missing", f"{path.name}: {what}.", fix)
 
 
 def _is_parquet(path: Path) -> bool:
@@ -145,25 +145,25 @@ def _check_parts(
 ) -> Iterator[Problem]:
     """Yield which parts, receipts and shards are lost or damaged."""
 
-    def problem(code: str, found: list[str], what: str, mend: Mend) -> Iterator[Problem]:
+    def problem(code: str, found: list[str], what: str, fix: Fix) -> Iterator[Problem]:
         if found:
             more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-            yield Problem(code, f"shard {found[0][:8]}{more}: {what}.", mend)
+            yield Problem(code, f"shard {found[0][:8]}{more}: {what}.", fix)
 
     lost = [shard.name for shard in shards if shard.state == "lost"]
     what = "a part is gone, although there is a receipt"
-    yield from problem("part_missing", lost, what, Mend("extract", tuple(lost)))
+    yield from problem("part_missing", lost, what, Fix("extract", tuple(lost)))
     bad = [shard.name for shard in shards if shard.trouble == "receipt"]
     what = "a receipt is damaged; extract writes it anew"
-    yield from problem("receipt_damaged", bad, what, Mend("extract", tuple(bad)))
+    yield from problem("receipt_damaged", bad, what, Fix("extract", tuple(bad)))
     gone = [shard.name for shard in shards if shard.trouble == "records"]
     what = "the file in store/shards is gone or not whole"
-    yield from problem("shard_missing", gone, what, Mend("plan"))
+    yield from problem("shard_missing", gone, what, Fix("plan"))
     if verifies:
         damaged = [shard.name for shard in shards if _is_damaged(results, plan, shard)]
         what = "the bytes of a part are not those that were written"
-        mend = Mend("extract", tuple(damaged), seen_by="nobody")
-        yield from problem("part_damaged", damaged, what, mend)
+        fix = Fix("extract", tuple(damaged), seen_by="nobody")
+        yield from problem("part_damaged", damaged, what, fix)
 
 
 def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
@@ -196,9 +196,9 @@ def check_log(
     return [Problem(f"{verb}_failed", what, again_after(log), is_in_the_way)]
 
 
-def again_after(log: Path) -> Mend:
+def again_after(log: Path) -> Fix:
     """Return what helps where the `log` of a job ends with an error."""
-    return Mend(by_hand=f"Mend that, and run the same command again. The log: {shown(log)}")
+    return Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
 
 
 def shown(path: Path) -> Path:

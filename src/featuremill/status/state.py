@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
-from featuremill.status.commands import Commands, Mend, Problem
+from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.shards import Shard, Shards, State
 from featuremill.status.sources import (
@@ -75,7 +75,7 @@ class RunState:
     unread_failures: int = 0
     """Failed rows of parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
-    rest: TimeLeft | None = None
+    time_left: TimeLeft | None = None
     needs: Need = ""
     """What is to be done next, by somebody who types."""
     next: list[str] = field(default_factory=list)
@@ -157,7 +157,7 @@ class RunState:
                     for key in ("host", "pid", "started", "command")
                 },
             },
-            "rest": self.rest and self.rest.as_json(),
+            "time_left": self.time_left and self.time_left.as_json(),
             "next": self.next,
         }
 
@@ -233,7 +233,7 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
     return [
         one
         for one in state.problems
-        if one.is_in_the_way and one.mend.again and one.mend.seen_by == "start"
+        if one.is_in_the_way and one.fix.again and one.fix.seen_by == "start"
     ]
 
 
@@ -288,7 +288,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
         ]
     state.shards, state.delivery = shards, delivered
     pending = [shard for shard in shards if not shard.has_ended]
-    state.rest = time_left(
+    state.time_left = time_left(
         [shard.cost_left for shard in pending if shard.state != "running"],
         [JobLeft(shard.cost_left) for shard in pending if shard.state == "running"],
         (shard.receipt for shard in shards if shard.receipt),
@@ -306,7 +306,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     ]
     if pending and (too_few := plan.too_few(len(shards))):
         log = shown(results.logs / "plan.log")
-        advice = Mend(by_hand=f"{log} says why, and what helps.")
+        advice = Fix(by_hand=f"{log} says why, and what helps.")
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)
@@ -319,7 +319,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
             "when max_failed is at least that."
         )
         by_hand = "Try them again (see above), or raise max_failed in the config."
-        state.problems.append(Problem("failed", what, Mend(by_hand=by_hand), not pending))
+        state.problems.append(Problem("failed", what, Fix(by_hand=by_hand), not pending))
 
 
 def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
@@ -341,8 +341,8 @@ def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
 def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> None:
     state.problems = [
         problem
-        if problem.mend.by_hand
-        else problem._replace(commands=tuple(commands.mending([problem.mend])))
+        if problem.fix.by_hand
+        else problem._replace(commands=tuple(commands.fixing([problem.fix])))
         for problem in state.problems
     ]
     if not state.count("removed"):  # retry reads the parts
@@ -356,15 +356,15 @@ def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> 
             for group in state.failures
         ]
     in_the_way = [problem for problem in state.problems if problem.is_in_the_way]
-    mends = [one.mend for one in in_the_way]
+    fixes = [one.fix for one in in_the_way]
     state.needs = _needs(state, results, in_the_way)
     if state.needs == "report":
         state.next = commands.report()
     elif state.needs == "retry":
-        state.next = [commands.retry(), *commands.mending([])]
+        state.next = [commands.retry(), *commands.fixing([])]
     elif state.needs == "run":
         pending = [shard.name for shard in state.shards if not shard.has_ended]
-        state.next, state.forced = commands.mending(mends, pending), commands.forced(mends)
+        state.next, state.forced = commands.fixing(fixes, pending), commands.forced(fixes)
 
 
 def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:

@@ -123,7 +123,7 @@ def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
         if state is None:
             yield name, "not begun"
             continue
-        rest = f"; rest: {_rest(state.rest)}" if state.rest else ""
+        rest = f"; time left: {_rest(state.time_left)}" if state.time_left else ""
         yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
 
 
@@ -186,8 +186,8 @@ def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
         partial = ", ".join(delivered.partial)
         yield "Partial", f"{partial}: what was computed when they were asked for"
     yield "Report", REPORTED[delivered.reported]
-    if state.rest:
-        yield "Rest", _rest(state.rest)
+    if state.time_left:
+        yield "Time left", _rest(state.time_left)
     if state.verified:
         yield "Verified", "inputs, parts and results were read and hashed"
 
@@ -238,7 +238,7 @@ def _snakemake(state: RunState) -> str:
     if state.activity.is_running:
         return f"running: {who}"
     if state.activity.is_running is None:
-        return f"the last one was {who}; whether it runs cannot be told from here"
+        return f"the last one was {who}; it cannot be seen from here whether it runs"
     return "not running"
 
 
@@ -246,7 +246,7 @@ def _jobs(state: RunState) -> Iterator[str]:
     at_it = [shard for shard in state.shards if shard.state in ("running", "unclear")]
     yield from _listed("Running", at_it, _running)
     begun = [shard for shard in state.shards if shard.state == "begun"]
-    yield from _listed("Begun, and nobody is at it now", begun, _begun)
+    yield from _listed("Interrupted", begun, _begun)
 
 
 def _listed(heading: str, shards: list[Shard], say: Callable[[Shard, Work], str]) -> Iterator[str]:
@@ -264,7 +264,7 @@ def _listed(heading: str, shards: list[Shard], say: Callable[[Shard, Work], str]
 def _running(shard: Shard, work: Work) -> str:
     who, rows = work.holder, _committed(work, shard.records)
     if who.host is None:
-        return f"somebody has its lock and has not said who; {rows}"
+        return f"an unknown process holds its lock; {rows}"
     device = " + ".join(who.devices or []) or "waiting for a device"
     text = f"process {who.pid} on {who.host}, {device}, since {_moment(str(who.started))}; {rows}"
     if work.batches and work.last_commit:
@@ -312,8 +312,8 @@ def _problems(
     yield heading
     for problem in problems:
         yield from _wrapped(plain(problem.what), f"  {mark} ", "    ")
-        if problem.mend.by_hand:
-            yield from _wrapped(problem.mend.by_hand, "    → ", "      ")
+        if problem.fix.by_hand:
+            yield from _wrapped(problem.fix.by_hand, "    → ", "      ")
         for command in problem.commands:
             yield f"    → {command}"
     yield ""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 GROUP = "featuremill.outputs"
-OF_ITS_AUTHOR = "that is for its author to mend"
+OF_ITS_AUTHOR = "that is for its author to fix"
 ALL_FILES = ("**/*",)
 OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake has in each folder that a rule makes."""

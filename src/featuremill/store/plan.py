@@ -106,7 +106,7 @@ class Plan(JsonFile):
     inputs: list[Input]
     counts: Counts
     notes: dict[str, int] = {}
-    """What was mended in records, and in how many."""
+    """What was fixed in records, and in how many."""
     refusals: dict[str, int] = {}
     lengths: Lengths
     manifest_sha256: str

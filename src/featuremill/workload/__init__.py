@@ -60,7 +60,7 @@ class Record(NamedTuple):
     """Why the record is refused, as `reasons.LENGTH.reason("40,000 residues")` makes it (any other
     text is of the kind "other"); empty for a good one."""
     note: str = ""
-    """What was mended on the way in, such as "J read as X"; empty when nothing was."""
+    """What was fixed on the way in, such as "J read as X"; empty when nothing was."""
     length: int | None = None
     """How long it is, in the workload's LENGTH_UNIT; None: the payload's bytes."""
 

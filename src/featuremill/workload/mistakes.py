@@ -1,7 +1,7 @@
 """What a workload of somebody else's does wrong, told as its own: by its name and its package's.
 
-A person who runs it cannot mend it, and it is no bug of featuremill's: each sentence says what was
-called, what came of it and who has to mend it. Sentences of a workload's own (UserError,
+A person who runs it cannot fix it, and it is no bug of featuremill's: each sentence says what was
+called, what came of it and who has to fix it. Sentences of a workload's own (UserError,
 WorkloadError) and what the operating system refuses pass through as they are.
 """
 
@@ -60,7 +60,7 @@ def who(name: str) -> str:
 
 def mistake(name: str, what: str) -> WorkloadError:
     """Return the error which says `what` the workload called `name` did wrong."""
-    return WorkloadError(f"{who(name)}: {what}; this is for its author to mend.")
+    return WorkloadError(f"{who(name)}: {what}; this is for its author to fix.")
 
 
 def described(error: BaseException) -> str:
@@ -111,7 +111,7 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
     except Exception as error:
         log.debug("where the workload raised it", exc_info=True)
         raise UserError(
-            f"{who(name)} cannot be imported ({described(error)}); mend or reinstall the package."
+            f"{who(name)} cannot be imported ({described(error)}); fix or reinstall the package."
         ) from None
     if missing := [attribute for attribute in required if not hasattr(found, attribute)]:
         raise UserError(f"{who(name)}: it lacks {', '.join(missing)}; see featuremill.workload.")

@@ -69,7 +69,7 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
             files.append(entry)
     except OSError as error:
         raise UserError(
-            f"{error.filename or at}: it cannot be read ({error.strerror}); mend that first."
+            f"{error.filename or at}: it cannot be read ({error.strerror}); fix that first."
         ) from None
     size = sum(file.bytes for file in files)
     sha256 = files[0].sha256

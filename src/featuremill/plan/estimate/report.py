@@ -171,7 +171,7 @@ class Estimate(BaseModel):
         weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
         around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
         yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
-        told = ["nobody knows yet"] if self.slot == "slot" else []
+        told = ["not known yet"] if self.slot == "slot" else []
         if self.device_mb:
             where = "of the GPU" if self.slot == "GPU" else "in all"
             if self.gpus_a_job > 1 and not self.is_device_measured:

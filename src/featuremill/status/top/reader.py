@@ -42,9 +42,9 @@ MOST_FAILING_PARTS = 100
 MOST_PARTS_A_LOOK = 5
 """So many at once: a look must not take long when a run with many failures is opened."""
 MOST_REASONS = 10
-Phase = Literal["computing", "planning", "merging", "starting", "between", "unknown", "rest"]
+Phase = Literal["computing", "planning", "merging", "starting", "between", "unknown", "idle"]
 """between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be
-told from here; rest: nothing goes on."""
+told from here; idle: no process is active."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class RunNow:
     """Why distinct records failed, in parts that are finished."""
     ended: dict[str, str] = field(default_factory=dict)
     """By shard, what a job said that failed and that nobody has taken up since."""
-    rest: TimeLeft | None = None
+    time_left: TimeLeft | None = None
     trouble: str = ""
     """Why this look failed; all else is what the one before found."""
     status: RunState | None = None
@@ -125,7 +125,7 @@ class RunNow:
             "records": {"total": total.records, "done": done.records, "failed": self.num_failed},
             "cost": {"total": float(total.cost), "done": round(done.cost, 3)},
             "cost_per_second": None if self.speed is None else round(self.speed, 1),
-            "rest": self.rest and self.rest.as_json(),
+            "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],
             "reasons": [
                 {key: getattr(one, key) for key in ("kind", "reason", "number", "remedy")}
@@ -163,7 +163,7 @@ class Reader:
         elif activity.is_running:
             phase = "between" if self._run else "starting"
         else:
-            phase = "unknown" if jobs or activity.is_running is None else "rest"
+            phase = "unknown" if jobs or activity.is_running is None else "idle"
         return self._now(phase, activity, jobs)
 
     def look_closely(self) -> RunNow:
@@ -176,7 +176,7 @@ class Reader:
         self._take_plan()
         if self._run:
             self._run.take(status)
-        return replace(self._now("rest", status.activity, []), status=status)
+        return replace(self._now("idle", status.activity, []), status=status)
 
     def _take_plan(self) -> None:
         """Read plan.json when it is another one, and then everything anew."""
@@ -335,7 +335,7 @@ class _PlannedRun:
             jobs=jobs,
             reasons=self._failures(),
             ended=self._ended(taken),
-            rest=time_left(
+            time_left=time_left(
                 waiting, [JobLeft(job.cost_left, job.pace) for job in lively], self._newest
             ),
         )

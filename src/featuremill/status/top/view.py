@@ -38,8 +38,8 @@ PHASES = {
     "computing": "computing",
     "merging": "merging now",
     "between": "running, and no job computes at this moment",
-    "unknown": "whether anybody is at it cannot be told from here",
-    "rest": "nobody is at it now",
+    "unknown": "it cannot be seen from here whether it is computed",
+    "idle": "no process computes it now",
 }
 
 
@@ -92,7 +92,7 @@ def screen(now: RunNow, width: int) -> RenderableType:
     """Return what a terminal shows, what counts most above: one that is too low shows the
     beginning; one that is too narrow, of each cell."""
     title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
-    title.append(_phase(now), WARN if now.phase in ("unknown", "rest") else GOOD)
+    title.append(_phase(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     parts: list[RenderableType] = [_cropped(title)]
     if now.trouble:
         parts.append(_cropped(Text(one_line(now.trouble), BAD)))
@@ -137,7 +137,7 @@ def _failed(now: RunNow) -> list[str]:
 def _pace(now: RunNow) -> list[str]:
     """Return how fast all devices are together, and how long it takes until every part is there."""
     speed = [] if now.speed is None else [f"{_short(now.speed)} {plain(now.cost_unit)}/s"]
-    seconds = now.rest.seconds if now.rest else None
+    seconds = now.time_left.seconds if now.time_left else None
     if seconds is None:
         why = "no batch is finished since the start"
         if not any(not job.is_silent for job in now.at_work):

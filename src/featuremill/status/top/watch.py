@@ -104,7 +104,7 @@ def _watch(reader: WholeReader, output: _Screen | _Lines | _Json) -> WholeNow:
     for now in _looks(reader, output.every_seconds):
         moment = time.monotonic()
         was_running |= any(run.activity.is_running for run in now.runs)
-        if now.phase == "rest":
+        if now.phase == "idle":
             still_since = moment if still_since is None else still_since
             if was_running or moment - still_since >= STILL_SECONDS:
                 return reader.look_closely()
@@ -120,11 +120,11 @@ def _watch(reader: WholeReader, output: _Screen | _Lines | _Json) -> WholeNow:
 
 def _known(reader: WholeReader, now: WholeNow) -> WholeNow:
     """Return the runs with what status says, if nobody is at them, or if all is done."""
-    if now.phase not in ("rest", "unknown"):
+    if now.phase not in ("idle", "unknown"):
         return now
     closely = reader.look_closely()
     assert closely.status
-    is_over = now.phase == "rest" or closely.status.exit_status != NOT_DONE
+    is_over = now.phase == "idle" or closely.status.exit_status != NOT_DONE
     return closely if is_over else now
 
 

@@ -135,7 +135,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         if words.rare_as_x and len(letters.translate(None, b"UZOB")) < len(letters):
             notes.append("U, Z, O and B read as X")
         if letters.translate(None, words.letters):
-            notes.append("letters that the model does not know")
+            notes.append("letters that are not in the model's vocabulary")
         yield record._replace(note="; ".join(filter(None, notes)))
 
 

@@ -101,7 +101,7 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
         )
     if 10 * len(known) < len(found):
         log.warning(
-            "%s: the model knows %d of the %d genes, so cells have few tokens; look whether the "
+            "%s: the vocabulary has %d of the %d genes, so cells have few tokens; look whether the "
             "vocabulary is of this organism, and whether older ids need gene_mapping",
             *(path, len(known), len(found)),
         )

@@ -95,7 +95,7 @@ PROMPT_TOO_LONG = Kind(
 REFUSED = Kind(
     "refused_row",
     ("no prompt for this row",),
-    "Mend the row, or let the template say what is written where a value is missing.",
+    "Fix the row, or let the template say what is written where a value is missing.",
 )
 REASONS = (CUT_OFF, INVALID, PROMPT_TOO_LONG, REFUSED)
 

@@ -60,7 +60,7 @@ def read(path: str) -> Prompt:
     except TemplateSyntaxError as error:
         told = one_line(error.message or "").rstrip(".")
         raise UserError(
-            f"options.prompt: {path}:{error.lineno}: {told}; mend the template there."
+            f"options.prompt: {path}:{error.lineno}: {told}; fix the template there."
         ) from None
     columns = _columns(tree, set(jinja.globals), path)
     if not columns:

@@ -66,7 +66,7 @@ def read(path: str) -> dict[str, Any]:
         found = json.loads(Path(path).read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(
-            f"options.json_schema: {path}:{error.lineno}: this is no JSON ({error.msg}); mend it."
+            f"options.json_schema: {path}:{error.lineno}: this is no JSON ({error.msg}); fix it."
         ) from None
     except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"options.json_schema: {path}: it cannot be read ({error}).") from None
@@ -166,7 +166,7 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
             place = "/".join(map(str, error.absolute_path)) or "the top level"
             raise UserError(
                 f"options.json_schema: {path}: this is no JSON schema, at {place}: "
-                f"{clipped(one_line(error.message), 200)}; mend it."
+                f"{clipped(one_line(error.message), 200)}; fix it."
             ) from None
     if find_spec("llguidance"):
         from llguidance import LLMatcher

@@ -61,7 +61,7 @@ BATCH_SAMPLES = 100_000
 BROKEN = Kind(
     "broken",
     ("samples that are not finite",),
-    "Mend the recording, or name the channels that are to be computed (options.channels).",
+    "Fix the recording, or name the channels that are to be computed (options.channels).",
 )
 FLAT = Kind(
     "flat",

@@ -213,7 +213,7 @@ def _chosen(path: Path, recording: Recording, options: Options) -> list[int]:
         raise UserError(f"{path}: two channels are called {twice!r}; rename one of them.")
     if missing := [name for name in options.channels if name not in names]:
         raise UserError(
-            f"{path}: there is no channel {missing[0]!r}; it has {_some(names)}: mend "
+            f"{path}: there is no channel {missing[0]!r}; it has {_some(names)}: fix "
             "options.channels."
         )
     return [place for place, name in enumerate(names) if name in (options.channels or names)]
