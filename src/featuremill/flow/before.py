@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,7 +28,6 @@ from featuremill.inputs import TableOptions, source
 from featuremill.lease.devices import devices_for
 from featuremill.report import labels
 from featuremill.status import state
-from featuremill.step import Ahead
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -443,9 +442,7 @@ def refuse_missing_input(
         source.check(Path(path))
 
 
-def refuse_missing_of_steps(
-    workflow: Any, named: Project, ahead: Callable[[Config], Ahead | None]
-) -> None:
+def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
     """Refuse what steps would refuse in a job, and what they take from elsewhere and is not there,
     such as a finished run; not where another workflow imports this one, as above."""
     if not reach.is_main(workflow) or reach.is_imported(workflow):
@@ -461,7 +458,7 @@ def refuse_missing_of_steps(
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)
-    if problems := list(problems_of_files(named, ahead)):
+    if problems := list(problems_of_files(named)):
         raise RefusedError("\n".join(problems))
     for one, path in missing:
         raise RefusedError(f"{one.label}: {path}: there is no such file; name what is there.")
