@@ -14,7 +14,6 @@ from programs import Desk, jobs_listed
 
 from featuremill.config import project
 from featuremill.flow import before
-from featuremill.flow.ahead import ahead_of
 from featuremill.flow.begin import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.steps.heads.card import CARD, Card, Part
@@ -198,7 +197,7 @@ def begun(path):
         modifier=SimpleNamespace(is_main_snakefile=lambda: True),
     )
     found = validated(yaml.safe_load(path.read_text()), workflow)
-    before.refuse_missing_of_steps(workflow, found, ahead_of)
+    before.refuse_missing_of_steps(workflow, found)
     return found
 
 

@@ -107,7 +107,7 @@ def test_what_is_chosen_wastes_hardly_more_than_any_other_cut():
 SURVEY = """
 import itertools, json, os
 from pathlib import Path
-from featuremill.plan.command import planning_device
+from featuremill.lease.devices import planning_device
 from featuremill.plan.sizing import Sizing
 from featuremill.workload.recipe import settings_of
 from featuremill.store.weights_file import WeightsFile

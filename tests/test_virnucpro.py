@@ -30,11 +30,10 @@ from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.flow import virnucpro as command
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
 from featuremill.steps.translate.command import translate
-from featuremill.steps.verdicts import virnucpro as files
+from featuremill.steps.virnucpro import command, files
 from featuremill.store import run_lock
 
 WIDTHS = {"nucleotides": 3, "proteins": 5}
@@ -105,7 +104,7 @@ class Pretended:
         about = {"kind": "mlp", "classes": list(self.classes), "features": parts, "sha256": ""}
         Card(version=Card.NEWEST, **about).write(head / CARD)
         out = self.folder / "out"
-        return files.write(self.translated, predicted, head, self.runs, out, keeps_features)
+        return files.write(self.translated, predicted, head, self.runs, out, "my", keeps_features)
 
     def open(self, root, column, choosing):
         (kind,) = (kind for kind, run in self.runs.items() if run == root)
@@ -344,7 +343,7 @@ class Command(Desk):
         found = [
             self.out / "failed_files.txt",
             *self.out.glob("my_*/*"),
-            *self.out.glob("verd*/*.tsv"),
+            *self.out.glob("results/my/*.tsv"),
         ]
         return {str(path.relative_to(self.out)): path.read_bytes() for path in found}
 
@@ -365,7 +364,7 @@ def whole(tmp_path_factory, environment, models):
 def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
     out = whole.desk.out
     found = virnucpro_files.read(out, "my")
-    fragments = pq.read_table(out / "translated" / "my" / "fragments.parquet").to_pylist()
+    fragments = pq.read_table(out / "results/my/translate/fragments.parquet").to_pylist()
     bad = [row["id"] for row in fragments if row["contig"] == "bad"]
     rest = [row["id"] for row in fragments if row["contig"] != "bad"]
     assert bad and [*found["results"]] == rest == [*found["merged"][0]]
@@ -373,7 +372,7 @@ def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
     assert [line[2].partition(": ")[0] for line in found["failed"]] == bad
     assert [*found["nucleotide"][0]] == [*found["protein"][0]] == [*found["esm"][0]]
     assert [*found["esm"][0]] == [row["id"] for row in fragments]
-    with (out / "verdicts" / "my.tsv").open() as file:
+    with (out / "results/my/verdicts.tsv").open() as file:
         verdicts = {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
     assert set(verdicts) == set(whole.contigs) and verdicts["bad"]["status"] == "failed"
     assert f"says what failed: {len(bad)} line" in whole.said
@@ -388,7 +387,7 @@ def test_its_numbers_are_those_of_the_runs_and_the_head(whole):
     found = virnucpro_files.read(out, "my")
     sides = []
     for kind, column in (("nucleotides", "mean_all_layer_2"), ("proteins", "mean_layer_6")):
-        rows = pd.read_parquet(out / "results" / f"my-{kind}" / "embeddings.parquet")
+        rows = pd.read_parquet(out / "results/my" / kind / "embeddings.parquet")
         sides.append(dict(zip(rows["id"], map(np.array, rows[column]), strict=True)))
     for dna, protein in zip(found["dnabert"], found["esm"], strict=True):
         assert all(np.array_equal(row, sides[0][id]) for id, row in dna.items())
@@ -404,28 +403,35 @@ def test_its_numbers_are_those_of_the_runs_and_the_head(whole):
 
 
 @pytest.mark.slow
-def test_again_it_computes_nothing_and_its_snakemake_command_can_be_typed(whole):
+def test_again_it_computes_nothing_and_what_it_prints_can_be_typed(whole):
     before = whole.desk.delivered()
     locks = whole.desk.out / ".snakemake" / "locks"  # left by one that was killed at the last files
     locks.mkdir(exist_ok=True)
-    (locks / "0.input.lock").write_text("results/my-proteins/manifest.json\n")
-    (locks / "0.output.lock").write_text("verdicts/my.tsv\n")
+    (locks / "0.input.lock").write_text("results/my/proteins/manifest.json\n")
+    (locks / "0.output.lock").write_text("results/my/verdicts.tsv\n")
     said = whole.desk("--keep-intermediate", status=2)
     assert "Nothing to be done" in said
-    line = re.search(r"│ (snakemake .*)", said)[1]
-    said = whole.desk.type(*shlex.split(line), "-n").text
-    assert "Nothing to be done" in said
-    config = yaml.safe_load((whole.desk.out / "contigs.yaml").read_text())
-    assert config["contigs"] == str(whole.desk.folder / "my.fa")
+    line = re.search(r"│ (featuremill run .*)", said)[1]
+    inside = Desk(whole.desk.out, whole.desk.environment)
+    for desk in (whole.desk, inside):
+        assert "Nothing to be done" in desk.type(*shlex.split(line), "-n").text
+    looks = re.findall(r"│ cd (\S+) && (featuremill .*)", said)
+    assert [verb.split()[1] for _, verb in looks] == ["top", "status"]
+    for folder, verb in looks:
+        assert (whole.desk.folder / folder).samefile(whole.desk.out)
+        more = ["--once"] if " top " in verb else []
+        assert "virnucpro.yaml: done, and" in inside.type(*verb.split(), *more, status=2).text
+    config = yaml.safe_load((whole.desk.out / "virnucpro.yaml").read_text())
+    assert config["inputs"] == str(whole.desk.folder / "my.fa")
     assert whole.desk.delivered() == before
 
 
 @pytest.mark.slow
 def test_another_one_in_the_same_folder_is_refused(whole):
-    with run_lock.alone(whole.desk.out / "results" / "my-proteins"):
+    with run_lock.alone(whole.desk.out / "results/my/proteins"):
         said = whole.desk("-e", "200", status=1)
     assert "a snakemake is computing this run" in said
-    assert "--window 300" in (whole.desk.out / "contigs.yaml").read_text()
+    assert "window: 300" in (whole.desk.out / "virnucpro.yaml").read_text()
 
 
 TYPED = ["virnucpro", "my.fa", "--head", "proteins", "--esm", "mill_t6_8M"]
@@ -442,7 +448,7 @@ MISTAKES = {
     ),
     "another ESM-2": (
         ["virnucpro", "my.fa", "--head", "proteins", "--esm", "esm2_t33_650M_UR50D"],
-        "proteins: this head does not take the features that my-proteins will have: it takes 320 "
+        "proteins: this head does not take the features that proteins will have: it takes 320 "
         "numbers, and they have 1,280 (mean_layer_33)",
     ),
     "no such ESM-2": (
@@ -506,7 +512,7 @@ def test_a_mistake_is_one_sentence_with_status_1(models, tmp_path, name, monkeyp
         status = end.code
     said = " ".join(capsys.readouterr().err.split())
     assert status == 1 and sentence in said, said
-    assert not list(tmp_path.rglob("contigs.yaml"))
+    assert not list(tmp_path.rglob("virnucpro.yaml"))
 
 
 def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, capsys):
@@ -519,18 +525,19 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
-    assert "CUDA_VISIBLE_DEVICES=0,1 snakemake --snakefile" in said
+    assert "CUDA_VISIBLE_DEVICES=0,1 featuremill run" in said
     (words,) = ended
     text = shlex.join(words)
     assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text
     assert f"--directory {tmp_path / 'a_b_predictions'} " in text
-    config = yaml.safe_load((tmp_path / "a_b_predictions" / "contigs.yaml").read_text())
-    assert (config["run"], config["translate"]) == ("a_b", "--by virnucpro --window 400")
-    assert config["files"] == "virnucpro_predictions" and config["any_recipe"] is True
-    assert {config[kind]["device"] for kind in ("proteins", "nucleotides")} == {"cuda"}
-    assert config["nucleotides"]["options"]["pool"] == "mean_all"
-    assert config["proteins"]["options"] == {"model": "mill_t6_8M", "dtype": "fp32"}
-    assert config["nucleotides"]["options"]["dtype"] == "fp32"
+    config = yaml.safe_load((tmp_path / "a_b_predictions" / "virnucpro.yaml").read_text())
+    assert (config["run"], config["translate"]) == ("a_b", {"by": "virnucpro", "window": 400})
+    assert config["virnucpro"]["files"] == "predictions"
+    assert config["heads"]["virnucpro"]["any_recipe"] is True
+    dna, proteins = config["features"]["nucleotides"], config["features"]["proteins"]
+    assert dna["device"] == proteins["device"] == "cuda"
+    assert dna["options"]["pool"] == "mean_all" and dna["options"]["dtype"] == "fp32"
+    assert proteins["options"] == {"model": "mill_t6_8M", "dtype": "fp32"}
 
 
 def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch, capsys):
@@ -540,9 +547,9 @@ def test_another_sample_harms_nothing_of_the_first(models, tmp_path, monkeypatch
     (tmp_path / "other").mkdir()
     for name in ("a.fa", "b.fa", "other/a.fa"):
         write_fasta(tmp_path / name, contigs(2))
-    first = {"run": "a", "contigs": str(tmp_path / "a.fa")}
+    first = {"run": "a", "inputs": str(tmp_path / "a.fa")}
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "contigs.yaml").write_text(f"{command.MARK}\n{yaml.safe_dump(first)}")
+    (tmp_path / "out" / "virnucpro.yaml").write_text(f"{command.MARK}\n{yaml.safe_dump(first)}")
 
     of_models = ["--head", str(models / "proteins"), "--esm", "mill_t6_8M"]
 
@@ -570,12 +577,15 @@ def test_a_head_that_names_virus_first_is_preferred_for_it(models, tmp_path, mon
     monkeypatch.setattr(command, "_status_of", lambda *_: 1)
     write_fasta(tmp_path / "a.fa", contigs(2))
     card = json.loads((models / "proteins" / CARD).read_text())
-    for classes, expected in ((["others", "virus"], None), (["virus", "others"], "--prefer virus")):
+    for classes, expected in (
+        (["others", "virus"], {}),
+        (["virus", "others"], {"prefer": "virus"}),
+    ):
         known = Card.model_validate(card | {"classes": classes})
         monkeypatch.setattr(command, "read", lambda _, known=known: (known, {}))
         main(["virnucpro", "a.fa", "--head", str(models / "proteins"), "--esm", "mill_t6_8M"])
-        config = yaml.safe_load((tmp_path / "a_predictions" / "contigs.yaml").read_text())
-        assert config.get("verdict") == expected
+        config = yaml.safe_load((tmp_path / "a_predictions" / "virnucpro.yaml").read_text())
+        assert config["verdicts"] == expected
 
 
 def test_the_page_names_every_flag():
@@ -596,7 +606,7 @@ def test_proteins_alone_end_with_0_and_force_writes_the_same_anew(environment, m
     write_fasta(tmp_path / "my.fa", contigs(6, seed=2, letters=OPEN))
     log = tmp_path / "all.log"
     said = desk("--keep-intermediate", "--log-file", log, head="proteins")
-    for sentence in ("results are in results/my-proteins", "steps (100%) done"):
+    for sentence in ("results are in results/my/proteins", "steps (100%) done"):
         assert sentence in said and sentence in log.read_text()
     found = virnucpro_files.read(desk.out, "my")
     assert found["nucleotide"] == found["dnabert"] == found["failed"] == []
@@ -618,7 +628,7 @@ def test_nothing_delivered_is_status_1(environment, models, tmp_path):
     write_fasta(tmp_path / "my.fa", {"protein": "MKVLPEFQ" * 30})
     said = desk(status=1)
     assert "1 job failed:" in said and "'protein' is a protein" in said
-    assert "cd " in said and "&& featuremill status contigs.yaml" in said
+    assert "cd " in said and "&& featuremill status virnucpro.yaml" in said
     assert "virnucpro │ error: No predictions were written." in said
     write_fasta(tmp_path / "my.fa", {"bad": "AAC" * 20 + NAN_LETTER + "AAC" * 20})
     said = desk(status=1)

@@ -3,7 +3,7 @@ several, and what steps make before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
 from featuremill.step import ChecksFiles, MakesRecords, finding, plain_name
+from featuremill.step.ahead import ahead_of
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 
@@ -121,13 +122,17 @@ def _seen(
     return step.Project(name, inputs, folders, sections)
 
 
-def problems_of_files(
-    project: Project, ahead: Callable[[Config], step.Ahead | None]
-) -> Iterator[str]:
+def problems_of_files(project: Project) -> Iterator[str]:
     """Yield what files that are there would make a step's job refuse, and where the config asks for
-    it. `ahead` returns what a run is going to have."""
+    it."""
     runs = {name.rpartition("/")[2]: run.config for name, run in project.runs.items()}
-    seen = project.seen._replace(ahead=lambda name: ahead(runs[name]) if name in runs else None)
+
+    def ahead(name: str) -> step.Ahead | None:
+        if (config := runs.get(name)) is None:
+            return None
+        return ahead_of(config.workload, config.options, config.device)
+
+    seen = project.seen._replace(ahead=ahead)
     for key, told in project.sections.items():
         if isinstance(one := step_of(key), ChecksFiles):
             yield from _sentences(project, key, one.problems_of_files(told, seen))

@@ -39,7 +39,8 @@ def closing_words(*runs: str) -> str:
     load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
     return (
         "".join(_made(results, delivery) for results, delivery in new.items())
-        + f"Look at {'the first' if new.keys() - {first} else 'them'}:  {_command('python')} {load}"
+        + f"Look at {'the first' if new.keys() - {first} else 'them'}:  "
+        + command_line.where_typed(f"{_command('python')} {load}")
         + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
     )
 

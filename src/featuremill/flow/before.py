@@ -12,7 +12,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -27,7 +27,6 @@ from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, labels, source
 from featuremill.lease.devices import devices_for
 from featuremill.status import state
-from featuremill.step import Ahead
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -442,9 +441,7 @@ def refuse_missing_input(
         source.check(Path(path))
 
 
-def refuse_missing_of_steps(
-    workflow: Any, named: Project, ahead: Callable[[Config], Ahead | None]
-) -> None:
+def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
     """Refuse what steps would refuse in a job, and what they take from elsewhere and is not there,
     such as a finished run; not where another workflow imports this one, as above."""
     if not reach.is_main(workflow) or reach.is_imported(workflow):
@@ -460,7 +457,7 @@ def refuse_missing_of_steps(
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)
-    if problems := list(problems_of_files(named, ahead)):
+    if problems := list(problems_of_files(named)):
         raise RefusedError("\n".join(problems))
     for one, path in missing:
         place = named.places.get(tuple(one.label.split(".")[:2]), named.named)

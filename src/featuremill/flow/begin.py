@@ -25,7 +25,6 @@ from featuremill.config import (
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import before, imported, jobs, reach, screen, slurm
 from featuremill.flow.after import closing, closing_words, tidied
-from featuremill.flow.ahead import ahead_of
 from featuremill.flow.job_resources import JobResources
 from featuremill.step.finding import step_of
 from featuremill.store.formats import files, format_of
@@ -50,7 +49,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     flow = Flow(workflow, named, failures)
     for run in flow.runs.values():
         before.refuse_missing(workflow, run.there, run.named, run.places)
-    before.refuse_missing_of_steps(workflow, named, ahead_of)
+    before.refuse_missing_of_steps(workflow, named)
     jobs.prepare_jobs(workflow)
     reach.answer_sigterm()
     for run in flow.runs.values():
@@ -267,9 +266,10 @@ class Flow:
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
-        print(closing_words(*self.folders))
-        for one in self.made:
-            print(f"{one.label}: {one.files[-1]}")
+        if "all" not in reach.quiet_about(self._workflow):
+            print(closing_words(*self.folders))
+            for one in self.made:
+                print(f"{one.label}: {one.files[-1]}")
         for run in self.runs.values():
             print(tidied(run.folder, run.config.keep), end="")
 

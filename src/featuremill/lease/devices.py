@@ -124,6 +124,20 @@ def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
     return gpus or [cpu()]
 
 
+def planning_device(choice: str) -> Device:
+    """Return the device that "auto" options are settled for: the least able one of those chosen.
+
+    A cluster plans where no GPU is: with `device: cuda` an Ampere or newer one is then taken for
+    granted.
+    """
+    gpus = [] if choice == "cpu" else cuda_devices()
+    if gpus:
+        return min(gpus, key=lambda gpu: gpu.has_bf16)
+    if choice == "cuda":
+        return Device("cuda", "", "a GPU that this machine does not have", has_bf16=True)
+    return cpu()
+
+
 def with_processors(devices: Sequence[Device]) -> list[Device]:
     """Return `devices` with their numbers of multiprocessors, which CUDA's driver tells.
 

@@ -19,7 +19,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.config import Config, from_json, model_of, read
-from featuremill.lease.devices import Device, cpu, cuda_devices
+from featuremill.lease.devices import Device, planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
@@ -134,20 +134,6 @@ def plan(
         result.write(folder.plan)
     announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
-
-
-def planning_device(choice: str) -> Device:
-    """Return the device that "auto" options are settled for: the least able one of those chosen.
-
-    A cluster plans where no GPU is: with `device: cuda` an Ampere or newer one is then taken for
-    granted.
-    """
-    gpus = [] if choice == "cpu" else cuda_devices()
-    if gpus:
-        return min(gpus, key=lambda gpu: gpu.has_bf16)
-    if choice == "cuda":
-        return Device("cuda", "", "a GPU that this machine does not have", has_bf16=True)
-    return cpu()
 
 
 def _settled(

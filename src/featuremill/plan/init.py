@@ -20,8 +20,9 @@ from featuremill import config, inputs
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
+from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
-from featuremill.plan.command import RESERVED, planning_device
+from featuremill.plan.command import RESERVED
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.store.formats import Kind, format_of, kind_of

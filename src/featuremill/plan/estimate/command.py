@@ -19,7 +19,6 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
 from featuremill.config import Config, project
 from featuremill.lease import devices
-from featuremill.plan.command import planning_device
 from featuremill.plan.estimate import whole
 from featuremill.plan.estimate.report import Case, Estimate
 from featuremill.plan.estimate.work import PREFIX, look
@@ -133,7 +132,7 @@ def device_called(name: str | None, *, is_gpu: bool) -> Device:
     if not is_gpu:
         return devices.cpu()
     if not name:
-        return planning_device("cuda")
+        return devices.planning_device("cuda")
     cards = cards_called(name)
     if not cards:
         return Device("cuda", "", name, has_bf16=True)

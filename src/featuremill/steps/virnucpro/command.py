@@ -1,7 +1,6 @@
 """virnucpro: predict which contigs are of viruses, by the flags of VirNucPro, into its files.
 
-It writes a config into --output-dir, says which Snakemake command computes it, and runs that.
-Everything stands below --output-dir.
+It writes a config into --output-dir, and has `featuremill run` compute it there.
 """
 
 from __future__ import annotations
@@ -20,16 +19,15 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from featuremill import SNAKEFILE
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
-from featuremill.config import load, project
-from featuremill.flow.ahead import ahead_of
-from featuremill.flow.command import PROFILES
+from featuremill.step import Ahead, Project
+from featuremill.step.ahead import ahead_of
+from featuremill.steps import heads
 from featuremill.steps.heads.card import Card, read
 from featuremill.steps.translate.command import CODON
-from featuremill.steps.virnucpro import FAILED, KINDS, files_of
+from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
 from featuremill.store import run_lock
 from featuremill.store.files import replacing
 from featuremill.workload import weights
@@ -171,14 +169,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill virnucpro`; return 0 when every fragment has a prediction, 2 when some
     have none and the rest is delivered, 1 when nothing is."""
     asked = _asked(arguments)
-    planned = project.validate(asked)
-    for problem in project.problems_of_files(planned, ahead_of):
-        raise UserError(problem)
+    _refuse_unfit(asked)
     folder = _output_folder(arguments, asked)
     for entry in dict.fromkeys(arguments.ignored):
         log.info("%s: no effect, as %s.", ", ".join(entry.flags), entry.why)
     _write_config(folder, asked)
-    words, variables = _snakemake(arguments, folder)
+    words, variables = _typed(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
     log.info("this computes it:\n%s", " ".join(shown))
     inside = f"cd {shlex.quote(str(folder))} && featuremill"
@@ -187,7 +183,7 @@ def run(arguments: argparse.Namespace) -> int:
         variables[environment.QUIET.name] = "1"
     began = time.time()
     if _status_of(words, environment.of_child(variables), arguments.log_file):
-        last = folder / files_of(planned.sections["virnucpro"], planned.seen).highest
+        last = folder / f"{asked['run']}_merged" / HIGHEST
         if not last.exists() or last.stat().st_mtime < began:
             log.error("No predictions were written. Fix the error above; the same command goes on.")
             return NOTHING
@@ -255,6 +251,23 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         "verdicts": {"prefer": VIRUS} if has_virus_first else {},
         "virnucpro": {"files": "all" if given.keep_intermediate else "predictions", "folder": "."},
     }
+
+
+def _refuse_unfit(asked: Mapping[str, Any]) -> None:
+    """Refuse a head that does not take the features that there will be.
+
+    Raises:
+        UserError: says which, and why.
+    """
+    sets = asked["features"]
+
+    def ahead(name: str) -> Ahead | None:
+        return ahead_of(sets[name]["workload"], sets[name]["options"], sets[name]["device"])
+
+    project = Project(asked["run"], (), dict.fromkeys(sets, ""), {}, ahead)
+    head = heads.Head.model_validate(asked["heads"][HEAD])
+    for _, problem in heads.problems_of_files({HEAD: head}, project):
+        raise UserError(problem)
 
 
 def _sequences(given: argparse.Namespace) -> Path:
@@ -376,7 +389,7 @@ def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool)
         UserError: when the folder of `config` holds those of other contigs, unless they are called
             alike and the user wants them replaced.
     """
-    before, _ = load(config)
+    before = yaml.safe_load(config.read_text("utf-8")) or {}
     if before.get("inputs") == asked["inputs"]:
         return
     is_named_alike = before.get("run") == asked["run"]
@@ -396,26 +409,19 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
     """
     text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:
-        for run in project.validate(asked).folders:
-            stack.enter_context(run_lock.alone(folder / run))
+        for name in asked["features"]:
+            stack.enter_context(run_lock.alone(folder / "results" / asked["run"] / name))
         path = folder / CONFIG
         if not path.is_file() or path.read_text("utf-8") != text:
             with replacing(path) as temporary:
                 temporary.write_text(text, "utf-8")
 
 
-def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the command, and the variables that stand before it."""
+def _typed(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command, which may be typed anywhere, and the variables that stand before it."""
     gpus = _gpus(given)
-    words = [
-        "snakemake",
-        "--snakefile",
-        SNAKEFILE,
-        "--directory",
-        str(folder.absolute()),
-    ]
-    words += ["--configfile", str((folder / CONFIG).absolute())]
-    words += ["--workflow-profile", str(PROFILES / "default")]
+    words = ["featuremill", "run", str((folder / CONFIG).absolute())]
+    words += ["--directory", str(folder.absolute())]
     words += ["--cores", str(given.threads or "all")]
     words += ["--resources", f"gpu={len(gpus)}"] if gpus else []
     words += ["--forceall"] if given.force else []
@@ -425,9 +431,9 @@ def _snakemake(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict
 
 
 def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:
-    """Run Snakemake; return its exit status. What it says goes to the screen, and to the end of
+    """Run the command; return its exit status. What it says goes to the screen, and to the end of
     `log_file`."""
-    command = [sys.executable, "-m", "featuremill.flow.start_snakemake", *words[1:]]
+    command = [sys.executable, "-m", *words]
     kept = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if log_file else {}
     with subprocess.Popen(command, env=dict(variables), **kept) as process:  # type: ignore[call-overload]
         try:

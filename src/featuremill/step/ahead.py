@@ -1,24 +1,27 @@
-"""What a run is going to have, before any job computes it: its vectors and its recipe.
+"""What a set of features is going to have, before any job computes it: its vectors and its recipe.
 
-What it will deliver is known from its config and the model's metadata, before there are weights.
+What it will deliver is known from its options and the model's metadata, before there are weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from featuremill.base.errors import UserError
-from featuremill.config import Config
-from featuremill.plan.command import planning_device
+from featuremill.lease.devices import planning_device
 from featuremill.step import Ahead
 from featuremill.workload import TellsMemory, find_workload
 from featuremill.workload.option_files import execution_of
 
 
-def ahead_of(config: Config) -> Ahead | None:
-    """Return what the run of `config` is going to have; None where that is not known yet."""
-    workload = find_workload(config.workload)
-    options = workload.Options.model_validate(config.options)
+def ahead_of(name: str, given: Mapping[str, Any], device_choice: str) -> Ahead | None:
+    """Return what features by the workload `name` with the options `given` are going to have; None
+    where that is not known yet."""
+    workload = find_workload(name)
+    options = workload.Options.model_validate(given)
     try:
-        device = planning_device(config.device)
+        device = planning_device(device_choice)
         weights = None
         if workload.weights(options):
             if not isinstance(workload, TellsMemory):
@@ -29,7 +32,7 @@ def ahead_of(config: Config) -> Ahead | None:
     except UserError:  # which the jobs say in their turn
         return None
     settings = {
-        "workload": config.workload,
+        "workload": name,
         "version": workload.VERSION,
         "options": resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
     }
