@@ -40,7 +40,7 @@ from featuremill.extract.batches import make_batches
 from featuremill.lease.devices import cpu
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2 import matmul
 
 E4M3, LARGEST = torch.float8_e4m3fn, 448.0
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -59,9 +59,9 @@ class Rounded:
     """A product of rows in e4m3, with a scale for each row and for each output."""
 
     NAME = "e4m3, emulated"
-    STREAM = products.Plain.STREAM
+    STREAM = matmul.Plain.STREAM
 
-    def __init__(self, exact: products.Plain) -> None:
+    def __init__(self, exact: matmul.Plain) -> None:
         self.bias_O = exact.bias_O
         self._weight_OI, self._dtype = rounded(exact.weight_OI), exact.weight_OI.dtype
 
@@ -89,7 +89,7 @@ def model_of(found: Weights, dtype: str, narrow: Sequence[str]) -> Any:
     options = esm2.resolve(esm2.Options.model_validate(asked), cpu(), found)
     if not narrow:
         return esm2.load(options, [cpu()], found)
-    with patch.object(products, "forms", lambda *_: [products.Plain]):
+    with patch.object(matmul, "forms", lambda *_: [matmul.Plain]):
         model = esm2.load(options, [cpu()], found)
     for stage in model.encoder.stages:
         for number, layer in enumerate(stage.layers):

@@ -21,7 +21,7 @@ import xxhash
 
 from featuremill.extract import compute
 from featuremill.store.journal import Journal, part_schema
-from featuremill.workload.mistakes import refuse_answer
+from featuremill.workload.plugin_errors import refuse_answer
 from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options
 

@@ -22,7 +22,7 @@ from featuremill.base.errors import WorkloadError
 from featuremill.extract import compute
 from featuremill.extract.batches import make_batches
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2 import matmul
 from featuremill.workloads.esm2.encoder import DTYPES
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)
@@ -149,7 +149,7 @@ def forms(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
     device = ours.model_for("mean").encoder.device
     models: dict[str, Any] = {}
     errors: dict[str, str] = {}
-    for form in products.forms(device, DTYPES[stage.dtype]):
+    for form in matmul.forms(device, DTYPES[stage.dtype]):
         try:
             models[form.NAME] = ours.with_products(form)
         except WorkloadError as error:

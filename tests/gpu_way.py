@@ -1,7 +1,7 @@
 """The whole way of a GPU at once, on a CPU: Triton's kernels interpreted, products that add
 themselves, one call of FlashAttention a layer, and one block of all rows.
 
-Run by test_ladder.py with TRITON_INTERPRET=1, which has to be set before Triton is imported.
+Run by test_fallbacks.py with TRITON_INTERPRET=1, which has to be set before Triton is imported.
 """
 
 from importlib import metadata
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from esm2_models import fair_esm, relative_l2, save_fair_esm
-from test_ladder import TAKES_SPLITS, Flash, adding, hopper, load
+from test_fallbacks import TAKES_SPLITS, Flash, adding, hopper, load
 
 from featuremill.workload import weights
 from featuremill.workloads.esm2 import attention, encoder, kernels, packing

@@ -33,7 +33,7 @@ from programs import fasta, is_running, random_records, wait_for
 
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
-from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2 import matmul
 
 ROOT = Path(__file__).parents[1]
 PEERS = {
@@ -176,7 +176,7 @@ def test_products_in_fp8_are_rounded_row_by_row():
     # Half a unit in the last of three places; below 2⁻⁶ of e4m3 these are all 2⁻⁹ apart.
     most = torch.maximum(rows.abs() * 2**-4, largest / fp8.LARGEST * 2**-10)
     assert ((found - rows).abs() <= 1.001 * most).all()
-    exact = products.Plain(torch.randn(320, 640), torch.randn(320))
+    exact = matmul.Plain(torch.randn(320, 640), torch.randn(320))
     narrow, usual = fp8.Rounded(exact), rows[25:26]
     assert 2e-2 < relative_l2(narrow(usual), exact(usual)) < 5e-2
     expected = torch.nn.functional.gelu(exact(usual))
@@ -425,14 +425,14 @@ def test_a_comparison_tells_its_judgement_and_each_pass(narrow):
 
 @pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
 def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow, monkeypatch):
-    class Wrong(products.Plain):
+    class Wrong(matmul.Plain):
         NAME = "wrong"
 
         def __call__(self, rows):
             return super().__call__(rows) * 2
 
-    usual = products.forms(torch.device("cpu"), torch.bfloat16)
-    monkeypatch.setattr(products, "forms", lambda *_: [*usual, Wrong])
+    usual = matmul.forms(torch.device("cpu"), torch.bfloat16)
+    monkeypatch.setattr(matmul, "forms", lambda *_: [*usual, Wrong])
     *right, wrong = narrow.carry_out(order("products"), lambda _: None).found["rows"]
     assert [row["products"] for row in right] == [form.NAME for form in usual]
     for row in right:

@@ -15,7 +15,7 @@ from featuremill.__main__ import main
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.config import docs, project
-from featuremill.workload import find_workload, mistakes
+from featuremill.workload import find_workload, plugin_errors
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
@@ -77,7 +77,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\noptions:\n  layer: 3", "my.yaml:3: options.layer: there is no such key here; did you mean 'layers'?"),
         ("inputs: a\noptions:\n  device: cpu", "my.yaml:3: options.device: there is no such key here; it belongs to the top level, outside 'options:'."),
         ("inputs: a\nworkload: composition\noptions:\n  model: x", "my.yaml:4: options.model: there is no such key here; it is one of workload 'esm2', but this run's is 'composition'."),
-        ("inputs: a\nworkload: esm3", f"my.yaml:2: workload: there is no workload 'esm3'; known ones are {', '.join(entry_points.own(mistakes.GROUP))}."),
+        ("inputs: a\nworkload: esm3", f"my.yaml:2: workload: there is no workload 'esm3'; known ones are {', '.join(entry_points.own(plugin_errors.GROUP))}."),
         ("inputs: a\nshards: 100000", "my.yaml:2: shards: give a section with `cost`, not 100000."),
         ("inputs: a\nshards:\n  cost: 2e6", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not the text '2e6' (as a number, write 2000000)."),
         ("inputs: a\nshards:\n  cost: 0", "my.yaml:3: shards.cost: give a whole number of at least 1 or `auto`, not 0."),
@@ -217,7 +217,7 @@ def test_every_option_is_described():
         config.Config,
         config.Shards,
         config.Labels,
-        *(find_workload(name).Options for name in entry_points.own(mistakes.GROUP)),
+        *(find_workload(name).Options for name in entry_points.own(plugin_errors.GROUP)),
     ):
         for name, field in model.model_fields.items():
             assert field.description or name in ("shards", "labels"), f"{model}.{name}"

@@ -13,8 +13,8 @@ import yaml
 from programs import Desk, jobs_listed
 
 from featuremill.config import project
-from featuremill.flow import before
-from featuremill.flow.begin import validated
+from featuremill.flow import preflight
+from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.store.plan import Settings
@@ -197,7 +197,7 @@ def begun(path):
         modifier=SimpleNamespace(is_main_snakefile=lambda: True),
     )
     found = validated(yaml.safe_load(path.read_text()), workflow)
-    before.refuse_missing_of_steps(workflow, found)
+    preflight.refuse_missing_of_steps(workflow, found)
     return found
 
 

@@ -74,7 +74,7 @@ def test_a_run_that_starts_ends_without_a_word(stopped_at, module):
 
 def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
     words = ["run", "my.yaml", "--cores", "1"]
-    status, said = stopped_at("featuremill.flow.before", "featuremill", *words)
+    status, said = stopped_at("featuremill.flow.preflight", "featuremill", *words)
     assert status == 128 + signal.SIGINT
     assert said.endswith(
         "\nStopped. Nothing computed is lost. The same command goes on:\n"

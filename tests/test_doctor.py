@@ -678,22 +678,22 @@ SPOILED = """
     import sys
     if "featuremill.doctor.trial" in sys.orig_argv:
         import torch
-        from featuremill.workloads.esm2 import attention, kernels, products
+        from featuremill.workloads.esm2 import attention, kernels, matmul
         from featuremill.workloads.esm2.kernels import TORCH
         (*_, good), (*_, plain) = (
             f(torch.device("cpu"), torch.float32, *more)
-            for f, more in ((attention.backends, (4, 64)), (products.forms, ()))
+            for f, more in ((attention.backends, (4, 64)), (matmul.forms, ()))
         )
         def fail(*_):
             raise RuntimeError("this kernel was not built")
-        class Bad(products.Plain):
+        class Bad(matmul.Plain):
             NAME = "bad products"
             def gelu(self, rows):
                 return super().gelu(rows) + 1
         def bad_norm(*given):
             return TORCH.add_norm(*given) * float("nan")
         attention.backends = lambda *_: [attention.Backend("bad attention", fail), good]
-        products.forms = lambda *_: [Bad, plain]
+        matmul.forms = lambda *_: [Bad, plain]
         bad = TORCH._replace(name="bad kernels", add_norm=bad_norm)
         kernels.ways = lambda *_: [bad, TORCH]
 """

@@ -19,7 +19,7 @@ from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import attention, lanes, packing, pooling, products
+from featuremill.workloads.esm2 import attention, lanes, matmul, packing, pooling
 from featuremill.workloads.esm2.encoder import Encoder, Stage
 from featuremill.workloads.esm2.kernels import twins
 from featuremill.workloads.esm2.tokens import tokenize, windows
@@ -58,7 +58,7 @@ def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
     rows = torch.randn(96, inputs).to(dtype)
     exact = F.linear(rows.double(), weight.to(dtype).double(), bias.to(dtype).double())
-    for form in (products.Plain, products.OneDnn):
+    for form in (matmul.Plain, matmul.OneDnn):
         product = form(weight.to(dtype), bias.to(dtype))
         bound = {"rtol": 1e-2, "atol": 2e-2} if dtype != torch.float32 else {"atol": 1e-5}
         assert torch.allclose(product(rows).double(), exact, **bound)
@@ -67,15 +67,15 @@ def test_products_of_onednn_are_those_of_torch(dtype, inputs, outputs):
 
 def test_the_product_follows_device_and_dtype(monkeypatch):
     cuda = torch.device("cuda", 0)
-    names = [form.__name__ for form in products.forms(cuda, torch.float16)]
+    names = [form.__name__ for form in matmul.forms(cuda, torch.float16)]
     assert names == ["Adding", "AddingApart", "Plain", "Apart"]
-    assert products.forms(cuda, torch.float32) == [products.Plain]
-    assert issubclass(products.forms(HOST, torch.float32)[0], products.OneDnn)
+    assert matmul.forms(cuda, torch.float32) == [matmul.Plain]
+    assert issubclass(matmul.forms(HOST, torch.float32)[0], matmul.OneDnn)
     with monkeypatch.context() as without:
         without.setattr(torch.backends.mkldnn, "enabled", False)
-        assert products.forms(HOST, torch.float32) == [products.Plain]
+        assert matmul.forms(HOST, torch.float32) == [matmul.Plain]
     # What a CPU does not multiply in hardware is left to torch.
-    product = products.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
+    product = matmul.forms(HOST, torch.float16)[0](torch.ones(4, 4).half(), torch.ones(4).half())
     assert product(torch.ones(64, 4).half()).tolist() == [[5.0] * 4] * 64
 
 
@@ -85,8 +85,8 @@ def test_a_row_of_a_product_has_the_same_bits_in_any_batch(dtype, inputs, output
     """Whatever the other rows are, and on any number of threads; with AMX in a block, by one."""
     rows = torch.randn(4096, inputs).to(dtype)
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
-    product = products.forms(HOST, dtype)[0](weight.to(dtype), bias.to(dtype))
-    is_amx = isinstance(product, products.OneDnnAmx)
+    product = matmul.forms(HOST, dtype)[0](weight.to(dtype), bias.to(dtype))
+    is_amx = isinstance(product, matmul.OneDnnAmx)
     rows = rows[: product.ROWS] if is_amx else rows
     expected, activated = product(rows), product.gelu(rows)
     for num_threads in (1,) if is_amx else NUM_THREADS:
@@ -114,9 +114,9 @@ def test_attention_stays_within_each_sequence(dtype, bound):
     qkv_T3Hd = (torch.randn(len(pack.tokens_T), 3, 4, 24) * 2).to(dtype)
     *compiled, last = attention.backends(HOST, dtype, 4, 24)
     assert last.name == "sdpa flash_attention per sequence"
-    has_code = products.instructions(dtype) != "sse"
+    has_code = matmul.instructions(dtype) != "sse"
     assert [way.name.rpartition(" ")[2] for way in compiled] == (
-        [products.instructions(dtype)] if has_code else []
+        [matmul.instructions(dtype)] if has_code else []
     )
     for backend in (*compiled, last):
         context_THd = backend.attend(qkv_T3Hd, pack)
@@ -221,7 +221,7 @@ def test_what_the_cpu_has_decides_and_each_way_is_right(found, most, left):
 
 
 def instructions_here():
-    return products.instructions(torch.bfloat16)
+    return matmul.instructions(torch.bfloat16)
 
 
 def test_calls_that_only_cuda_carries_out_fit_torch():
@@ -233,7 +233,7 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
     context_THd = attention.attend_varlen(qkv_T3Hd, pack, **more)
     assert (context_THd.shape, context_THd.dtype) == ((256, 20, 64), torch.bfloat16)
     weight = torch.empty(640, 1280, device="meta", dtype=torch.bfloat16)
-    product = products.Plain(weight, weight[:, 0].clone())
+    product = matmul.Plain(weight, weight[:, 0].clone())
     assert product.gelu(context_THd.flatten(1)).shape == (256, 640)
 
 
@@ -277,7 +277,7 @@ def test_a_kernel_for_all_sequences_leaves_no_row_of_the_filling_out(lengths, en
     assert pack.cu_seqlens.diff().max() == pack.longest == max(lengths)
 
 
-class Choosy(products.Plain):
+class Choosy(matmul.Plain):
     """A product that takes another kernel, with other bits, for few rows or an odd number of them,
     as CPUs do that the tests may not meet."""
 
@@ -289,7 +289,7 @@ class Choosy(products.Plain):
 
 
 def test_a_protein_alone_and_in_any_batch_meets_the_same_kernels(found, monkeypatch):
-    monkeypatch.setattr(products, "forms", lambda device, dtype: [Choosy])
+    monkeypatch.setattr(matmul, "forms", lambda device, dtype: [Choosy])
     encoder = Encoder(found.path, found.metadata, [HOST], torch.float32)
     sequences = [tokenize(p.encode(), (0, len(p))) for p in ["M", "MKVLAAG", *demo_proteins(4, 90)]]
 

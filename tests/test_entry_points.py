@@ -6,7 +6,7 @@ from programs import Desk
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.store import formats
-from featuremill.workload import find_workload, mistakes, workloads
+from featuremill.workload import find_workload, plugin_errors, workloads
 
 WORKLOADS = "featuremill.workloads"
 
@@ -41,9 +41,9 @@ def test_nobody_takes_the_name_of_one_of_featuremills_own(tmp_path, monkeypatch,
     assert formats.names()[-1] == "zebra" and formats.names().count("parquet") == 1
     assert find_workload("composition").__name__ == "featuremill.workloads.composition"
     assert formats.module_of("parquet").__name__ == "featuremill.merge.outputs.parquet"
-    assert mistakes.who("composition") == "workload composition"
-    assert mistakes.who("zebra") == "workload zebra (package thief 1)"
-    assert not mistakes.is_strangers("composition") and mistakes.is_strangers("zebra")
+    assert plugin_errors.who("composition") == "workload composition"
+    assert plugin_errors.who("zebra") == "workload zebra (package thief 1)"
+    assert not plugin_errors.is_strangers("composition") and plugin_errors.is_strangers("zebra")
 
 
 @pytest.mark.parametrize("registered", [{}, {"outputs": {"parquet": "nowhere"}}])

@@ -34,7 +34,7 @@ from featuremill.extract.compute import values_of
 from featuremill.lease.devices import Device, cpu
 from featuremill.workload import networks, weights
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2 import matmul
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.packing import pack
 from featuremill.workloads.esm2.tokens import tokenize, windows
@@ -464,7 +464,7 @@ def test_planning_needs_no_torch():
 
 
 def test_the_backend_has_a_name(bundled):
-    isa, backend = products.instructions(torch.float32), every_layer("fp32", bundled.found).backend
+    isa, backend = matmul.instructions(torch.float32), every_layer("fp32", bundled.found).backend
     compiled = rf"llvm \d+\.\d+, {isa}"
     assert re.fullmatch(f"attention: {compiled}; products: onednn-{isa}; rest: {compiled}", backend)
 

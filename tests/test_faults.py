@@ -414,7 +414,7 @@ def test_a_person_who_kills_strikes_no_record(verbs):
 SIGTERM = """
 import os, signal, threading, time
 from snakemake.scheduling.job_scheduler import JobScheduler
-from featuremill.flow.reach import answer_sigterm
+from featuremill.flow.internals import answer_sigterm
 answer_sigterm()
 scheduler = JobScheduler.__new__(JobScheduler)
 scheduler._lock, scheduler._open_jobs = threading.Lock(), threading.Semaphore(0)

@@ -140,9 +140,9 @@ REFUSED = """
 import resource, sys
 from pathlib import Path
 import torch
-from featuremill.workloads.esm2 import lanes, products
+from featuremill.workloads.esm2 import lanes, matmul
 torch.set_num_threads(int(sys.argv[1]))
-product = products.OneDnn(torch.randn(640, 128), torch.randn(640))
+product = matmul.OneDnn(torch.randn(640, 128), torch.randn(640))
 multiply = lambda rows: product(torch.ones(rows, 128)).sum().item()
 lanes.each(multiply, 4 * [64])
 [bytearray(100_000) for _ in range(200)]  # freed, and not given back: 20 MB for all but new code

@@ -13,10 +13,10 @@ from featuremill.__main__ import main
 from featuremill.base.environment import TYPED
 from featuremill.config import validate
 from featuremill.flow import screen
-from featuremill.flow.after import closing
-from featuremill.flow.before import asks_for_less, refuse_no_cores
-from featuremill.flow.begin import WITHOUT_EFFECT, Run
+from featuremill.flow.context import WITHOUT_EFFECT, Run
+from featuremill.flow.preflight import asks_for_less, refuse_no_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
+from featuremill.flow.summary import closing
 from featuremill.status.commands import Commands, Fix
 from featuremill.store import command_line, run_lock
 

@@ -29,7 +29,7 @@ from featuremill.plan.speeds.assumed import Range
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
-from featuremill.workload import find_workload, mistakes
+from featuremill.workload import find_workload, plugin_errors
 
 CARD = "NVIDIA H100 80GB HBM3"
 
@@ -328,7 +328,7 @@ def test_few_records_of_uneven_cost_make_as_many_shards(costs, slots, borders):
     assert sum(piece.cost for pieces in made for piece in pieces) == sum(costs)
 
 
-@pytest.mark.parametrize("workload", sorted({*entry_points.own(mistakes.GROUP)} - {"esm2"}))
+@pytest.mark.parametrize("workload", sorted({*entry_points.own(plugin_errors.GROUP)} - {"esm2"}))
 def test_a_first_run_of_any_workload_feeds_every_slot(workload, tmp_path, monkeypatch):
     """4,096 short segments, 1,000 patients or cells: less than a shard of the usual cost."""
     unit = find_workload(workload).COST_UNIT

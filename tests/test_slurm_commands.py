@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake.exceptions import WorkflowError
 
-from featuremill.flow import reach, slurm
+from featuremill.flow import internals, slurm
 from featuremill.flow.slurm import Live, judge
 
 COMMANDS = ("squeue", "sacct", "scancel")
@@ -209,7 +209,7 @@ def test_only_the_main_process_of_a_cluster_run_does_so(
     monkeypatch.setattr(sys, "argv", ["snakemake"])
     monkeypatch.setitem(sys.modules, slurm.EXECUTOR, sys)
     replaced = []
-    monkeypatch.setattr(reach, "replace_executor", lambda *what: replaced.append(what))
+    monkeypatch.setattr(internals, "replace_executor", lambda *what: replaced.append(what))
     output_settings = SimpleNamespace(dryrun=dryrun)
     workflow = SimpleNamespace(
         is_main_process=is_main, nodes=nodes, output_settings=output_settings

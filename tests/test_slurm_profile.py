@@ -16,8 +16,8 @@ from snakemake.cli import get_argument_parser
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
-from featuremill.flow.after import closing
 from featuremill.flow.screen import Failures, told
+from featuremill.flow.summary import closing
 
 PROFILE = ROOT / "profiles" / "slurm"
 TEXT = (PROFILE / "config.yaml").read_text()

@@ -16,7 +16,7 @@ from programs import Desk
 
 from featuremill import config
 from featuremill.__main__ import main
-from featuremill.flow import before
+from featuremill.flow import preflight
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
 from featuremill.workloads.esm2 import sources
@@ -123,7 +123,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        before.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        preflight.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -181,7 +181,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        before.forget_lost_weights(SimpleNamespace(deployment_settings=settings), [json_path])
+        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), [json_path])
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)

@@ -22,7 +22,7 @@ from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
-from featuremill.flow.before import forget_what_is_not_whole
+from featuremill.flow.preflight import forget_what_is_not_whole
 from featuremill.merge.clean import check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view

@@ -230,7 +230,7 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     tmp_path, environment, gpu_node, monkeypatch
 ):
     # Here and below: they import Snakemake, which a machine lacks that is there for GPU tests.
-    from featuremill.flow.before import refuse_without_gpu
+    from featuremill.flow.preflight import refuse_without_gpu
     from featuremill.flow.screen import RefusedError
 
     workflow = Workflow(tmp_path, {**environment, **gpu_node().environment}, random_records(30))
@@ -299,12 +299,12 @@ def test_a_gpu_that_nobody_known_uses(see, gpu_node, environment):
 def test_what_makes_it_slower(see, gpu_node, environment, tmp_path, monkeypatch, caplog):
     """On a GPU that has everything but gcc and a folder, with a torch that nobody tried."""
     torch = pytest.importorskip("torch")
-    from featuremill.workloads.esm2 import kernels, ladder
+    from featuremill.workloads.esm2 import fallbacks, kernels
 
     ours = kernels.TORCH
     monkeypatch.setattr(kernels, "ways", lambda *_: [ours._replace(name="triton 3"), ours])
-    tried = ladder.Ladder(torch.device("cpu"), torch.float32, 4, 16)
-    tried.step_down(ladder.Fault("rotary", "relative error 0.1, at most 1e-05"))
+    tried = fallbacks.Fallbacks(torch.device("cpu"), torch.float32, 4, 16)
+    tried.step_down(fallbacks.Fault("rotary", "relative error 0.1, at most 1e-05"))
     pretend = {"why": {"GPU-0": [caplog.messages[0]]}, "version": "99.0"}
     variables = {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "pretend_torch"), str(ROOT / "src")]),
@@ -530,7 +530,7 @@ def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path
 
 
 def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
-    from featuremill.flow.begin import validated
+    from featuremill.flow.context import validated
     from featuremill.flow.screen import RefusedError
 
     monkeypatch.chdir(tmp_path)

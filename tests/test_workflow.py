@@ -18,9 +18,9 @@ from plans import delivery_json
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
 
 from featuremill.config import validate
-from featuremill.flow.after import closing_words
-from featuremill.flow.before import asked_by, refuse_another_config
+from featuremill.flow.preflight import asked_by, refuse_another_config
 from featuremill.flow.screen import Failures, RefusedError
+from featuremill.flow.summary import closing_words
 from featuremill.status.state import read_state
 from featuremill.store import run_lock
 

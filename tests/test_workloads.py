@@ -24,13 +24,13 @@ from featuremill.workload import (
     TellsWays,
     Workload,
     find_workload,
-    mistakes,
+    plugin_errors,
 )
 from featuremill.workload import weights as weights_verb
-from featuremill.workload.mistakes import refuse_answer
+from featuremill.workload.plugin_errors import refuse_answer
 
 CPU = cpu()
-OURS = list(entry_points.own(mistakes.GROUP))
+OURS = list(entry_points.own(plugin_errors.GROUP))
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py

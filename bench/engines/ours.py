@@ -32,7 +32,7 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, weights
 from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import products
+from featuremill.workloads.esm2 import matmul
 
 ONE_SHARD = 10**12
 STALL_SECONDS = 3600.0
@@ -80,7 +80,7 @@ class Ours:
             self._loaded = (options, esm2.load(resolved, [self.device], found))
         return self._loaded[1]
 
-    def with_products(self, form: type[products.Product]) -> Any:
+    def with_products(self, form: type[matmul.Product]) -> Any:
         """Return another model that delivers means, with this form of the matrix products.
 
         Raises:
@@ -88,7 +88,7 @@ class Ours:
         """
         options = esm2.Options.model_validate(options_for(self.dtype, "mean"))
         found = self._weights()
-        with patch.object(products, "forms", lambda *_: [form]):
+        with patch.object(matmul, "forms", lambda *_: [form]):
             return esm2.load(esm2.resolve(options, self.device, found), [self.device], found)
 
     def backend(self) -> str:

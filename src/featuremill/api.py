@@ -36,13 +36,13 @@ from featuremill.workload import (
     Workload,
     WorkloadOptions,
     find_workload,
-    mistakes,
     option_files,
+    plugin_errors,
     refuse_without_packages,
     weights,
 )
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.offers import TakesOtherOptions
+from featuremill.workload.optional import TakesOtherOptions
 
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
@@ -252,7 +252,7 @@ def _computed(
     """Return the values of `payloads`; `refuse` hears of those that have none, and may raise."""
     (device,) = with_processors(devices_for(choice)[:1])
     loaded = _ready(name, workload, options, device)
-    schema = mistakes.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
+    schema = plugin_errors.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
     computed = _Computed(schema, len(payloads), [], [])
     num_done, num_distinct = 0, len(set(payloads))
     for places, values in values_in_batches(
@@ -260,12 +260,12 @@ def _computed(
         loaded.model,
         loaded.options,
         payloads,
-        mistakes.batch_cost_of(name, workload, loaded.options, device),
+        plugin_errors.batch_cost_of(name, workload, loaded.options, device),
         refuse,
         computed.warnings.append,
         name=name,
     ):
-        mistakes.refuse_answer(name, values, len(places), schema)
+        plugin_errors.refuse_answer(name, values, len(places), schema)
         computed.batches.append((places, values))
         num_done += len(places)
         progress(num_done, num_distinct)
@@ -282,7 +282,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
     else:
         model = workload.weights(options)
         found = weights.weights_of(weights.convert(model, workload=name)) if model else None
-    resolved = mistakes.resolved(name, workload, options, device, found)
+    resolved = plugin_errors.resolved(name, workload, options, device, found)
     if last and (last.asked, last.device) == (asked, device):
         kept = last.model if last.options == resolved else None
         if kept is None and isinstance(workload, TakesOtherOptions):
@@ -291,7 +291,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
             return last._replace(options=resolved, model=kept)
     last = None  # before another one takes memory
     try:
-        with mistakes.told(name, "load"):
+        with plugin_errors.told(name, "load"):
             loaded = workload.load(resolved, [device], found)
     except Exception as error:
         if not faults.is_out_of_memory(error):
@@ -331,13 +331,13 @@ def _records(
 ) -> list[Record]:
     """Return the records that the workload reads in `paths`, or else in `inputs`."""
     if paths:
-        return list(mistakes.records_of(name, workload, paths, options))
+        return list(plugin_errors.records_of(name, workload, paths, options))
     if hasattr(inputs, "__len__") and not len(inputs):
         raise UserError(f"{in_memory.STEM}: there is no record in it; give at least one.")
     with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
         path, options = in_memory.write(inputs, workload, options, Path(folder))
         try:
-            found = list(mistakes.records_of(name, workload, [path], options))
+            found = list(plugin_errors.records_of(name, workload, [path], options))
         except UserError as error:
             raise UserError(str(error).replace(str(path), in_memory.STEM)) from None
     return [record._replace(source=in_memory.STEM) for record in found]

@@ -1,4 +1,4 @@
-# What the rules share: one object, `mill`, that knows the project (src/featuremill/flow/begin.py).
+# What the rules share: one object, `mill`, that knows the project (src/featuremill/flow/context.py).
 #
 #   mill.results   results/<run>, the run's folder; of several sets of features results/{run}, and the
 #                  wildcard is <run>/<name>
@@ -11,7 +11,7 @@ from featuremill.flow.screen import calm_output
 failures = calm_output(workflow)  # first of all: it also answers Ctrl-C
 
 from featuremill import SNAKEFILE  # where a module is called featuremill, it stands for the package
-from featuremill.flow.begin import begin
+from featuremill.flow.context import begin
 from featuremill.store.formats import format_of
 
 mill = begin(workflow, config, failures)

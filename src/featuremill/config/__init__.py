@@ -31,7 +31,7 @@ from featuremill.workload import (
     WorkloadOptions,
     find_workload,
     option_files,
-    said,
+    optional,
     weights,
     workloads,
 )
@@ -190,7 +190,7 @@ def validate(
         return config
     options = checked(keys, config.options, ("options",), lambda: _others(workload), source, places)
     settled: dict[str, Any] = {"options": options.model_dump(mode="json")}
-    if not said(find_workload(workload), "NEEDS_GPU"):
+    if not optional(find_workload(workload), "NEEDS_GPU"):
         settled["device"] = "cpu"
     config = config.model_copy(update=settled)
     if model := model_of(config):

@@ -19,7 +19,7 @@ from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
 from featuremill.step import finding
 from featuremill.store import files
-from featuremill.workload import find_workload, mistakes
+from featuremill.workload import find_workload, plugin_errors
 
 INTRODUCTION = """\
 # The config of a run
@@ -128,7 +128,7 @@ def readme(installed: bool = False) -> str:
         definition = schema["$defs"][inside["$ref"].rpartition("/")[2]]
         sections += _lines(HEAD, _rows(definition, schema["$defs"], ""))
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
-    for name in entry_points.own(mistakes.GROUP):
+    for name in entry_points.own(plugin_errors.GROUP):
         workload = find_workload(name)
         summary = (workload.__doc__ or "").partition("\n")[0]
         sections += ["", f"## `options` of workload `{name}`\n", f"{summary}\n"]
@@ -184,7 +184,7 @@ def run_schema(installed: bool = False) -> Schema:
     definitions |= steps["$defs"]
     conditions: list[Schema] = []
     schema["allOf"] = definitions["Set"]["allOf"] = conditions
-    for name in entry_points.own(mistakes.GROUP):
+    for name in entry_points.own(plugin_errors.GROUP):
         options = find_workload(name).Options.model_json_schema()
         definitions |= options.pop("$defs", {})
         definitions[f"{name}_options"] = options

@@ -27,7 +27,7 @@ from featuremill.workload import (
     TellsMemory,
     Weights,
     find_workload,
-    said,
+    optional,
 )
 from featuremill.workload import weights as weights_verb
 
@@ -155,7 +155,7 @@ class Findings:
     @property
     def batch_option(self) -> str:
         """What the workload calls the option for the size of a batch; empty where it has none."""
-        option: str = said(find_workload(self.workload), "REMEDIES").get("smaller batches", "")
+        option: str = optional(find_workload(self.workload), "REMEDIES").get("smaller batches", "")
         return option
 
     def need_mb(self, uuid: str | None) -> int:

@@ -16,7 +16,7 @@ from featuremill.extract.batches import Batch, Queue
 from featuremill.extract.peak_memory import free_on_gpu
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
-from featuremill.workload.mistakes import REASON
+from featuremill.workload.plugin_errors import REASON
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from featuremill.base import faults
 from featuremill.extract import compute
 from featuremill.extract.batches import Queue, make_batches
-from featuremill.workload import RecordFailed, Workload, mistakes
+from featuremill.workload import RecordFailed, Workload, plugin_errors
 
 Refuse = Callable[[int, str], object]
 """Called with the place of a payload that cannot be computed, and why; may raise."""
@@ -40,7 +40,7 @@ def values_in_batches(
     for place, payload in enumerate(payloads):
         places.setdefault(payload, []).append(place)
     distinct = sorted(places, key=lambda payload: hashlib.sha256(payload).digest())
-    costs = mistakes.costs_of(name, workload, distinct, options)
+    costs = plugin_errors.costs_of(name, workload, distinct, options)
 
     def refuse_all(row: int, reason: str) -> None:
         for place in places[distinct[row]]:
@@ -54,13 +54,13 @@ def values_in_batches(
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
             if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
-                with mistakes.told(name, "prepare, run or collect"):
+                with plugin_errors.told(name, "prepare, run or collect"):
                     raise
             if not compute.make_room(queue, batch, error):
                 refuse_all(batch.rows[0], compute.reason_of(error))
             continue
         queue.ran()
-        mistakes.refuse_answer(name, values, len(chosen))
+        plugin_errors.refuse_answer(name, values, len(chosen))
         values, why = compute.told_apart(values)
         if is_finite_only:
             why = compute.reasons_of(values, why)

@@ -27,7 +27,7 @@ from featuremill.extract.batches import Batch, Queue
 from featuremill.extract.hang_timer import Watch
 from featuremill.store.journal import Journal
 from featuremill.store.shard_file import digests
-from featuremill.workload import RecordFailed, Workload, mistakes
+from featuremill.workload import RecordFailed, Workload, plugin_errors
 
 MOST_IN_FLIGHT = 2
 """On one device; each further one that the model is spread over has a batch of its own to be at."""
@@ -76,7 +76,7 @@ class Shard:
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
         """Return what to commit for `rows`; one for which a reason is told failed, as did one with
         a value that is missing or not finite."""
-        mistakes.refuse_answer(self._workload, values, len(rows), self.values)
+        plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
         values, told = compute.told_apart(values)
         return self._of_part(rows, values, told)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import signal
 
+from featuremill.workload import plugin_errors
+
 # The supervisor answers Ctrl-C; this process just ends, without a traceback in its log.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -43,10 +45,9 @@ from featuremill.workload import (
     Workload,
     find_workload,
     loading,
-    mistakes,
     option_files,
+    optional,
     refuse_without_packages,
-    said,
 )
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import refuse_other_versions, versions
@@ -152,12 +153,12 @@ class Worker:
         self.weights = _weights_of(job)
         rows = read_verified(folder.shard(job.shard))
         name, payloads = job.settings.workload, (each.as_py() for each in rows["payload"])
-        values = mistakes.schema_of(name, self.workload, self.options, self.weights, ())
-        self.costs = mistakes.costs_of(name, self.workload, payloads, self.options)
+        values = plugin_errors.schema_of(name, self.workload, self.options, self.weights, ())
+        self.costs = plugin_errors.costs_of(name, self.workload, payloads, self.options)
         self.journal = journal.Journal(
             folder.journal(job.recipe, job.shard),
             journal.part_schema(values),
-            mistakes.batch_cost_of(name, self.workload, self.options, self.devices[0]),
+            plugin_errors.batch_cost_of(name, self.workload, self.options, self.devices[0]),
         )
         self.shard = Shard(rows, self.journal, values, name)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
@@ -210,7 +211,7 @@ class Worker:
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
         try:
-            with mistakes.told(self.job.settings.workload, "load"):
+            with plugin_errors.told(self.job.settings.workload, "load"):
                 _import_torch(self.options.PACKAGES)
                 self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:
@@ -342,7 +343,7 @@ class Worker:
             **versions(self.workload),
             threads=self.job.threads,
             peak_memory_mb=peak_memory_mb(self.devices),
-            versions=this_process.versions(said(self.workload, "VERSIONS_OF")),
+            versions=this_process.versions(optional(self.workload, "VERSIONS_OF")),
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.config import Config, model_key, model_of
-from featuremill.flow import reach
+from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError
 from featuremill.workload import find_workload, option_files
 from featuremill.workload.hugging_face import place_of
@@ -27,7 +27,7 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
     """Return the config with its files named as they are found from here."""
 
     def moved(path: str) -> str:
-        return reach.below_prefix(workflow, path)
+        return internals.below_prefix(workflow, path)
 
     paths = {*option_files.kinds_of(find_workload(config.workload).Options)}
     model = model_of(config)
@@ -55,13 +55,13 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
     Raises:
         RefusedError: when two modules compute the same run, or different models of the same name.
     """
-    module = reach.workflow_module(workflow)
+    module = internals.workflow_module(workflow)
     if (other := _runs.setdefault(results, module)) != module:
         raise RefusedError(
             f"modules {other} and {module} both compute {results}; give each config a `run` of "
             "its own."
         )
-    rule = reach.taken_rule(workflow, "weights")
+    rule = internals.taken_rule(workflow, "weights")
     model = model_of(config)
     if rule is None:
         return
@@ -73,4 +73,4 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
                 f"{path}; rename one."
             )
         if first != rule:
-            reach.prefer_rule(workflow, first, rule)
+            internals.prefer_rule(workflow, first, rule)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import entry_points, environment, this_process
-from featuremill.flow import reach
+from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
@@ -40,11 +40,11 @@ def prepare_jobs(workflow: Any) -> None:
     environment.METADATA.set(str(entry_points.metadata()))
     if model := gpu_model(workflow):
         environment.GPU_MODEL.set_default(model)  # which plan cuts shards for
-    if reach.is_main(workflow):
+    if internals.is_main(workflow):
         environment.SLURM_JOBS.unset()
-        if reach.runs_elsewhere(workflow):
+        if internals.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
-    asked = reach.rule_resources(workflow, "extract")
+    asked = internals.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
         if resource in asked:
             VARIABLES[field].set_default(asked[resource])
@@ -53,14 +53,14 @@ def prepare_jobs(workflow: Any) -> None:
     here = str(Path(sys.executable).parent)
     folders = environment.search_path()
     if here not in folders:
-        is_last = reach.is_imported(workflow) and not shutil.which("featuremill")
+        is_last = internals.is_imported(workflow) and not shutil.which("featuremill")
         folders = [*folders, here] if is_last else [here, *folders]
         environment.set_search_path(folders)
 
 
 def gpu_model(workflow: Any) -> str:
     """Return the kind of GPU that a profile asks for extract; nothing where it asks for none."""
-    return reach.rule_resources(workflow, "extract").get("gpu_model", "")
+    return internals.rule_resources(workflow, "extract").get("gpu_model", "")
 
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
@@ -74,17 +74,17 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     """
     with refusing():
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
-    if not reach.is_main(workflow):
+    if not internals.is_main(workflow):
         return num_slots
-    cap = reach.cap_of(workflow, "gpu")
-    is_ours = reach.runs_elsewhere(workflow) is False and (cap is None or cap in _caps)
+    cap = internals.cap_of(workflow, "gpu")
+    is_ours = internals.runs_elsewhere(workflow) is False and (cap is None or cap in _caps)
     if device != "cpu":
         if is_ours:
             cap = max(1, num_slots, cap or 0)
             _caps.add(cap)
-            reach.set_cap(workflow, "gpu", cap)
+            internals.set_cap(workflow, "gpu", cap)
         can_be_had = num_slots if is_ours else cap or 0
-        if 0 < can_be_had < gpus and not reach.only_looks():
+        if 0 < can_be_had < gpus and not internals.only_looks():
             raise RefusedError(
                 f"gpus: one job needs {gpus}, but {can_be_had} can be had; lower it, or look at "
                 "--resources gpu=… and featuremill doctor."
@@ -100,4 +100,4 @@ def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
     """
     if num_slots or device == "cuda":
         return DEFAULT_HOST_THREADS
-    return reach.cores_here(workflow) or DEFAULT_HOST_THREADS
+    return internals.cores_here(workflow) or DEFAULT_HOST_THREADS

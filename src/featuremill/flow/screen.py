@@ -27,7 +27,7 @@ from featuremill.base import environment
 from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
-from featuremill.flow import reach
+from featuremill.flow import internals
 from featuremill.store import command_line
 
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
@@ -44,7 +44,7 @@ HARMLESS = {"host", "reason"}
 """What the default profile keeps quiet of: with more than that, nobody wants lines."""
 
 
-class RefusedError(reach.WorkflowError):  # type: ignore[misc]
+class RefusedError(internals.WorkflowError):  # type: ignore[misc]
     """What the user asked for cannot be done, in one sentence; where we noticed it is no help."""
 
     said = ""
@@ -71,7 +71,7 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
         raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
 
 
-class FailedJob(reach.JobError):
+class FailedJob(internals.JobError):
     """A job that Snakemake saw fail."""
 
     @property
@@ -114,14 +114,14 @@ class Failures:
     def hear(self, record: logging.LogRecord) -> FailedJob | bool:
         """Take note of what Snakemake logs; return the job that failed, or whether it is about one
         all the same."""
-        if error := reach.job_error(record):
+        if error := internals.job_error(record):
             return self._add(error)
-        if ending := reach.ending_of(record):
+        if ending := internals.ending_of(record):
             self._endings.append((record.getMessage(), ending))
             return True
-        return bool(self._jobs) and reach.is_epilogue(record)
+        return bool(self._jobs) and internals.is_epilogue(record)
 
-    def _add(self, error: reach.JobError) -> FailedJob:
+    def _add(self, error: internals.JobError) -> FailedJob:
         command = error.command
         found = [ending for text, ending in self._endings if command and command in text]
         self._endings = [one for one in self._endings if not command or command not in one[0]]
@@ -149,26 +149,26 @@ def exit_status() -> int:
 
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
-    is_imported = reach.is_imported(workflow)  # then the screen is somebody else's
-    shows_all = reach.shows_all(workflow) or is_imported
-    is_here = not reach.runs_elsewhere(workflow)
+    is_imported = internals.is_imported(workflow)  # then the screen is somebody else's
+    shows_all = internals.shows_all(workflow) or is_imported
+    is_here = not internals.runs_elsewhere(workflow)
     failures = Failures()
     _failures.append(failures)
-    if reach.is_main(workflow) and not is_imported:
+    if internals.is_main(workflow) and not is_imported:
         _answer_ctrl_c(failures)
 
     def matters(record: logging.LogRecord) -> bool:
-        if reach.exception_of(record) == RefusedError.__name__:
+        if internals.exception_of(record) == RefusedError.__name__:
             print(RefusedError.said, file=sys.stderr)
             return False
         failed = failures.hear(record)
         if shows_all or not failed:
-            return shows_all or not reach.is_about_scheduling(record)
+            return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
             print(told(failed, is_here), file=sys.stderr)
         return False
 
-    reach.filter_screen(matters)
+    internals.filter_screen(matters)
     return failures
 
 
@@ -214,9 +214,9 @@ def tell_totals(workflow: Any, *results: str) -> None:
 
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
-    is_quiet = reach.quiet_about(workflow) - HARMLESS or environment.QUIET.value()
-    is_wanted = not (is_quiet or reach.is_imported(workflow))
-    if is_wanted and reach.is_main(workflow) and reach.executes(workflow):
+    is_quiet = internals.quiet_about(workflow) - HARMLESS or environment.QUIET.value()
+    is_wanted = not (is_quiet or internals.is_imported(workflow))
+    if is_wanted and internals.is_main(workflow) and internals.executes(workflow):
         start_totals([Path(folder).absolute() for folder in results])
 
 

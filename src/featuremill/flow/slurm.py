@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.flow import reach
+from featuremill.flow import internals
 
 EXECUTOR = "snakemake_executor_plugin_slurm"
 FOLDER = Path(".snakemake/featuremill-slurm")
@@ -200,9 +200,9 @@ def _ask(command: list[str]) -> str | None:
 def prepare(workflow: Any) -> None:
     """Have jobs that go to Slurm watched so, where this is the main process and is going to submit
     some; with any other executor nothing is different."""
-    is_going = reach.is_main(workflow) and reach.executes(workflow)
-    if is_going and reach.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
-        reach.replace_executor("slurm", watched)
+    is_going = internals.is_main(workflow) and internals.executes(workflow)
+    if is_going and internals.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
+        internals.replace_executor("slurm", watched)
 
 
 def watched(executor: type[Any]) -> type[Any]:
@@ -215,7 +215,7 @@ def watched(executor: type[Any]) -> type[Any]:
             """Refuse what could not be followed; the first look comes while this goes on."""
             settings = workflow.executor_settings
             if getattr(settings, "array_jobs", None):
-                raise reach.WorkflowError(
+                raise internals.WorkflowError(
                     "job arrays hang in the executor: leave slurm-array-jobs out."
                 )
             self._is_over = threading.Event()
@@ -237,7 +237,7 @@ def watched(executor: type[Any]) -> type[Any]:
             """Submit the job, once the controller is there; not to another cluster."""
             if any(map(job.resources.get, CLUSTERS)):
                 said = "jobs are looked for on one cluster only: leave slurm_cluster out.\n"
-                self.report_job_error(reach.submitted(job), msg=said)
+                self.report_job_error(internals.submitted(job), msg=said)
                 return
             until = time.monotonic() + PATIENCE_SECONDS
             while self._watch.ask_controller() is None and time.monotonic() < until:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.inputs import RowOptions, columns
-from featuremill.workload import Workload, WorkloadOptions, said
+from featuremill.workload import Workload, WorkloadOptions, optional
 
 STEM = "inputs"
 
@@ -48,7 +48,7 @@ def write(
     if _is_a(inputs, "pandas", "DataFrame"):
         pq.write_table(_table_of(inputs, options), path)
         return path, options
-    if said(workload, "TAKES_FILES") or isinstance(options, RowOptions):
+    if optional(workload, "TAKES_FILES") or isinstance(options, RowOptions):
         raise UserError(
             f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
             "path of a file, a DataFrame for rows of a table, or an AnnData for cells."

@@ -33,7 +33,7 @@ from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload, mistakes
+from featuremill.workload import Weights, Workload, find_workload, plugin_errors
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
@@ -105,7 +105,7 @@ def plan(
     workload = find_workload(config.workload)
     device = planning_device(config.device)
     options, settings = _settled(config, workload, device, weights)
-    values = mistakes.schema_of(config.workload, workload, options, weights, RESERVED)
+    values = plugin_errors.schema_of(config.workload, workload, options, weights, RESERVED)
     refuse_outputs(config.outputs, values)
     sizing = Sizing(
         config.shards.cost,

@@ -26,7 +26,13 @@ from featuremill.plan.command import RESERVED
 from featuremill.plan.survey import Survey, names, surveyed
 from featuremill.store import command_line, files
 from featuremill.store.formats import Kind, format_of, kind_of
-from featuremill.workload import find_workload, mistakes, refuse_without_packages, said, weights
+from featuremill.workload import (
+    find_workload,
+    optional,
+    plugin_errors,
+    refuse_without_packages,
+    weights,
+)
 
 COMMENT_WIDTH = 96
 SET = ("model", "id_column", "sequence_column")
@@ -60,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill init`."""
-    opens_any = said(find_workload(arguments.workload), "TAKES_FILES")
+    opens_any = optional(find_workload(arguments.workload), "TAKES_FILES")
     name = _run_name(arguments.output or arguments.inputs[0], opens_any and not arguments.output)
     output: Path = arguments.output or Path(f"{name}.yaml")
     if any(output.resolve() == path.resolve() for path in arguments.inputs):
@@ -132,8 +138,8 @@ def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
         delivered = options.delivers()
         if workload.weights(options) is None:  # what is not known before there are weights
             device = planning_device(checked.device)
-            settled = mistakes.resolved(name, workload, options, device, None)
-            values = mistakes.schema_of(name, workload, settled, None, RESERVED)
+            settled = plugin_errors.resolved(name, workload, options, device, None)
+            values = plugin_errors.schema_of(name, workload, settled, None, RESERVED)
             delivered &= {kind_of(column.type) for column in values}
     usual = config.Config.model_fields["outputs"].default
     return [output for output in usual if format_of(output).kind in {None, *delivered}]
@@ -177,7 +183,7 @@ def config_text(
     Options that nobody has `given`, and what is empty, stand in it as comments; those that are
     `unfilled`, as keys without a value.
     """
-    unit = said(find_workload(checked.workload), "LENGTH_UNIT")
+    unit = optional(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
         f"# A run of featuremill on {names([Path(path) for path in checked.inputs])}:",
         f"# {counted(found.lengths.total(), 'good record')}, "

@@ -18,7 +18,7 @@ from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
-from featuremill.workload import Workload, mistakes, said
+from featuremill.workload import Workload, optional, plugin_errors
 
 log = logging.getLogger("featuremill.plan")
 
@@ -92,7 +92,7 @@ def read_records(
     """Spool every record of the config's inputs below `folder`; the processes are started if it
     takes more than a chunk."""
     paths = [Path(path) for path in config.inputs]
-    records = mistakes.records_of(config.workload, workload, paths, options)
+    records = plugin_errors.records_of(config.workload, workload, paths, options)
     chunks = with_progress(chunks_of(records))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
@@ -103,7 +103,7 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    return Spooled(config.inputs, folders, tally, said(workload, "LENGTH_UNIT"))
+    return Spooled(config.inputs, folders, tally, optional(workload, "LENGTH_UNIT"))
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -25,7 +25,7 @@ from featuremill.plan.shard_cost import (
 )
 from featuremill.plan.speeds import Asked, Speed
 from featuremill.store.plan import SHARDS_A_SLOT, Settings
-from featuremill.workload import find_workload, said
+from featuremill.workload import find_workload, optional
 
 UNKNOWN_COST = 2_000_000
 """Where nothing is known of the speed: as many residues are some minutes of a CPU, and no more of
@@ -83,7 +83,7 @@ class Sizing(NamedTuple):
         if found:
             return Cut(cost / found[0].num_shards, words(*found, self.unit))
         name = self.settings.workload
-        usual = said(find_workload(name), "SHARD_COST") or UNKNOWN_COST
+        usual = optional(find_workload(name), "SHARD_COST") or UNKNOWN_COST
         work = work_of(cost, records, payload_bytes, self.values, self.unit)
         each, number, why = choose_without_speed(work, usual, self.slots)
         where = self.device.name if self.device.uuid else "a GPU"

@@ -24,7 +24,7 @@ import xxhash
 from featuremill.base.reasons import head_of
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Record, find_workload
-from featuremill.workload.mistakes import costs_of
+from featuremill.workload.plugin_errors import costs_of
 
 Value = TypeVar("Value")
 NUM_BUCKETS = 256

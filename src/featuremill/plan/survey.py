@@ -24,8 +24,8 @@ from featuremill.inputs import columns_taken, source
 from featuremill.plan.reading import with_progress
 from featuremill.plan.repeats import conflict, same_hash
 from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of
-from featuremill.workload import Record, Workload, said
-from featuremill.workload.mistakes import records_of
+from featuremill.workload import Record, Workload, optional
+from featuremill.workload.plugin_errors import records_of
 
 
 class Survey:
@@ -68,12 +68,12 @@ class Survey:
         self, paths: Sequence[Path], workload: Workload, options: BaseModel
     ) -> Iterator[str]:
         """Yield the lines that say all this to people."""
-        if said(workload, "TAKES_FILES"):
+        if optional(workload, "TAKES_FILES"):
             yield names(paths)
         else:
             yield f"{names(paths)}: {', '.join(dict.fromkeys(_kind(path) for path in paths))}"
         yield from dict.fromkeys(filter(None, (columns_taken(p, options) for p in paths)))
-        unit, tally = said(workload, "LENGTH_UNIT"), self.tally
+        unit, tally = optional(workload, "LENGTH_UNIT"), self.tally
         kind = (
             "nucleotide " if self.tally.is_nucleotides else "protein " if unit == "residues" else ""
         )

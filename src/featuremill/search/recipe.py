@@ -23,8 +23,8 @@ from featuremill.workload import (
     Weights,
     Workload,
     find_workload,
-    mistakes,
     option_files,
+    plugin_errors,
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
@@ -58,10 +58,10 @@ class Recipe:
         refuse_without_packages(self.workload.Options)
         self.options = self._resolved(devices[0], found)
         name = self._settings.workload
-        self._budget = mistakes.batch_cost_of(name, self.workload, self.options, devices[0])
+        self._budget = plugin_errors.batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
-            with mistakes.told(name, "load"):
+            with plugin_errors.told(name, "load"):
                 self._model: Any = self.workload.load(self.options, devices, found)
         except Exception as error:
             if not faults.is_out_of_memory(error):
@@ -74,7 +74,9 @@ class Recipe:
 
     def records(self, path: Path) -> Iterator[Record]:
         """Stream the records of a file as the workload reads them."""
-        return mistakes.records_of(self._settings.workload, self.workload, [path], self.options)
+        return plugin_errors.records_of(
+            self._settings.workload, self.workload, [path], self.options
+        )
 
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).

@@ -35,7 +35,7 @@ class Fix(NamedTuple):
     """What no command can do."""
     seen_by: Literal["snakemake", "start", "nobody"] = "start"
     """Who notices, when the run's command is given again, that the verb has to run: Snakemake
-    itself, `flow.before`, or nobody, as only hashing tells: then the command has to say it."""
+    itself, `flow.preflight`, or nobody, as only hashing tells: then the command has to say it."""
 
 
 class Problem(NamedTuple):

@@ -48,7 +48,7 @@ class Owner(NamedTuple):
     """The config's file, seen from the folder of results/<run>; empty where there is none."""
     asked: Mapping[str, Any] = MappingProxyType({})
     """What the config asked for, as far as it determines the results: `asked_by` in
-    flow.before says it."""
+    flow.preflight says it."""
     weights: str = ""
     """The weights file that the run needs, such as weights/<name>.json; empty for none."""
     is_imported: bool = False

@@ -4,7 +4,7 @@ A workload is a module (or any object) with the attributes of `Workload` that a 
 or another, registers as an entry point in the group `featuremill.workloads`. The core owns
 planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
 knows what a record is and how to compute its values. What it may say of itself besides stands in
-`featuremill.workload.offers`; readers of common files are in `featuremill.inputs`.
+`featuremill.workload.optional`; readers of common files are in `featuremill.inputs`.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
 from featuremill.lease.devices import Device as Device
 from featuremill.store.formats import Kind as Kind
-from featuremill.workload import mistakes
-from featuremill.workload.offers import Cautions as Cautions
-from featuremill.workload.offers import Checkpoint as Checkpoint
-from featuremill.workload.offers import Checkpoints as Checkpoints
-from featuremill.workload.offers import Converted as Converted
-from featuremill.workload.offers import HasCheckpoints as HasCheckpoints
-from featuremill.workload.offers import HasPrecisions as HasPrecisions
-from featuremill.workload.offers import TellsMemory as TellsMemory
-from featuremill.workload.offers import TellsWays as TellsWays
-from featuremill.workload.offers import TellsWork as TellsWork
-from featuremill.workload.offers import UnitWork as UnitWork
-from featuremill.workload.offers import said as said
+from featuremill.workload import plugin_errors
 from featuremill.workload.option_files import OptionFile as OptionFile
 from featuremill.workload.option_files import OptionFolder as OptionFolder
 from featuremill.workload.option_files import OptionWeights as OptionWeights
+from featuremill.workload.optional import Cautions as Cautions
+from featuremill.workload.optional import Checkpoint as Checkpoint
+from featuremill.workload.optional import Checkpoints as Checkpoints
+from featuremill.workload.optional import Converted as Converted
+from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
+from featuremill.workload.optional import HasPrecisions as HasPrecisions
+from featuremill.workload.optional import TellsMemory as TellsMemory
+from featuremill.workload.optional import TellsWays as TellsWays
+from featuremill.workload.optional import TellsWork as TellsWork
+from featuremill.workload.optional import UnitWork as UnitWork
+from featuremill.workload.optional import optional as optional
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -184,12 +184,12 @@ REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if nam
 
 
 def told(name: str, attribute: str) -> Any:
-    """Return what the workload called `name` says of itself under this name of `Says`; what holds
-    for one that says nothing where it is not installed here."""
+    """Return the optional attribute of the workload called `name`; the default of one that is not
+    installed here."""
     try:
-        return said(find_workload(name), attribute)
+        return optional(find_workload(name), attribute)
     except (UserError, WorkloadError):
-        return said(None, attribute)
+        return optional(None, attribute)
 
 
 def know_reasons(name: str) -> None:
@@ -200,16 +200,16 @@ def know_reasons(name: str) -> None:
 
 def workloads() -> list[str]:
     """Return the names of all workloads that are installed here, those of other packages last."""
-    return [*entry_points.own(mistakes.GROUP), *entry_points.others(mistakes.GROUP)]
+    return [*entry_points.own(plugin_errors.GROUP), *entry_points.others(plugin_errors.GROUP)]
 
 
 def find_workload(name: str) -> Workload:
     """Return the workload that a package registers as `name`."""
-    point = entry_points.find(mistakes.GROUP, name)
+    point = entry_points.find(plugin_errors.GROUP, name)
     if point is None:
         known = ", ".join(workloads())
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    found = mistakes.loaded(point, REQUIRED)
-    with mistakes.told(name, "REASONS"):
-        reasons.learn(said(found, "REASONS"))
+    found = plugin_errors.loaded(point, REQUIRED)
+    with plugin_errors.told(name, "REASONS"):
+        reasons.learn(optional(found, "REASONS"))
     return cast(Workload, found)

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
 from featuremill.workload import Kind, WorkloadOptions
-from featuremill.workload.offers import Wish
+from featuremill.workload.optional import Wish
 
 ATTRIBUTES = ("layers", "pool", "dtype", "long")
 ONE_TOKEN = ("bos_", "cls_")

@@ -20,8 +20,8 @@ from featuremill.workload import (
     Weights,
     Workload,
     find_workload,
-    mistakes,
     option_files,
+    plugin_errors,
 )
 from featuremill.workload.option_files import execution_of
 
@@ -38,7 +38,7 @@ def settings_of(
     Raises:
         UserError: for options that cannot be met on `device`.
     """
-    resolved = mistakes.resolved(name, workload, options, device, weights)
+    resolved = plugin_errors.resolved(name, workload, options, device, weights)
     settings = Settings(
         workload=name,
         version=workload.VERSION,

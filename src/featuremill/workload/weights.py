@@ -32,8 +32,8 @@ from featuremill.workload import (
     HasCheckpoints,
     Weights,
     find_workload,
+    optional,
     plain_weights,
-    said,
 )
 
 VERSION = 1
@@ -173,7 +173,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     cache has it or the workload takes it as it is."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
-        reads_pickles = said(find_workload(workload), "READS_PICKLES")
+        reads_pickles = optional(find_workload(workload), "READS_PICKLES")
         return plain_weights.look(model, reads_pickles, VERSION)
     source = checkpoints.locate(model)
     # A published model goes by its name, so that its checkpoint may be deleted once converted.

@@ -5,7 +5,7 @@ import sys
 
 from snakemake.cli import main
 
-from featuremill.flow import reach
+from featuremill.flow import internals
 
 
 def gone(*_, **__):
@@ -14,6 +14,6 @@ def gone(*_, **__):
 
 names, *words = sys.argv[1:]
 for name in names.split(","):
-    reach.REACHES[name].function = gone
+    internals.REACHES[name].function = gone
 sys.argv = ["snakemake", *words]
 main()

@@ -23,7 +23,7 @@ from featuremill.workload import (
     Device,
     HasPrecisions,
     find_workload,
-    mistakes,
+    plugin_errors,
     refuse_without_packages,
     weights,
 )
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     paths, name, options, device, dtypes = _asked(arguments)
     workload = find_workload(name)
     assert isinstance(workload, HasPrecisions)
-    sample = draw(mistakes.records_of(name, workload, paths, options), arguments.sample)
+    sample = draw(plugin_errors.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
     if sample.survey.tally.is_nucleotides:
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refused here, rather than when the others are computed
         chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
-        mistakes.resolved(name, workload, chosen, device, network)
-    options = mistakes.resolved(name, workload, options, device, network)
+        plugin_errors.resolved(name, workload, chosen, device, network)
+    options = plugin_errors.resolved(name, workload, options, device, network)
     task = Task(workload, options, dtypes, device, network, name)
     check_room(task, sample.proteins)
     found = measure(task, sample.proteins)

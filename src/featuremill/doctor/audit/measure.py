@@ -35,8 +35,8 @@ from featuremill.workload import (
     TellsMemory,
     Weights,
     Workload,
-    mistakes,
-    said,
+    optional,
+    plugin_errors,
 )
 
 REFERENCE = "fp32"
@@ -74,24 +74,24 @@ class Task(NamedTuple):
 
     def options_in(self, dtype: str) -> Any:
         """Return the options to compute with: every residue's values, unrounded."""
-        with mistakes.told(self.name, "audited"):
+        with plugin_errors.told(self.name, "audited"):
             return self.precisions.audited(self.options, dtype)
 
     def costs(self, proteins: Sequence[Protein]) -> Sequence[int]:
         """Return the work in each protein."""
         payloads = [protein.payload for protein in proteins]
-        return mistakes.costs_of(self.name, self.workload, payloads, self.options)
+        return plugin_errors.costs_of(self.name, self.workload, payloads, self.options)
 
     def num_residues(self, protein: Protein) -> int:
         """Return how many residues of a protein get a vector."""
-        with mistakes.told(self.name, "num_vectors"):
+        with plugin_errors.told(self.name, "num_vectors"):
             return self.precisions.num_vectors(protein.payload, self.options)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns that are computed."""
         options = self.options_in(REFERENCE)
-        return mistakes.schema_of(self.name, self.workload, options, self.weights, ())
+        return plugin_errors.schema_of(self.name, self.workload, options, self.weights, ())
 
     @property
     def kinds(self) -> dict[str, Kind]:
@@ -110,7 +110,7 @@ class Task(NamedTuple):
     def budget(self) -> int:
         """What a batch may cost: as in a run, or less if its values would take too much."""
         fitting = max(1, VALUES_BYTES // self.values_bytes)
-        usual = mistakes.batch_cost_of(self.name, self.workload, self.options, self.device)
+        usual = plugin_errors.batch_cost_of(self.name, self.workload, self.options, self.device)
         return min(usual, fitting)
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
@@ -131,7 +131,7 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
     if needed_mb > (free_mb := host.memory_free_mb()):
-        option = said(task.workload, "REMEDIES").get("smaller batches")
+        option = optional(task.workload, "REMEDIES").get("smaller batches")
         lower = f"lower {option} in the config, " if option else ""
         raise UserError(
             f"audit: {task.weights.name} and these proteins take about {needed_mb:,} MB of memory, "
@@ -232,7 +232,7 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
     it was computed."""
     options = task.options_in(dtype)
     try:
-        with mistakes.told(task.name, "load"):
+        with plugin_errors.told(task.name, "load"):
             model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
         if faults.is_out_of_memory(error):
@@ -289,7 +289,7 @@ def _matrices(column: pa.Array) -> Iterator[Matrix]:
 
 def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
     """Raise UserError for a protein that cannot be computed."""
-    shorter = said(task.workload, "REMEDIES").get("shorter records")
+    shorter = optional(task.workload, "REMEDIES").get("shorter records")
     remedy = REMEDIES.get(reasons.kind_of(reason), "leave it out").format(
         weights=task.weights.name, shorter=f"set {shorter}, or " if shorter else ""
     )

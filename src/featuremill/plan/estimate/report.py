@@ -29,7 +29,7 @@ from featuremill.plan.speeds.assumed import Range
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Device, TellsMemory, Weights, find_workload, mistakes
+from featuremill.workload import Device, TellsMemory, Weights, find_workload, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -232,7 +232,7 @@ class Case:
         # Not the settings', which lack the options that no recipe holds.
         asked = workload.Options.model_validate(self.config.options)
         name = self.config.workload
-        resolved = mistakes.resolved(name, workload, asked, self.device, self.weights)
+        resolved = plugin_errors.resolved(name, workload, asked, self.device, self.weights)
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
         cuts = [self._row(number, values, around, given, startup) for number in slots]

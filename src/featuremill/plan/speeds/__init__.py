@@ -22,7 +22,14 @@ from featuremill.store.plan import Plan, Settings
 from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import TellsWork, UnitWork, Weights, find_workload, mistakes, said
+from featuremill.workload import (
+    TellsWork,
+    UnitWork,
+    Weights,
+    find_workload,
+    optional,
+    plugin_errors,
+)
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import weights_of
 
@@ -184,7 +191,7 @@ def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitW
     workload = find_workload(asked.settings.workload)
     if weights is None or not isinstance(workload, TellsWork):
         return None
-    with mistakes.told(asked.settings.workload, "unit_work"):
+    with plugin_errors.told(asked.settings.workload, "unit_work"):
         return workload.unit_work(weights, mean_cost)
 
 
@@ -244,7 +251,7 @@ def is_alike(one: Settings, other: Settings) -> bool:
     same network do."""
     if (one.workload, one.version) != (other.workload, other.version):
         return False
-    keys = said(find_workload(one.workload), "SPEED_OPTIONS")
+    keys = optional(find_workload(one.workload), "SPEED_OPTIONS")
     if keys is None:
         return _determined(one) == _determined(other)
     return all(one.options.get(key) == other.options.get(key) for key in keys)

@@ -23,10 +23,10 @@ from torch import Tensor
 from featuremill.workloads.esm2 import lanes, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT, Copies
+from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.kernels import Kernels
-from featuremill.workloads.esm2.ladder import Ladder, Weights, fault_of, fault_of_copies
+from featuremill.workloads.esm2.matmul import OneDnnAmx, Product
 from featuremill.workloads.esm2.packing import Packed
-from featuremill.workloads.esm2.products import OneDnnAmx, Product
 from featuremill.workloads.esm2.residual import Stream
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
@@ -206,14 +206,14 @@ class Encoder:
 
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
         """Return these layers on `device`, computed in the best ways that prove right there."""
-        ladder = Ladder(device, self.dtype, self.num_heads, self.head_dim)
+        fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
         copies = DIRECT  # to the first device nothing comes from another one
         if self.stages:
-            while fault := fault_of_copies(ladder.copies[0], self.stages[-1].device, device):
-                ladder.step_down(fault)
-            copies = ladder.copies[0]
+            while fault := fault_of_copies(fallbacks.copies[0], self.stages[-1].device, device):
+                fallbacks.step_down(fault)
+            copies = fallbacks.copies[0]
         while True:
-            ways = (ladder.attention[0], ladder.products[0], ladder.kernels[0], copies)
+            ways = (fallbacks.attention[0], fallbacks.products[0], fallbacks.kernels[0], copies)
             stage = Stage(device, [], [None], *ways)
             fault = None
             for number in numbers:
@@ -226,7 +226,7 @@ class Encoder:
                         break
             if not fault:
                 return stage
-            ladder.step_down(fault)
+            fallbacks.step_down(fault)
 
     def _layer(
         self,

@@ -1,7 +1,7 @@
 """In which ways ESM-2 would be computed on a device: those that a model's load leaves standing.
 
 Loads one layer of random weights as a worker loads a model, so each operation proves itself or
-steps down as it would there (`ladder.py`).
+steps down as it would there (`fallbacks.py`).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor
 from featuremill.workloads.esm2.kernels import Kernels
 
 if TYPE_CHECKING:
-    from featuremill.workloads.esm2.products import Adding, Product
+    from featuremill.workloads.esm2.matmul import Adding, Product
 
 
 class Stream(Protocol):

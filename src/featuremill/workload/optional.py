@@ -1,4 +1,4 @@
-"""What a workload may offer besides: attributes with defaults (`Says`), and hooks.
+"""What a workload may offer besides: attributes with defaults (`OptionalAttributes`), and hooks.
 
 An attribute or a method of the name is all it takes; `isinstance(workload, TellsMemory)` asks for
 those of a hook, and a workload that lacks them is asked for nothing.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Wish = Literal["smaller batches", "shorter records", "less written"]
 
 
-class Says:
+class OptionalAttributes:
     """Attributes that a workload may have besides, each with what holds where it has none."""
 
     LENGTH_UNIT: str = "bytes"
@@ -59,9 +59,9 @@ class Says:
     million of them is told."""
 
 
-def said(workload: Any, name: str) -> Any:
-    """Return what a workload says of itself under this name of `Says`."""
-    return getattr(workload, name, getattr(Says, name))
+def optional(workload: Any, name: str) -> Any:
+    """Return what a workload says of itself under this name of `OptionalAttributes`."""
+    return getattr(workload, name, getattr(OptionalAttributes, name))
 
 
 class Checkpoint(NamedTuple):

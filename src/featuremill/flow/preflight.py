@@ -22,7 +22,7 @@ from featuremill.base.errors import UserError
 from featuremill.config import Config, model_key, model_of
 from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
-from featuremill.flow import reach
+from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, labels, source
 from featuremill.lease.devices import devices_for
@@ -31,7 +31,7 @@ from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
 from featuremill.store.results import Results, runs_below
-from featuremill.workload import mistakes, option_files, recipe, said, weights
+from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
 
@@ -43,17 +43,17 @@ LESS = ("--until", "-U", "--touch", "-t")
 tells them too late."""
 _claimed: dict[Path, TextIO] = {}
 """The main process's locks on its runs, held for as long as it lives."""
-log = reach.log
+log = internals.log
 
 
 def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence[str]) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
-    is_dry = reach.is_dry(workflow) and not reach.only_looks()
-    if reach.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
+    is_dry = internals.is_dry(workflow) and not internals.only_looks()
+    if internals.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
         said = f"{others}: a run plans and computes it anew, which a dry run does not show."
         log.warning(f"{results}: here is {said}")
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
-    if reach.is_main(workflow) and reach.executes(workflow) and not is_done:
+    if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         refuse_no_cores(workflow)
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, config, results, weights_files)
@@ -63,17 +63,17 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
         refuse_another_config(config, results, path)
         claim_run(
             results,
-            rules=reach.rule_name(workflow, "{}"),
+            rules=internals.rule_name(workflow, "{}"),
             config=path,
             asked=asked_by(config, results),
             weights=next(iter(weights_json(config)), ""),
-            is_imported=reach.is_imported(workflow),
+            is_imported=internals.is_imported(workflow),
         )
         with refusing():
             forget_plan_of_other_versions(workflow, config, results)
             forget_what_is_gone(config, results)
             forget_lost_weights(workflow, weights_files)
-            if not (reach.is_imported(workflow) or asks_for_less(results)):
+            if not (internals.is_imported(workflow) or asks_for_less(results)):
                 forget_what_is_not_whole(results)
         check_times(config, results)
 
@@ -100,7 +100,7 @@ def claim_run(results: str, **about: Any) -> None:
     _claimed[path] = file
     last = run_lock.read(Path(results))
     was_here = last is not None and last.is_of_this_start()
-    stale = reach.locks_on(results)
+    stale = internals.locks_on(results)
     if was_here:
         for lock in stale:
             lock.unlink()
@@ -117,8 +117,8 @@ def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -
     left without one: there it is only said what to type.
     """
     others = others_planned_for(config, results)
-    if others and reach.is_imported(workflow):
-        rule = reach.rule_name(workflow, "plan")
+    if others and internals.is_imported(workflow):
+        rule = internals.rule_name(workflow, "plan")
         log.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
         log.warning(f"{results}: here is {others}: it is planned and computed anew.")
@@ -131,7 +131,9 @@ def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> N
 
     Not where another workflow imports this one, whose target may need no plan.
     """
-    if not (reach.is_main(workflow) and reach.executes(workflow)) or reach.is_imported(workflow):
+    if not (internals.is_main(workflow) and internals.executes(workflow)) or internals.is_imported(
+        workflow
+    ):
         return
     folder = Results(Path(results))
     slots = environment.GPUS.value() // config.gpus
@@ -182,7 +184,7 @@ def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
 
     Not where jobs see other folders than this process does.
     """
-    for path in () if reach.has_environments(workflow) else map(Path, weights_files):
+    for path in () if internals.has_environments(workflow) else map(Path, weights_files):
         if weights.lost(path):
             with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
@@ -234,7 +236,7 @@ def check_times(config: Config, results: str) -> None:
 
 def refuse_no_cores(workflow: Any) -> None:
     """Refuse `--cores 0`, with which Snakemake waits for ever."""
-    if reach.cores_here(workflow) == 0:
+    if internals.cores_here(workflow) == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
 
 
@@ -242,7 +244,7 @@ def refuse_default_storage(workflow: Any) -> None:
     """Refuse to have Snakemake move every file to remote storage: the store is not declared to it
     and would stay behind, with a plan elsewhere.
     """
-    if reach.default_storage(workflow) is not None:
+    if internals.default_storage(workflow) is not None:
         raise RefusedError(
             "--default-storage-provider takes a run's files away from its store, which has to "
             "stand beside them; leave it out and name remote files one by one, as "
@@ -259,21 +261,21 @@ def refuse_without_packages(
     computed. Where they only run elsewhere, they lack nothing once the weights, which are converted
     here, are there.
     """
-    if reach.is_imported(workflow):  # its target may have nothing to do with ours
+    if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
     found = workload.find_workload(config.workload)
-    is_bare = mistakes.is_strangers(config.workload) and not said(found, "ENVIRONMENT")
-    if reach.makes_conda_environments(workflow) and is_bare:
+    is_bare = plugin_errors.is_strangers(config.workload) and not optional(found, "ENVIRONMENT")
+    if internals.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
-            f"--sdm conda: {mistakes.who(config.workload)} names no conda environment "
+            f"--sdm conda: {plugin_errors.who(config.workload)} names no conda environment "
             "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
         )
     try:
         workload.refuse_without_packages(found.Options)
     except UserError as error:
-        is_elsewhere = reach.runs_elsewhere(workflow) is not False or asks_for_less(results)
+        is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(results)
         is_converted = all(Path(path).exists() for path in weights_files)
-        has_others = reach.has_environments(workflow)
+        has_others = internals.has_environments(workflow)
         if has_others or (is_elsewhere and is_converted) or is_computed(results):
             return
         raise RefusedError(
@@ -287,7 +289,9 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
     workflow's own, and where every shard is computed already.
     """
-    is_elsewhere = reach.runs_elsewhere(workflow) is not False or reach.is_imported(workflow)
+    is_elsewhere = internals.runs_elsewhere(workflow) is not False or internals.is_imported(
+        workflow
+    )
     if config.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
         return
     with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
@@ -362,10 +366,10 @@ def _is_elsewhere(path: str, folder: Path) -> bool:
 def config_file(workflow: Any, results: str) -> str:
     """Return the config's file, seen from the folder of results/<run>: where a project moves, it
     stays the same. Empty where there is none, or where it is another workflow's."""
-    if reach.is_imported(workflow):
+    if internals.is_imported(workflow):
         return ""
     working = run_lock.working_folder(Path(results))
-    return ", ".join(os.path.relpath(path, working) for path in reach.config_files(workflow))
+    return ", ".join(os.path.relpath(path, working) for path in internals.config_files(workflow))
 
 
 def asks_for_less(results: str) -> bool:
@@ -410,7 +414,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     another workflow imports this one, as a rule of it may still make the files; then Snakemake
     tells which no rule makes. `named` and `places` are as `sources` has them.
     """
-    if not reach.is_main(workflow) or reach.is_imported(workflow):
+    if not internals.is_main(workflow) or internals.is_imported(workflow):
         return
     results = Results(Path("results") / config.run)
     plan = results.find_plan()
@@ -436,7 +440,7 @@ def refuse_missing_input(
     workflow: Any, path: str, inputs: Sequence[str], named: str, places: Places
 ) -> None:
     """Refuse an input that is not there or cannot be read."""
-    hint = _elsewhere(Path(path), inputs, reach.config_files(workflow))
+    hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
     with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
         source.check(Path(path))
 
@@ -444,7 +448,7 @@ def refuse_missing_input(
 def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
     """Refuse what steps would refuse in a job, and what they take from elsewhere and is not there,
     such as a finished run; not where another workflow imports this one, as above."""
-    if not reach.is_main(workflow) or reach.is_imported(workflow):
+    if not internals.is_main(workflow) or internals.is_imported(workflow):
         return
     folder = named.seen.folder
     missing = [

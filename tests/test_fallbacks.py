@@ -43,11 +43,11 @@ from featuremill.workloads.esm2 import (
     attention,
     copies,
     encoder,
+    fallbacks,
     kernels,
-    ladder,
+    matmul,
     packing,
     pooling,
-    products,
     transfer,
 )
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
@@ -124,11 +124,11 @@ class Spoiled:
         return kernels, "ways", lambda *_: [bad, kernels.TORCH]
 
     def products(self, part, how):
-        class Bad(products.Plain):
+        class Bad(matmul.Plain):
             NAME = "bad products"
 
-        setattr(Bad, part, spoil_method(getattr(products.Plain, part), how))
-        return products, "forms", lambda *_: [Bad, products.Plain]
+        setattr(Bad, part, spoil_method(getattr(matmul.Plain, part), how))
+        return matmul, "forms", lambda *_: [Bad, matmul.Plain]
 
 
 def spoil_method(right, how):
@@ -168,7 +168,7 @@ def test_with_no_way_left_nothing_is_computed_and_the_operation_is_named(
     found, monkeypatch, operation
 ):
     Spoiled(monkeypatch, operation, "raises")
-    module = {"attention": attention, "kernels": kernels, "products": products}
+    module = {"attention": attention, "kernels": kernels, "products": matmul}
     group = operation.partition(".")[0]
     name = {"attention": "backends", "kernels": "ways", "products": "forms"}[group]
     both = getattr(module[group], name)
@@ -189,7 +189,7 @@ def test_a_layer_of_each_device_is_checked_and_its_last_one(found, monkeypatch, 
             layer.down.bias_O[0] += 100
         return layer
 
-    monkeypatch.setattr(products, "forms", lambda *_: [products.Plain])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [matmul.Plain])
     monkeypatch.setattr(Encoder, "_layer", torn)
     with pytest.raises(WorkloadError, match=r"^product on this CPU"):
         load(found, devices=(HOST, HOST))
@@ -255,13 +255,13 @@ def test_what_a_gpu_says_late_is_said_of_the_right_operation(found, hopper, monk
     hopper(Flash(), takes_splits=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    right = ladder._Trial.run
+    right = fallbacks._Trial.run
 
     def run(*given):
         with Late():
             right(*given)
 
-    monkeypatch.setattr(ladder._Trial, "run", run)
+    monkeypatch.setattr(fallbacks._Trial, "run", run)
     monkeypatch.setattr(faults, "computes", lambda _: False)
     with pytest.raises(RuntimeError, match=r"^attention by varlen flash_attention FA2 \("):
         load(found)
@@ -293,7 +293,7 @@ def test_whatever_is_refused_something_else_stands_in(
     monkeypatch.setattr(kernels, "compiled_on_cpu", lambda *_: None)
     ways = [kernels.TORCH._replace(name="triton"), kernels.TORCH]
     monkeypatch.setattr(kernels, "ways", lambda *_: ways)
-    right = ladder._Trial.run
+    right = fallbacks._Trial.run
     for number in itertools.count(first, 21):
         caplog.clear()
         refusing, trials = Refusing(number), []
@@ -303,7 +303,7 @@ def test_whatever_is_refused_something_else_stands_in(
             with refusing:
                 right(trial, *given)
 
-        monkeypatch.setattr(ladder._Trial, "run", run)
+        monkeypatch.setattr(fallbacks._Trial, "run", run)
         try:
             load(found)
         except RuntimeError as error:
@@ -658,8 +658,8 @@ def adding(monkeypatch):
         operation = AddMm(how)
         libraries.append(torch.library.Library("aten", "IMPL"))
         libraries[-1].impl("addmm.dtype_out", operation, "CPU")
-        forms = products.forms
-        monkeypatch.setattr(products, "forms", lambda _, dtype: forms(torch.device("cuda"), dtype))
+        forms = matmul.forms
+        monkeypatch.setattr(matmul, "forms", lambda _, dtype: forms(torch.device("cuda"), dtype))
         return operation
 
     yield put
@@ -710,14 +710,14 @@ def test_a_product_that_is_small_beside_the_stream_is_no_fault(found, monkeypatc
         factor = 1e-4 if name in ("out", "down") else 1
         return tuple(tensor * factor for tensor in read(self, get, number, name, device))
 
-    class Inexact(products.Plain):
+    class Inexact(matmul.Plain):
         """Off by less than its bound, which is enough for another rounding of the stream."""
 
         def __call__(self, rows):
             return super().__call__(rows) * (1 + 2e-6)
 
     monkeypatch.setattr(Encoder, "_weights", small)
-    monkeypatch.setattr(products, "forms", lambda *_: [Inexact])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [Inexact])
     load(found, "fp32")
     assert not caplog.records
 
@@ -739,8 +739,8 @@ def test_products_that_do_not_add_themselves_rightly_are_added_after(found, addi
 def test_a_gelu_that_fails_its_check_costs_no_more(found, adding, monkeypatch, caplog, how):
     """The products go on being added in their own pass, and are not tried once more in between."""
     expected = features(load(found))
-    right = products.Plain.gelu
-    for form in (products.Plain, products.Adding):
+    right = matmul.Plain.gelu
+    for form in (matmul.Plain, matmul.Adding):
         monkeypatch.setattr(form, "gelu", spoil_method(right, how))
     operation = adding()
     model = load(found)
@@ -881,7 +881,7 @@ def test_a_layer_is_eight_launches(found, cuda_that_computes_nothing, monkeypatc
 
     Nothing else is computed or copied, and nothing is waited for, which these tensors refuse.
     """
-    monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [getattr(matmul, form)])
     device, launches = CUDA, cuda_that_computes_nothing
     pack = packing.pack([np.arange(4, 4 + n) for n in (20, 5, 18)], 256, device)
     tensors = load_file(found.path)
@@ -974,7 +974,7 @@ def test_products_are_right_with_all_rows_of_a_batch(
     found, adding, monkeypatch, caplog, form, dtype
 ):
     adding()
-    monkeypatch.setattr(products, "forms", lambda *_: [getattr(products, form)])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [getattr(matmul, form)])
     load(found, dtype, num_rows=1000)
     assert not caplog.records
 
@@ -985,8 +985,8 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
 ):
     """In one row of a thousand, and where there are few it is right."""
     adding()
-    kinds = {"add_": products.Adding}
-    good = kinds.get(operation, products.Plain)
+    kinds = {"add_": matmul.Adding}
+    good = kinds.get(operation, matmul.Plain)
     right = getattr(good, operation)
 
     def wrong(self, *given):
@@ -997,7 +997,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
         return found
 
     bad = type("Bad", (good,), {"NAME": "bad for many rows", operation: wrong})
-    monkeypatch.setattr(products, "forms", lambda *_: [bad, products.Plain])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [bad, matmul.Plain])
     load(found)
     assert not caplog.records, "few rows"
     model = load(found, num_rows=1000)
@@ -1009,7 +1009,7 @@ def test_a_kernel_for_many_rows_that_is_wrong_steps_down(
 def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkeypatch, caplog):
     seen = []
 
-    class Short(products.Plain):
+    class Short(matmul.Plain):
         NAME = "short of memory"
 
         def __call__(self, rows):
@@ -1018,7 +1018,7 @@ def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkey
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().__call__(rows)
 
-    monkeypatch.setattr(products, "forms", lambda *_: [Short])
+    monkeypatch.setattr(matmul, "forms", lambda *_: [Short])
     load(found, num_rows=1000)
     assert {1000, 500, 250} <= set(seen) and not caplog.records
 

@@ -14,9 +14,9 @@ from conftest import ROOT
 from packaging.requirements import Requirement
 from programs import NO_REPORT, Workflow, random_records
 
-from featuremill.flow import reach
+from featuremill.flow import internals
 
-NAMES = sorted(reach.REACHES)
+NAMES = sorted(internals.REACHES)
 NOTHING = {
     "below_prefix": (object(), "a/path"),
     "rule_name": (object(), "plan"),
@@ -52,9 +52,9 @@ def computed_without(names, folder, environment):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_reach_that_finds_nothing_gives_way_and_says_so_once(name, monkeypatch):
-    found = reach.REACHES[name]
+    found = internals.REACHES[name]
     said = []
-    monkeypatch.setattr(reach.log, "debug", said.append)
+    monkeypatch.setattr(internals.log, "debug", said.append)
     monkeypatch.setattr(found, "_is_told", False)
     for _ in range(2):
         found(*NOTHING.get(name, (object(),)))
@@ -78,16 +78,16 @@ def test_a_run_computes_the_same_without(name, tmp_path, environment, expected):
 
 def test_what_cannot_be_judged_stays_on_the_screen(monkeypatch):
     filters = []
-    handler = SimpleNamespace(name=reach.SCREEN, addFilter=filters.append)
-    monkeypatch.setattr(reach, "log", SimpleNamespace(handlers=[handler]))
-    reach.filter_screen(lambda record: record.nonesuch)
+    handler = SimpleNamespace(name=internals.SCREEN, addFilter=filters.append)
+    monkeypatch.setattr(internals, "log", SimpleNamespace(handlers=[handler]))
+    internals.filter_screen(lambda record: record.nonesuch)
     assert filters[0](logging.LogRecord("snakemake", logging.INFO, "", 0, "text", (), None))
 
 
 def test_snakemakes_insides_are_reached_for_in_one_file():
     """The others of the room have its Workflow only to hand it on."""
     for path in (ROOT / "src/featuremill/flow").glob("*.py"):
-        if path.name in ("reach.py", "start_snakemake.py"):
+        if path.name in ("internals.py", "start_snakemake.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.ImportFrom | ast.Import):

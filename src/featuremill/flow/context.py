@@ -2,7 +2,7 @@
 asked for, and what is said at the end.
 
 `begin` is called while the rules are read. In the process that somebody started it
-also does what comes before a run (`before.py`).
+also does what comes before a run (`preflight.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from featuremill.config import (
     without_effect,
 )
 from featuremill.config.yaml_lines import Places
-from featuremill.flow import before, imported, jobs, reach, screen, slurm
-from featuremill.flow.after import closing, closing_words, tidied
+from featuremill.flow import imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
+from featuremill.flow.summary import closing, closing_words, tidied
 from featuremill.step.finding import step_of
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
-from featuremill.workload import find_workload, mistakes, said
+from featuremill.workload import find_workload, optional, plugin_errors
 
 WITHOUT_EFFECT = {
     "plan": {"outputs", "labels", "max_failed", "keep"},
@@ -48,18 +48,18 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     named = validated(config, workflow)
     flow = Flow(workflow, named, failures)
     for run in flow.runs.values():
-        before.refuse_missing(workflow, run.there, run.named, run.places)
-    before.refuse_missing_of_steps(workflow, named)
+        preflight.refuse_missing(workflow, run.there, run.named, run.places)
+    preflight.refuse_missing_of_steps(workflow, named)
     jobs.prepare_jobs(workflow)
-    reach.answer_sigterm()
+    internals.answer_sigterm()
     for run in flow.runs.values():
         imported.share(workflow, run.there, run.folder, run.weights_there)
-        before.prepare(workflow, run.there, run.folder, run.weights_there)
+        preflight.prepare(workflow, run.there, run.folder, run.weights_there)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
     for run in flow.runs.values():
         run.num_slots = jobs.cap_gpus(workflow, run.config.device, run.config.gpus)
-        before.forget_plan_of_fewer_slots(workflow, run.config, run.folder)
+        preflight.forget_plan_of_fewer_slots(workflow, run.config, run.folder)
     return flow
 
 
@@ -78,20 +78,20 @@ class Run:
         """The validated config."""
         self.there = imported.config_below_prefix(workflow, config)
         """The same with the names of its files as they are found from here."""
-        self.inputs = [before.bare(path) for path in config.inputs]
+        self.inputs = [preflight.bare(path) for path in config.inputs]
         """The files with the records, as Snakemake names them."""
-        self.labels = [before.bare(config.labels.file)] if config.labels.file else []
+        self.labels = [preflight.bare(config.labels.file)] if config.labels.file else []
         """The table of labels, if there is one."""
         self.results = f"results/{config.run}"
         """Its folder."""
-        self.folder = reach.below_prefix(workflow, self.results)
+        self.folder = internals.below_prefix(workflow, self.results)
         """Where `results` is."""
-        self.weights = before.weights_json(config)
+        self.weights = preflight.weights_json(config)
         """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
-        self.weights_there = [reach.below_prefix(workflow, path) for path in self.weights]
-        self.checkpoint = before.checkpoint_files(config, self.there)
+        self.weights_there = [internals.below_prefix(workflow, path) for path in self.weights]
+        self.checkpoint = preflight.checkpoint_files(config, self.there)
         """The checkpoint, if the config names one by its path, with what is in it; or nothing."""
-        self.option_inputs = before.option_inputs(config, self.there)
+        self.option_inputs = preflight.option_inputs(config, self.there)
         """Files and folders that options name."""
         self.num_slots = 0
         """GPU slots that are here."""
@@ -128,10 +128,10 @@ class Run:
         where they write it; else featuremill's.
         """
         workload = find_workload(self.config.workload)
-        own: Path | None = said(workload, "ENVIRONMENT")
+        own: Path | None = optional(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
-        opens = verb == "plan" and said(workload, "TAKES_FILES")
-        if own and (computes or opens or mistakes.is_strangers(self.config.workload)):
+        opens = verb == "plan" and optional(workload, "TAKES_FILES")
+        if own and (computes or opens or plugin_errors.is_strangers(self.config.workload)):
             return str(own)
         written = self.config.outputs if verb == "merge" else ()
         theirs = (format_of(name).environment for name in written)
@@ -182,7 +182,7 @@ class Flow:
         self._workflow, self._failures = workflow, failures
         self.project = named.seen
         """The project as steps see it."""
-        self.inputs = [before.bare(path) for path in named.inputs]
+        self.inputs = [preflight.bare(path) for path in named.inputs]
         """The files with its records, as Snakemake names them."""
         self.steps = named.sections
         """What is asked of steps, by their keys of the config."""
@@ -201,7 +201,7 @@ class Flow:
         self.logs = f"{self.results}/logs"
         self.weights_names = _one_of(self._by_weights)
         """The expression that only the names of weights match that runs need."""
-        self.is_target = reach.has_no_target(workflow)
+        self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
     @property
@@ -266,7 +266,7 @@ class Flow:
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
-        if "all" not in reach.quiet_about(self._workflow):
+        if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
             for one in self.made:
                 print(f"{one.label}: {one.files[-1]}")
@@ -302,14 +302,14 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
     for run in checked.runs.values():
         of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run.config):
-            reach.log.warning(f"{of_set}{sentence}")
+            internals.log.warning(f"{of_set}{sentence}")
     return checked
 
 
 def closing_of_config(workflow: Any, failures: screen.Failures, run: str) -> str:
     """Return what to say when a workflow with more than a run ended badly; the folder `run` stands
     for its config where that is not one file."""
-    files = reach.config_files(workflow)
+    files = internals.config_files(workflow)
     return closing(failures, os.path.relpath(files[0]) if len(files) == 1 else run)
 
 
@@ -318,10 +318,10 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
 
     What another file or --config set has no place in a file, nor has the config of a module.
     """
-    if reach.is_imported(workflow):
-        return f"config of module {reach.workflow_module(workflow)}", {}
+    if internals.is_imported(workflow):
+        return f"config of module {internals.workflow_module(workflow)}", {}
     named, places = "config", dict[tuple[str, ...], str]()
-    for path in reach.config_files(workflow):
+    for path in internals.config_files(workflow):
         raw, found = load(Path(os.path.relpath(path)))
         if raw == config:
             named = os.path.relpath(path)

@@ -25,12 +25,12 @@ from featuremill.base import environment, faults
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.words import listed
 from featuremill.workload import loading
-from featuremill.workloads.esm2 import attention, copies, kernels, packing, products
+from featuremill.workloads.esm2 import attention, copies, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import Kernels, twins
+from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
-from featuremill.workloads.esm2.products import Product
 from featuremill.workloads.esm2.residual import Stream
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Fault(NamedTuple):
     text: str
 
 
-class Ladder:
+class Fallbacks:
     """The ways on one device that have not failed."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Ladder:
         self.attention = _kept(attention.backends(device, dtype, num_heads, head_dim), left_out)
         """What may compute attention, the best first; so are the others."""
         self.kernels = _kept(kernels.ways(device, dtype, num_heads, head_dim), left_out)
-        self.products = _kept(products.forms(device, dtype), left_out)
+        self.products = _kept(matmul.forms(device, dtype), left_out)
         self.copies = _kept(copies.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:

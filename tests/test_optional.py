@@ -14,8 +14,8 @@ from featuremill.base import reasons, this_process
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
-from featuremill.flow import before, reach
-from featuremill.flow.begin import Run
+from featuremill.flow import internals, preflight
+from featuremill.flow.context import Run
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
@@ -24,7 +24,7 @@ from featuremill.plan.sizing import Sizing
 from featuremill.report import troubles
 from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
-from featuremill.workload.offers import Says, said
+from featuremill.workload.optional import OptionalAttributes, optional
 from featuremill.workload.recipe import precision_told
 
 RECORDS = [
@@ -129,14 +129,14 @@ def test_conda_environments_are_the_workloads_where_they_are_needed():
 
 def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbered, monkeypatch):
     config = SimpleNamespace(workload="numbered", outputs=(), options={"number": "n"})
-    monkeypatch.setattr(reach, "makes_conda_environments", lambda workflow: True)
-    monkeypatch.setattr(reach, "is_imported", lambda workflow: False)
+    monkeypatch.setattr(internals, "makes_conda_environments", lambda workflow: True)
+    monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        before.refuse_without_packages(None, config, "results/x", [])
+        preflight.refuse_without_packages(None, config, "results/x", [])
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    before.refuse_without_packages(None, config, "results/x", [])
+    preflight.refuse_without_packages(None, config, "results/x", [])
     flow = SimpleNamespace(config=config)
     assert {Run.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
@@ -189,6 +189,8 @@ def test_only_what_a_workload_says_stands_by_its_name_among_the_attributes():
 
 
 def test_every_attribute_has_a_default():
-    names = [name for name in vars(Says) if name.isupper()]
-    assert set(names) == set(Says.__annotations__)
-    assert [said(object(), name) for name in names] == [getattr(Says, name) for name in names]
+    names = [name for name in vars(OptionalAttributes) if name.isupper()]
+    assert set(names) == set(OptionalAttributes.__annotations__)
+    assert [optional(object(), name) for name in names] == [
+        getattr(OptionalAttributes, name) for name in names
+    ]

@@ -14,7 +14,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config import Config
-from featuremill.flow.before import asks_for_less
+from featuremill.flow.preflight import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line

@@ -22,9 +22,9 @@ from featuremill.plan.spool import chunks_of
 from featuremill.workload import (
     Record,
     find_workload,
-    said,
+    optional,
 )
-from featuremill.workload.mistakes import costs_of, mistake, records_of, who
+from featuremill.workload.plugin_errors import costs_of, mistake, records_of, who
 
 WHO = "(package featuremill-poison 1.0)"
 
@@ -251,9 +251,9 @@ def test_the_docs_have_the_names_that_are_reserved():
 
 def test_what_a_workload_says_of_itself():
     files, cells, composition = map(find_workload, ("files", "cells", "composition"))
-    assert said(files, "TAKES_FILES") and not said(cells, "TAKES_FILES")
-    assert not said(files, "NEEDS_GPU") and said(composition, "NEEDS_GPU")
-    units = [said(each, "LENGTH_UNIT") for each in (files, cells, composition)]
+    assert optional(files, "TAKES_FILES") and not optional(cells, "TAKES_FILES")
+    assert not optional(files, "NEEDS_GPU") and optional(composition, "NEEDS_GPU")
+    units = [optional(each, "LENGTH_UNIT") for each in (files, cells, composition)]
     assert units == ["lines", "bytes", "residues"]
 
 
