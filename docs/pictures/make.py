@@ -43,8 +43,8 @@ PICTURES = {
     "report": ("results/demo/report.html", NARROW, TOP, 700),
     "map": ("results/demo/report.html", NARROW, "The embedding space", 700),
     "head": ("heads/virus/head.html", WIDE, TOP, 780),
-    "verdicts": ("verdicts/example.html", WIDE, TOP, 780),
-    "scores": ("verdicts/example.html", WIDE, "Scores for", 860),
+    "verdicts": ("results/contigs/verdicts.html", WIDE, TOP, 780),
+    "scores": ("results/contigs/verdicts.html", WIDE, "Scores for", 860),
     "autoencoder": ("results/residues/autoencoders/residues/report.html", WIDE, TOP, 860),
 }
 """Of each picture: the page, the window's width, the heading of the section with which it begins
