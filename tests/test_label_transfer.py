@@ -125,7 +125,14 @@ def expected(of, reference, labels, sequences, group, k, metric):
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 @pytest.mark.parametrize(
     ("elsewhere", "group", "k"),
-    [(False, None, 5), (False, "genus", 3), (False, None, 1), (False, None, 500), (True, None, 4)],
+    [
+        (False, None, 5),
+        (False, "genus", 3),
+        (False, "genus", 1),
+        (False, None, 1),
+        (False, None, 500),
+        (True, None, 4),
+    ],
 )
 def test_it_finds_what_a_plain_script_finds(runs, tmp_path, metric, elsewhere, group, k):
     """With k beyond the labelled records, a twin, records that failed, and another run."""

@@ -173,7 +173,7 @@ def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
                 files,
                 made_of,
                 [log],
-                files,
+                [f"{project.folder}/{KEY}"],
                 is_other=partial(_is_other, card),
                 figures=partial(_figures, card),
             )
