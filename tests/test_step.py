@@ -54,6 +54,29 @@ class TestAutoencoders(StepContract):
     )
 
 
+class TestTransfer(StepContract):
+    step = "transfer"
+    files = MappingProxyType(
+        {"kinds.csv": "id,kind\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
+    )
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "features": FEATURES,
+            "transfer": {
+                "kinds": {
+                    "of": "letters",
+                    "labels": "kinds.csv",
+                    "column": "kind",
+                    "vectors": "composition",
+                    "k": 3,
+                }
+            },
+        }
+    )
+
+
 class TestOutsideTheTree(StepContract):
     step = "tally"
     config = MappingProxyType(

@@ -415,7 +415,7 @@ class StepContract:
             verb("run", "my.yaml", "--cores", "2")
             assert last.exists()
         verb("clean", "my.yaml", "--keep", "nothing", "--yes")
-        left = [place for one in found.made for place in one.removable]
+        left = [place for one in found.made for place in (*one.removable, *one.logs)]
         assert not any((tmp_path / place).exists() for place in left)
 
     @property

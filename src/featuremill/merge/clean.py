@@ -94,11 +94,12 @@ def run(arguments: argparse.Namespace) -> None:
                     f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
                     "stop it."
                 )
-            below = [path for place in map(Path, made.removable) for path in _at(place)]
+            theirs = [Path(place) for place in (*made.removable, *made.logs)]
+            below = [path for place in theirs for path in _at(place)]
             if others := [path for path in below if path not in every]:
                 found[made.label] = others
                 every += others
-            places += map(Path, made.removable)
+            places += theirs
         for place, paths in found.items():
             log.info("%s: %s", place, _told(usage_of(paths)))
         if not every:

@@ -125,7 +125,8 @@ class Made(NamedTuple):
     logs: Sequence[str]
     """Of the jobs that make it, in their order."""
     removable: Sequence[str]
-    """Files and folders that `clean --keep nothing` removes."""
+    """Files and folders that `clean --keep nothing` removes, with the logs; what a killed job left
+    in a folder goes with it."""
     progress: Callable[[], str] = str
     """Says in a few words how far it is, while it is made; "" where nothing is known."""
     is_other: Callable[[Sequence[str]], bool] = bool

@@ -1,0 +1,196 @@
+"""transfer: records get the labels of their nearest labelled records (annotation transfer)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.step import Ahead, Command, Made, Name, Project, Section
+
+KEY = "transfer"
+ABOUT = (
+    "Labels by name, each transferred from the nearest labelled records in the space of the "
+    "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
+)
+RULES = Path(__file__).with_name("rules.smk")
+COMMANDS = {
+    "transfer": Command(
+        "give each record the label of its nearest labelled records",
+        "featuremill.steps.transfer.command",
+    )
+}
+
+
+class Transfer(Section):
+    """Where labels come from, and which of the nearest records have a vote."""
+
+    labels: str
+    """A CSV, TSV or Parquet table with a column of the records' ids."""
+    column: str
+    """Its column of labels."""
+    group: str | None = None
+    """A column of groups, such as a genus: no labelled record gets its label from one of its group,
+    so that the accuracy is that for strangers. If not given, each record by itself."""
+    of: str | None = None
+    """The set of features whose records get labels. Needed where there are several sets."""
+    reference: str | None = None
+    """The features of the labelled records: a set of this config, or the folder of a finished run.
+    If not given, those of `of`."""
+    vectors: str | None = None
+    """Which vectors, where the features have several columns."""
+    k: Annotated[int, Field(ge=1, strict=True)] = 5
+    """Nearest labelled records that vote."""
+    metric: Literal["cosine", "euclidean"] = "cosine"
+    """The distance: 1 minus the cosine, or the Euclidean one."""
+
+    @model_validator(mode="after")
+    def _groups_are_no_labels(self) -> Transfer:
+        if self.group == self.column:
+            raise ValueError(
+                "group and column are the same, so no record could get its own label; name another "
+                "column of groups, or none"
+            )
+        return self
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `featuremill transfer`."""
+        told = self.model_dump(exclude={"labels", "of", "reference"}, exclude_none=True)
+        return [f"--{key}={value}" for key, value in told.items()]
+
+
+SECTION = dict[Name, Transfer]
+
+
+def features_of(asked: Transfer, project: Project) -> list[str]:
+    """Return the folders of the features: those that get labels, and those that have them where
+    these are others."""
+    of = project.features_of(asked.of)
+    reference = project.features_of(asked.reference) if asked.reference else of
+    return list(dict.fromkeys([of, reference]))
+
+
+def problems(
+    asked: Mapping[str, Transfer], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield features that there are not."""
+    for name, one in asked.items():
+        for key in ("of", "reference"):
+            try:
+                if key == "of" or one.reference:
+                    project.features_of(getattr(one, key))
+            except UserError as error:
+                yield (name, key), str(error)
+
+
+def problems_of_files(
+    asked: Mapping[str, Transfer], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield columns that a table of labels lacks, vectors that the features will not have, and a
+    reference of other features."""
+    from featuremill.inputs import labels
+
+    for name, one in asked.items():
+        for key in ("column", "group"):
+            wanted = getattr(one, key)
+            try:
+                if wanted and Path(one.labels).exists():
+                    labels.check(Path(one.labels), wanted)
+            except UserError as error:
+                yield (name, key), str(error)
+                break
+        try:
+            problem = _unfit(one, project)
+        except UserError as error:
+            problem = "reference", str(error)
+        if problem:
+            key, sentence = problem
+            yield (name, key), sentence
+
+
+def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:
+    """Return what is wrong with the features, as far as is known: the key, and a sentence.
+
+    Raises:
+        UserError: the reference cannot be read.
+    """
+    of, *others = features_of(asked, project)
+    ahead = project.ahead(asked.of or next(iter(project.features)))
+    if ahead is None:
+        return None
+    if asked.vectors not in ahead.widths and (asked.vectors or len(ahead.widths) > 1):
+        return "vectors", f"{of} will have {listed(ahead.widths)}; name one of these."
+    if others and _differ(ahead, others[0], asked, project):
+        return (
+            "reference",
+            f"{others[0]}: its features are made otherwise than those of {of}, so distances "
+            "between them mean nothing; compute both by the same workload and options.",
+        )
+    return None
+
+
+def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool:
+    """Tell whether the features in the folder `other` are known to be of another recipe."""
+    from featuremill import features
+
+    if theirs := project.ahead(asked.reference or ""):
+        return theirs.settings != ahead.settings
+    if not Path(other, "manifest.json").exists():
+        return False
+    told = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
+    return any(told[key] != value for key, value in ahead.settings.items())
+
+
+def table_of(name: str, project: Project) -> str:
+    """Return the table of transferred labels."""
+    return f"{project.folder}/{KEY}/{name}.tsv"
+
+
+def files_of(table: str) -> Sequence[str]:
+    """Return all files that belong to a table; itself is the last one."""
+    stem = table.removesuffix(".tsv")
+    return f"{stem}.json", f"{stem}.missing.tsv", table
+
+
+def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
+    """Return each table, with the records that have no label and what is known of its accuracy."""
+    found = []
+    for name, one in asked.items():
+        files = files_of(table_of(name, project))
+        made_of = [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))]
+        log = f"{project.logs}/{KEY}/{name}.log"
+        card = Path(files[0])
+        found.append(
+            Made(
+                f"{KEY}.{name}",
+                files,
+                made_of,
+                [log],
+                [f"{project.folder}/{KEY}"],
+                is_other=partial(_is_other, card),
+                figures=partial(_figures, card),
+            )
+        )
+    return found
+
+
+def _figures(card: Path) -> Mapping[str, int]:
+    counts = json.loads(card.read_text("utf-8"))["counts"]
+    return {key: counts[key] for key in ("transferred", "without")}
+
+
+def _is_other(card: Path, late: Sequence[str]) -> bool:
+    """Tell whether one of these files has another content than when the table was made."""
+    from featuremill.store.files import sha256_of
+
+    if not late:
+        return False
+    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
+    return any(known.get(path) != sha256_of(Path(path)) for path in late)
