@@ -121,12 +121,16 @@ def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:
     Raises:
         UserError: the reference cannot be read.
     """
+    from featuremill import features
+
     of, *others = features_of(asked, project)
     ahead = project.ahead(asked.of or next(iter(project.features)))
     if ahead is None:
         return None
-    if asked.vectors not in ahead.widths and (asked.vectors or len(ahead.widths) > 1):
-        return "vectors", f"{of} will have {listed(ahead.widths)}; name one of these."
+    try:
+        features.chosen(ahead.schema, asked.vectors, of, "vectors:")
+    except UserError as error:
+        return "vectors", str(error)
     if others and _differ(ahead, others[0], asked, project):
         return (
             "reference",
