@@ -312,6 +312,7 @@ def wheel(tmp_path_factory):
         return folder / build_wheel(str(folder))
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_workflow_also_when_it_is_built_from_the_sdist(wheel, tmp_path):
     names = zipfile.ZipFile(wheel).namelist()
     workflow = {name.removeprefix("featuremill/smk/") for name in names if "/smk/" in name}
