@@ -143,6 +143,7 @@ def test_a_failure_is_told_and_a_retry_computes_it_alone(tmp_path, environment):
     assert read_json(tmp_path / "results/soil/faulty/manifest.json")["counts"]["ok"] == 13
 
 
+@pytest.mark.slow
 def test_after_a_kill_it_goes_on(tmp_path, environment):
     project(tmp_path, hold="hold")
     (tmp_path / "hold").touch()

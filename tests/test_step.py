@@ -1,6 +1,8 @@
 """The contract of steps, over those that come along and one outside the tree."""
 
 import json
+import re
+import shlex
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -8,8 +10,10 @@ import yaml
 from conftest import PLUGINS
 from programs import Desk, fasta, random_records
 
+from featuremill.__main__ import _parser
 from featuremill.contract import StepContract
 from featuremill.status.project import ProjectState
+from featuremill.step.finding import commands
 
 FEATURES = {
     "letters": {"workload": "composition", "outputs": "parquet"},
@@ -52,6 +56,19 @@ class TestAutoencoders(StepContract):
             },
         }
     )
+
+    @pytest.mark.slow
+    def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path):
+        super().test_it_is_made_told_of_not_made_twice_and_removed(tmp_path)
+
+    def test_what_its_rules_type_is_understood(self, tmp_path, environment):
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
+        words = ("featuremill", "run", "my.yaml", "--cores", "2", "-n", "-p")
+        said = Desk(tmp_path, environment).type(*words).text
+        typed = re.findall(r"exec featuremill (sae .*)$", said, re.MULTILINE)
+        parser = _parser("sae", commands())
+        asked = [parser.parse_args(shlex.split(command)) for command in typed]
+        assert {one.act for one in asked} == {"train", "encode", "report"}
 
 
 class TestTransfer(StepContract):

@@ -295,7 +295,7 @@ class WorkloadContract:
         more: list[str | Path] = []
         if (model := self._module.weights(self._options)) is not None:
             made = place / "weights.json"
-            self._do("weights", model, "--workload", self.workload, "--output", made)
+            weights.convert(model, workload=self.workload).write(made)
             more = ["--weights", made]
         self._do("plan", folder.root, "--config-json", json.dumps(config), *more)
         return folder, folder.read_plan()
