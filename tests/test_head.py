@@ -21,7 +21,7 @@ import vl_convert
 from conftest import ROOT
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from programs import Desk, Verbs
+from programs import Desk, Verbs, fasta
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
 from torch import nn
@@ -890,35 +890,26 @@ def test_what_was_typed_before_the_act_stands(runs, labels, tmp_path, capfd):
 
 # ---- the rules ----
 
-SNAKEFILE = """\
-configfile: "config.yaml"
-
-
-include: "{rules}"
-
-
-rule all:
-    default_target: True
-    input:
-        "predictions/kind/again.tsv",
-        "predictions/theirs/old.tsv",
-"""
-
 
 def test_the_rules_train_and_predict(runs, labels, tmp_path, environment):
-    config = {"runs": [str(runs[0])], "labels": str(labels), "column": "kind", "group": "family"}
-    config |= {"features": ["composition"], "predict": {"again": [str(runs[0])]}}
+    """Of the project's features and of finished runs, by a head of here and an imported one."""
     torch.save(network(20).state_dict(), tmp_path / "model.pth")
-    head(*import_words(tmp_path / "model.pth", tmp_path / "heads" / "theirs", "20"))
-    theirs = {"predict": {"old": [str(runs[1])]}, "any_recipe": True, "features": ["composition"]}
-    (tmp_path / "config.yaml").write_text(json.dumps({"heads": {"kind": config, "theirs": theirs}}))
-    rules = Path(ROOT, "workflow", "rules", "head.smk")
-    (tmp_path / "Snakefile").write_text(SNAKEFILE.format(rules=rules))
+    head(*import_words(tmp_path / "model.pth", tmp_path / "theirs", "20"))
+    (tmp_path / "few.fa").write_text(fasta(proteins(30)))
+    one, two = map(str, runs)
+    vectors = {"vectors": "composition"}
+    trained = {"labels": str(labels), "column": "kind", "group": "family", "of": one, **vectors}
+    known = {"folder": "theirs", "any_recipe": True, "predict": {"old": two}, **vectors}
+    heads = {"kind": {**trained, "predict": {"again": one}}, "theirs": known}
+    config = {"run": "my", "inputs": "few.fa", "workload": "composition", "heads": heads}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
     desk = Desk(tmp_path, environment)
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    said = desk.type("snakemake", "--cores", "2", PATH=path).text
-    assert "rule head_train:" in said and "rule head_predict:" in said
-    assert len(table_of(tmp_path / "predictions/kind/again.tsv")) == 120
-    assert len(table_of(tmp_path / "predictions/theirs/old.tsv")) == 115
-    assert card_of(tmp_path / "heads" / "kind")["labels"]["group"] == "family"
-    assert "Nothing to be done" in desk.type("snakemake", "--cores", "2", PATH=path).text
+    desk.type("featuremill", "run", "config.yaml", "--cores", "2")
+    made = tmp_path / "results/my"
+    rows = {path.name: len(table_of(path)) for path in sorted(made.glob("predictions/*.tsv"))}
+    missing = {name: rows.pop(name) for name in [*rows] if ".missing." in name}
+    assert rows == {"kind.tsv": 120, "kind.again.tsv": 120, "theirs.tsv": 30, "theirs.old.tsv": 115}
+    assert missing.keys() == {name.replace(".tsv", ".missing.tsv") for name in rows}
+    assert card_of(made / "heads/kind")["labels"]["group"] == "family"
+    said = desk.type("featuremill", "run", "config.yaml", "--cores", "2").text
+    assert "Nothing to be done" in said

@@ -766,13 +766,20 @@ SNAKEFILE = f"""\
 configfile: "config.yaml"
 
 
-include: "{ROOT}/workflow/rules/translate.smk"
+module soil:
+    snakefile:
+        "{ROOT}/Snakefile"
+    config:
+        config
+
+
+use rule * from soil as soil_*
 
 
 rule count:
     default_target: True
     input:
-        rules.translate.output.proteins,
+        rules.soil_translate.output.proteins,
     output:
         "count.txt",
     shell:
@@ -780,17 +787,20 @@ rule count:
 """
 
 
-def test_the_rule_runs_in_a_workflow_that_includes_it(tmp_path, environment):
+def test_the_rule_runs_in_a_workflow_that_imports_it(tmp_path, environment):
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
     sequences = {f"c{n}": GENE * (n + 1) for n in range(20)}
     write(tmp_path / "my contigs.fna", sequences.items())
-    config = {"run": "my", "contigs": ["my contigs.fna"], "translate": "--by chunks --window 60"}
+    config = {"run": "my", "inputs": ["my contigs.fna"], "workload": "composition"}
+    config |= {"translate": {"by": "chunks", "window": 60}}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     ours = os.pathsep.join([str(Path(sys.executable).parent), os.defpath])
     desk = Desk(tmp_path, {**environment, "PATH": ours})
     desk.type("snakemake", "--cores", "1")
-    check(sequences, tmp_path / "translated" / "my", "chunks", {"window": 60})
-    num = len(written(tmp_path / "translated" / "my"))
+    folder = tmp_path / "results/my/translate"
+    check(sequences, folder, "chunks", {"window": 60})
+    num = len(written(folder))
+    assert not (tmp_path / "results/my/plan.json").exists()
     assert (tmp_path / "count.txt").read_text() == f"{num}\n"
     assert "Nothing to be done" in desk.type("snakemake", "--cores", "1").text
 

@@ -66,6 +66,10 @@ class Head(Section):
             raise ValueError("group and kind are of the training; with a folder there is none")
         return self
 
+    def vectors_at(self, place: int) -> str | None:
+        """Return the vectors of the set that it takes at that place, where they are named."""
+        return self.vectors[place % len(self.vectors)] if self.vectors else None
+
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
@@ -148,7 +152,7 @@ def problems_of_files(
                     break
             names = head.of or tuple(project.features)
             for place, of in enumerate(names):
-                column = head.vectors[place % len(head.vectors)] if head.vectors else None
+                column = head.vectors_at(place)
                 try:
                     if ahead := project.ahead(of):
                         chosen(ahead.schema, column, of, "vectors:")
@@ -172,9 +176,10 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
             f"({widths} numbers), and here are {listed(names)}; name those it takes with `of`, or "
             "another head."
         )
-    for name, part in zip(names, card.features, strict=True):
+    for place, (name, part) in enumerate(zip(names, card.features, strict=True)):
         ahead = project.ahead(name)
-        if ahead and (difference := _difference(ahead, part, asked.any_recipe)):
+        known = part.model_copy(update={"column": asked.vectors_at(place) or part.column})
+        if ahead and (difference := _difference(ahead, known, asked.any_recipe)):
             return (
                 f"{asked.folder}: this head does not take the features that {name} will "
                 f"have{difference}; change the config, or name another head."
