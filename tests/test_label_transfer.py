@@ -264,8 +264,12 @@ SECTION = {"labels": "kinds.csv", "column": "kind", "of": "letters", "vectors": 
         ({"reference": "know"}, "reference", "there are no features 'know'"),
         ({"reference": "results/known"}, "", "results/known/manifest.json: there is no such file"),
         ({"labels": "none.csv"}, "", "none.csv: there is no such file; name what is there."),
-        ({"vectors": None}, "vectors", "will have composition and hydropathy; name one of these."),
-        ({"vectors": "hydro"}, "vectors", "will have composition and hydropathy; name one"),
+        (
+            {"vectors": None},
+            "vectors",
+            "it has several columns; choose one of composition, hydropathy",
+        ),
+        ({"vectors": "hydro"}, "vectors", "there is no column 'hydro' with one vector a record"),
         ({"k": 0}, "k", "give a whole number of at least 1, not 0."),
     ],
 )
