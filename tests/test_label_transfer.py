@@ -267,7 +267,7 @@ SECTION = {"labels": "kinds.csv", "column": "kind", "of": "letters", "vectors": 
         (
             {"vectors": None},
             "vectors",
-            "it has several columns; choose one of composition, hydropathy",
+            "several columns; choose one of composition, hydropathy",
         ),
         ({"vectors": "hydro"}, "vectors", "there is no column 'hydro' with one vector a record"),
         ({"k": 0}, "k", "give a whole number of at least 1, not 0."),

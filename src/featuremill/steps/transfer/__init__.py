@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
-from featuremill.base.words import listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
 
 KEY = "transfer"
