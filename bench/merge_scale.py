@@ -92,7 +92,7 @@ def make(folder: Results, num_records: int, width: int) -> None:
     row_in_all[order] = np.arange(num_records)
     names = list(_shards(folder, sha256[order], width, rng))
     folder.store.mkdir(parents=True, exist_ok=True)
-    _write_manifest(folder.manifest, sha256, row_in_all, [shard["shard"] for shard in names], rng)
+    _write_manifest(folder.records, sha256, row_in_all, [shard["shard"] for shard in names], rng)
     counts = {"input": num_records, "planned": num_records, "unique": num_records}
     plan: dict[str, Any] = {
         "run": "scale",
@@ -113,7 +113,7 @@ def make(folder: Results, num_records: int, width: int) -> None:
         "refusals": {},
         "lengths": {"total": 350 * num_records, "longest": 600},
         "counts": {**counts, "refused": 0, "duplicate": 0},
-        "manifest_sha256": sha256_of(folder.manifest),
+        "records_sha256": sha256_of(folder.records),
         "shards": names,
     }
     write_json(folder.plan, plan)

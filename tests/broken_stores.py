@@ -66,7 +66,7 @@ def log_of(run: Results) -> Path:
 
 
 def manifest_of(run: Results) -> Path:
-    return run.manifest
+    return run.records
 
 
 def input_of(run: Results) -> Path:
@@ -256,17 +256,17 @@ DAMAGES: list[Damage] = [
     Damage("plan's key", replaced(plan_of, '"shards"', '"shardz"'), merge=(4, PLAN)),
     Damage("plan's rows", replaced(plan_of, '"records": ', '"records": 1'), merge=(4, PLAN)),
     Damage("plan's notes", replaced(plan_of, '"notes"', '"nots"'), merge=(4, PLAN)),
-    Damage("no manifest", gone(manifest_of), merge=(4, NO_MANIFEST), seen="manifest_missing"),
+    Damage("no manifest", gone(manifest_of), merge=(4, NO_MANIFEST), seen="records_missing"),
     Damage(
-        "empty manifest", written(manifest_of, b""), merge=(4, MANIFEST), seen="manifest_missing"
+        "empty manifest", written(manifest_of, b""), merge=(4, MANIFEST), seen="records_missing"
     ),
-    Damage("manifest cut", cut(manifest_of), merge=(4, MANIFEST), seen="manifest_missing"),
+    Damage("manifest cut", cut(manifest_of), merge=(4, MANIFEST), seen="records_missing"),
     *(
         Damage(
             f"manifest's {where}",
             flipped(manifest_of, share),
             merge=(4, MANIFEST),
-            verified="manifest_missing",
+            verified="records_missing",
         )
         for where, share in (("first bytes", 0.01), ("pages", 0.3), ("footer", 0.9))
     ),

@@ -33,7 +33,7 @@ def plan_json(shards=(), **given):
         "notes": {},
         "refusals": {},
         "lengths": {"total": 1, "longest": 1},
-        "manifest_sha256": "",
+        "records_sha256": "",
         **given,
         "settings": settings | given.get("settings", {}),
         "counts": counts | given.get("counts", {}),
@@ -61,7 +61,7 @@ def receipt_json(**given):
 def delivery_json(**given):
     """Return what manifest.json says."""
     plan = plan_json()
-    same = ("run", "recipe", "manifest_sha256", "settings", "cost_unit", "inputs", "lengths")
+    same = ("run", "recipe", "records_sha256", "settings", "cost_unit", "inputs", "lengths")
     counts = {"input": 1, "ok": 1, "failed": 0, "refused": 0, "duplicate": 0}
     told = {key: plan[key] for key in same}
     return {**told, "plan": plan["counts"], "counts": counts, "outputs": {}, "parts": {}, **given}

@@ -159,7 +159,7 @@ class FakeRun:
             "shard": pa.array(["e" * 32 if p else None for p in planned], pa.string()).cast(names),
             "row": pa.array([0 if p else None for p in planned], pa.int32()),
         }
-        pq.write_table(pa.table(table), root / "manifest.parquet", compression="zstd")
+        pq.write_table(pa.table(table), root / "records.parquet", compression="zstd")
 
     def _write_failed(self, root: Path, rows: list[dict[str, object]]) -> None:
         with (root / "failed.tsv").open("w", newline="", encoding="utf-8") as file:

@@ -55,7 +55,7 @@ class RunningRun:
             counts=Counts(input=records, refused=0, duplicate=0, planned=records, unique=records),
             refusals={},
             lengths=Lengths(total=10 * records, longest=10),
-            manifest_sha256="",
+            records_sha256="",
             shards=[
                 PlannedShard(shard=name, records=RECORDS, wanted=RECORDS, cost=COST, bytes=8)
                 for name in self.names

@@ -63,7 +63,7 @@ def check_plan(case, folder, status, said):
     counts = json.loads((folder / "plan.json").read_text())["counts"]
     assert counts["planned"] >= 1
     assert counts["input"] == counts["planned"] + counts["refused"] + counts["duplicate"]
-    rows = pq.read_table(folder / "manifest.parquet").to_pylist()
+    rows = pq.read_table(folder / "records.parquet").to_pylist()
     told = [row["reason" if outcome == "refused" else "note"] or "" for row in rows]
     if outcome in ("refused", "note"):
         assert any(fragment in text for text in told)

@@ -88,7 +88,7 @@ def test_all_of_the_demo_is_planned(demo, tmp_path, environment):
     assert "1,000 records" in said
     assert (plan["counts"]["input"], plan["counts"]["unique"]) == (1000, 1000)
     assert len(plan["shards"]) == 4, "config.yaml says so"
-    manifest = pq.read_table(demo.results / "manifest.parquet")
+    manifest = pq.read_table(demo.results / "records.parquet")
     assert manifest["id"].to_pylist() == [record.id for record in proteins(demo.fasta)]
     assert set(manifest["status"].to_pylist()) == {"planned"}
 

@@ -140,7 +140,7 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
     assert speed["kind"] in ("earlier run", "assumption"), "the part tells how fast this CPU is"
     assert "test" in speed["source"]
 
-    told = ("run", "recipe", "settings", "inputs", "lengths", "manifest_sha256")
+    told = ("run", "recipe", "settings", "inputs", "lengths", "records_sha256")
     results = {key: plan[key] for key in told} | {"plan": plan["counts"], "outputs": {}}
     results["parts"] = {shard["shard"]: "" for shard in plan["shards"]}
     results["counts"] = {"input": 300, "ok": 300, "failed": 0, "refused": 0, "duplicate": 0}

@@ -184,7 +184,7 @@ def test_what_is_missing_is_refused_and_nothing_else_read_in_its_place(run):
 
 def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
     opened = features.open(run.root, "mean")
-    read = [*what_is_read(run), run.manifest]
+    read = [*what_is_read(run), run.records]
     kept = [path.with_name(f"{path.name}.kept") for path in read]
     for path, copy in zip(read, kept, strict=True):
         path.rename(copy)
@@ -239,7 +239,7 @@ def test_parts_are_those_of_the_plan_that_the_results_are_of(computed, tmp_path)
     for opening in (features.open, features.open_parts):
         with pytest.raises(UserError, match="there are no whole results of this run yet"):
             opening(run.root, "mean")
-    run.manifest.write_bytes(run.manifest.read_bytes() + b"0")
+    run.records.write_bytes(run.records.read_bytes() + b"0")
     with pytest.raises(IntegrityError, match="it does not belong to plan"):
         features.open(run.root, "mean")
     assert run.plan.read_bytes() == plan

@@ -167,7 +167,7 @@ def result_bytes(run):
 def test_small_blocks_and_twice_give_the_same_bytes(run, monkeypatch):
     merge(run, ALL, 0)
     before = result_bytes(run)
-    assert len(before) == 6  # with manifest.parquet
+    assert len(before) == 6  # with records.parquet
     merge(run, ALL, 0)
     assert before == result_bytes(run)
     monkeypatch.setattr(gather, "BLOCK_BYTES", 500)
@@ -361,11 +361,11 @@ def test_old_results_never_stand_beside_new_ones(run):
 
 
 def test_a_manifest_that_lost_a_row_is_refused(run):
-    table = pq.read_table(run.manifest)
-    pq.write_table(table.slice(0, 37), run.manifest)
+    table = pq.read_table(run.records)
+    pq.write_table(table.slice(0, 37), run.records)
     with pytest.raises(IntegrityError, match="does not belong to plan"):
         merge(run, ALL, 0)
-    run.manifest.unlink()
+    run.records.unlink()
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):
         merge(run, ALL, 0)
     with pytest.raises(IntegrityError, match=r"it is gone; delete plan\.json"):

@@ -135,7 +135,7 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     assert "Error in rule mine" in said and "Nothing computed is lost" not in said
     for results, id in (("results/a", "p1"), ("below/results/a", "p2")):
         assert read_json(tmp_path / results / "manifest.json")["counts"]["ok"] == 1
-        planned = pd.read_parquet(tmp_path / results / "manifest.parquet")
+        planned = pd.read_parquet(tmp_path / results / "records.parquet")
         assert planned["id"].tolist() == [id]
     shard = json.loads((tmp_path / "below/results/a/plan.json").read_text())["shards"][0]["shard"]
     (part,) = (tmp_path / "below/results/a/store/parts").rglob(f"{shard}.arrows")

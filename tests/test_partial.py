@@ -139,7 +139,7 @@ def test_the_report_says_it_first_and_a_whole_merge_removes_all(half_done, tmp_p
 
 
 def test_while_a_run_plans_it_says_so(run):
-    run.manifest.write_bytes(b"the next plan's")
+    run.records.write_bytes(b"the next plan's")
     with pytest.raises(UserError, match="try again when it has planned"):
         merge_partial(run, OUTPUTS)
     assert not partial_files(run)

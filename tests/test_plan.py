@@ -64,7 +64,7 @@ def shard_names(result):
 def check(folder, result, records, overlap=False):
     """Assert that the manifest leads from every input record to its own payload."""
     run = Results(folder)
-    rows = pq.read_table(run.manifest).to_pylist()
+    rows = pq.read_table(run.records).to_pylist()
     tables = {name: read_shard(run.shard(name)) for name in shard_names(result)}
     assert [row["id"] for row in rows] == [id for id, _ in records]
     assert [row["ordinal"] for row in rows] == list(range(len(records)))
@@ -180,7 +180,7 @@ def wanted_of(result):
 
 def held_by(folder, shard):
     """Return the places in the input of the records that are asked of a shard."""
-    rows = pq.read_table(Results(folder).manifest)
+    rows = pq.read_table(Results(folder).records)
     return [n for n, name in enumerate(rows["shard"].to_pylist()) if name == shard]
 
 
@@ -274,7 +274,7 @@ def test_the_same_id_and_sequence_is_one_row(tmp_path):
     records = [("a", "MKV"), ("b", "MKL"), ("a", "MKV"), ("a", "MKV")]
     result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
     assert result["counts"]["duplicate"] == 2
-    status = pq.read_table(tmp_path / "manifest.parquet")["status"].to_pylist()
+    status = pq.read_table(tmp_path / "records.parquet")["status"].to_pylist()
     assert status == ["planned", "planned", "duplicate", "duplicate"]
 
 
@@ -293,7 +293,7 @@ def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeyp
     head = "the id stands for two different sequences"
     assert result["refusals"] == {head: 5} and result["notes"] == {}
     assert result["lengths"] == {"total": 8 + 3, "longest": 3}
-    rows = pq.read_table(tmp_path / "manifest.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "records.parquet").to_pylist()
     places = {row["ordinal"]: row["reason"].rpartition(":")[2] for row in rows if row["reason"]}
     assert places == {0: "7", 2: "15", 3: "1", 4: "7", 7: "5"}
     assert all(row["reason"].startswith(f"{head}: the other") for row in rows if row["reason"])
@@ -313,7 +313,7 @@ def test_repeated_ids_are_found_in_several_passes(tmp_path, monkeypatch):
     records = [*random_proteins(300), *random_proteins(300), *random_proteins(50)]
     result = make_plan(tmp_path, write_fasta(tmp_path / "in.fa", records))
     assert result["counts"]["duplicate"] == 350
-    status = pq.read_table(tmp_path / "manifest.parquet")["status"].to_pylist()
+    status = pq.read_table(tmp_path / "records.parquet")["status"].to_pylist()
     assert status == ["planned"] * 300 + ["duplicate"] * 350
 
 

@@ -462,7 +462,7 @@ def kinds_of(records):
 
 def check_plan(folder, found, records):
     run = Results(folder)
-    rows = pq.read_table(run.manifest).to_pylist()
+    rows = pq.read_table(run.records).to_pylist()
     assert [row["id"] for row in rows] == [id for id, _ in records]
     assert [row["status"] for row in rows] == kinds_of(records)
     tables = {s["shard"]: read_shard(run.shard(s["shard"])).to_pylist() for s in found["shards"]}
@@ -599,7 +599,7 @@ def test_the_merge_delivers_exactly_what_is_ok(folder, drawn, cost, failing, bat
     check_delivery(folder, records, failed)
 
 
-STORED = ["plan.json", "manifest.parquet", "receipts/*/*.json", "store/parts/*/*.arrows"]
+STORED = ["plan.json", "records.parquet", "receipts/*/*.json", "store/parts/*/*.arrows"]
 
 
 @pytest.fixture(scope="module")

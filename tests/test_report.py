@@ -38,7 +38,7 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     assert "out of memory" in page.text and "Use one with more memory" in page.text
     lengths = rows_of(page, "lengths")
     assert sum(row["count"] for row in lengths) == 993
-    manifest = pq.read_table(tmp_path / "demo/manifest.parquet").to_pylist()
+    manifest = pq.read_table(tmp_path / "demo/records.parquet").to_pylist()
     residues = [row["length"] for row in manifest if row["status"] == "planned"]
     assert f"993 records with {sum(residues):,} residues" in page.text
     assert f"the longest has {max(residues):,}" in page.text

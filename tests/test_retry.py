@@ -79,7 +79,7 @@ def failed(computed, tmp_path, environment):
 def check(folder, planned, records):
     """Assert that the manifest leads from every input record to its own payload."""
     tables = {s["shard"]: read_shard(folder.shard(s["shard"])) for s in planned["shards"]}
-    rows = pq.read_table(folder.manifest).to_pylist()
+    rows = pq.read_table(folder.records).to_pylist()
     assert [row["id"] for row in rows] == [id for id, _ in records]
     for row, (_, sequence) in zip(rows, records, strict=True):
         assert tables[row["shard"]]["payload"][row["row"]].as_py() == sequence.encode()
@@ -179,7 +179,7 @@ def test_what_an_earlier_try_left_goes_and_merge_runs_again(failed):
     """Snakemake goes by times: the plan stays as old as it was, and the results are gone."""
     run = failed.run_folder
     merge(run, ["parquet"], 4)
-    replaced = [run.plan, run.manifest]
+    replaced = [run.plan, run.records]
     for number, path in enumerate(replaced):
         os.utime(path, (number, 1_000_000 + number))
     before = {path: path.read_bytes() for path in (*replaced, run.store / "plan.json")}
@@ -226,9 +226,9 @@ def test_a_chain_of_retries_and_edits(failed):
 def test_planning_again_changes_nothing_after_a_retry(failed):
     retry([failed.run_folder], ["nan"])
     retry([failed.run_folder], ["error"])
-    before = failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes()
+    before = failed.run_folder.plan.read_bytes(), failed.run_folder.records.read_bytes()
     failed.plan_again([*GOOD, *BAD])
-    assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.manifest.read_bytes())
+    assert before == (failed.run_folder.plan.read_bytes(), failed.run_folder.records.read_bytes())
 
 
 def test_a_shard_without_wanted_records_leaves_the_plan(tmp_path, environment):
@@ -279,7 +279,7 @@ def test_damage_is_found_before_anything_changes(failed):
     with pytest.raises(UserError, match="this shard is gone; delete"):
         retry([failed.run_folder], [])
     assert failed.planned() == plan
-    failed.run_folder.manifest.write_bytes(b"")
+    failed.run_folder.records.write_bytes(b"")
     with pytest.raises(IntegrityError, match="it does not belong to plan"):
         retry([failed.run_folder], [])
 

@@ -445,9 +445,9 @@ def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_el
     texts[4] = "Protein kinase OS=Coli"
     rows = [{"id": f"r{n}", "description": text} for n, text in enumerate(texts)]
     rows.append({"id": "none", "description": None})
-    pq.write_table(pa.Table.from_pylist(rows, ledger.SCHEMA), tmp_path / "manifest.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, ledger.SCHEMA), tmp_path / "records.parquet")
     asked = [["r0", "r1", "r2", "r3", "r4"], ["r0", "r10", "r11"], ["none"], []]
-    found = names.names_of(tmp_path / "manifest.parquet", asked)
+    found = names.names_of(tmp_path / "records.parquet", asked)
     assert found.words_M == [["coli", "ribosomal"], [], [], []]  # all have "protein"
     assert found.descriptions["r4"] == texts[4] and found.descriptions["none"] == ""
     assert set(found.descriptions) == {"r0", "r1", "r2", "r3", "r4", "r10", "r11", "none"}

@@ -281,7 +281,7 @@ def test_exported_results_are_searched_too(run):
     assert isinstance(mapped, np.ndarray) and mapped.shape[1] == 1
     stored = pq.read_table(run.root / "embeddings.parquet")["hydropathy"].to_pylist()
     assert mapped.tolist() == stored, "the second column of the matrix"
-    run.manifest.unlink()  # descriptions are the results' own
+    run.records.unlink()  # descriptions are the results' own
     found = featuremill.search(run.root, ["r3", "twin"], 5, column="composition")
     pd.testing.assert_frame_equal(found, expected)
 

@@ -237,7 +237,7 @@ VERBS_AGAIN = {
     "part_missing": "extract",
     "part_damaged": "extract",
     "receipt_damaged": "extract",
-    "manifest_missing": "plan",
+    "records_missing": "plan",
     "input_changed": "plan",
 }
 COMMAND = "featuremill run YOUR.yaml"
@@ -268,7 +268,7 @@ def test_what_is_not_whole_any_more_is_not_done(run, damage):
     assert is_newer == (damage.seen == "input_changed")
     forget_what_is_not_whole(str(run.root))
     assert (run.root / "manifest.json").exists() == is_newer
-    assert run.plan.exists() == (damage.seen != "manifest_missing")
+    assert run.plan.exists() == (damage.seen != "records_missing")
     left = len(list(run.root.glob("receipts/*/*.json")))
     assert num_receipts - left == (VERBS_AGAIN[damage.seen] == "extract")
 
@@ -465,9 +465,9 @@ def test_whatever_stands_in_a_file_there_is_no_traceback(failed_and_merged, patt
 
 
 def test_a_manifest_that_cannot_be_read_is_a_problem(failed_and_merged):
-    failed_and_merged.manifest.write_bytes(b"PAR1")
+    failed_and_merged.records.write_bytes(b"PAR1")
     answer = found(failed_and_merged.root)
-    assert codes(answer) == {"manifest_missing"}
+    assert codes(answer) == {"records_missing"}
     assert reasons(answer)["values are missing or not finite"] == ("failed", "nan", 1, [])
 
 

@@ -1,6 +1,6 @@
 # merge: gather the parts into results in input order, and account for every record.
 #
-#   in    plan.json, manifest.parquet, a receipt for each shard of the plan
+#   in    plan.json, records.parquet, a receipt for each shard of the plan
 #   out   the files of config `outputs`, failed.tsv, failed.fa, manifest.json (provenance and counts)
 #
 # A rule is of fixed outputs: sets of features that have others are merged by rules merge_<name>.
@@ -12,7 +12,7 @@ for merged in mill.merged:
             merged.rule
         input:
             plan=rules.plan.output.plan,
-            manifest=rules.plan.output.manifest,
+            records=rules.plan.output.records,
             receipts=receipts,
         output:
             **{name: result(name) for name in merged.outputs},

@@ -1,7 +1,7 @@
 # partial: write what is computed by now, for `snakemake … partial`; starts no extract. Of several sets
 # of features each has a rule, partial_<name>: what is asked for by a rule's name has no wildcard.
 #
-#   in    plan.json, manifest.parquet, and whatever parts are finished
+#   in    plan.json, records.parquet, and whatever parts are finished
 #   out   partial/ with embeddings.parquet, manifest.json, report.html and so on: undeclared, so that
 #         it runs whenever it is asked for; merge removes it
 #
@@ -14,7 +14,7 @@ for run in mill.runs.values():
             f"partial{run.suffix}"
         input:
             plan=f"{run.results}/plan.json",
-            manifest=f"{run.results}/manifest.parquet",
+            records=f"{run.results}/records.parquet",
         log:
             f"{run.results}/logs/partial.log",
         conda:

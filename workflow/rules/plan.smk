@@ -1,7 +1,7 @@
 # plan: read every record once, decide what is computed in which shard.
 #
 #   in    the input files, the files that options name, weights/<name>.json
-#   out   plan.json (recipe, shards, counts), manifest.parquet (one row an input record)
+#   out   plan.json (recipe, shards, counts), records.parquet (one row an input record)
 #   also  store/shards/<shard>.arrow, undeclared: named by content, never deleted by a rule
 
 
@@ -12,7 +12,7 @@ checkpoint plan:
         options=lambda wildcards: mill.of(wildcards).option_inputs,  # files and folders that they name
     output:
         plan=f"{mill.results}/plan.json",
-        manifest=f"{mill.results}/manifest.parquet",
+        records=f"{mill.results}/records.parquet",
     log:
         f"{mill.logs}/plan.log",
     wildcard_constraints:

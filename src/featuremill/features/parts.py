@@ -164,7 +164,7 @@ class Parts:
 
     def _records(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Rows]]:
         """Yield the ledger in batches, and the row of each of its records; -1 where it has none."""
-        for batch in ledger.batches(self._folder.manifest, columns):
+        for batch in ledger.batches(self._folder.records, columns):
             column = batch["shard"]
             known = pc.index_in(column.dictionary, value_set=self._shards)
             number = np.asarray(known.take(column.indices).fill_null(-1)).astype(np.int64)
@@ -208,7 +208,7 @@ class Parts:
             ordinals.append(first + places)
             rows_of.append(rows[places])
             first += batch.num_rows
-        table = _Named(self._folder.manifest, np.concatenate(ordinals))
+        table = _Named(self._folder.records, np.concatenate(ordinals))
         return table, RecordVectors(self, np.concatenate(rows_of))
 
 

@@ -35,7 +35,7 @@ from featuremill.workload import option_files, optional, plugin_errors, recipe, 
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.option_files import execution_of
 
-OURS = ("plan.json", "manifest.parquet", "receipts/*/*.json", "*")
+OURS = ("plan.json", "records.parquet", "receipts/*/*.json", "*")
 """The run's declared files, those that others are made of first."""
 TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")

@@ -134,7 +134,7 @@ def _told(used: Usage) -> str:
 
 def _check_run(folder: Results) -> None:
     """Refuse a folder in which is neither a plan with its manifest nor a store of ours."""
-    is_planned = folder.manifest.exists() and folder.find_plan() is not None
+    is_planned = folder.records.exists() and folder.find_plan() is not None
     if not is_planned and not (folder.store / "plan.lock").exists():
         raise UserError(f"{folder.root}: there is no run here; name a folder such as results/demo.")
 

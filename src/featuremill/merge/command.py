@@ -1,6 +1,6 @@
 """merge: gather the parts into results in input order, and account for every record.
 
-Reads plan.json, manifest.parquet, the receipts, the parts and, of failed records, the shards;
+Reads plan.json, records.parquet, the receipts, the parts and, of failed records, the shards;
 writes what the run asks for, failed.tsv, failed.fa and, last, manifest.json. Refuses to deliver
 unless input = ok + failed + refused + duplicate, every part's bytes are those of its receipt, and
 every row has the sha256 it should. `--partial` writes what there is by now, to a folder of its own;
@@ -140,7 +140,7 @@ def merge(
         result = _write(folder, plan, gatherer, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    notes.write(folder.manifest, folder.root / NOTES, has_any=bool(plan.notes))
+    notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     result.write(folder.delivery)
     _say(folder, result)
     return result
@@ -164,7 +164,7 @@ def merge_partial(
         plan = folder.read_plan_of_manifest()
     except IntegrityError:
         raise UserError(
-            f"{folder.manifest}: it does not belong to {folder.plan.name}, as while a run plans; "
+            f"{folder.records}: it does not belong to {folder.plan.name}, as while a run plans; "
             "try again when it has planned."
         ) from None
     whole = folder.find_delivery()
@@ -238,7 +238,7 @@ def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Ite
     scratch.mkdir()
     try:
         names = [shard.shard for shard in plan.shards]
-        yield Gatherer(folder.manifest, names, parts, scratch, num_threads)
+        yield Gatherer(folder.records, names, parts, scratch, num_threads)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -1,6 +1,6 @@
 """export: write results in other formats, any time later, without computing anything again.
 
-Reads what merge read: plan.json, manifest.parquet, the receipts and parts, with the same checks and
+Reads what merge read: plan.json, records.parquet, the receipts and parts, with the same checks and
 the same sums. Writes the files and, beside the results, exports.json, by which status knows them.
 The next merge removes both, as nobody could tell any more what they belong to.
 """

@@ -72,7 +72,7 @@ def delivery_of(
         run=plan.run,
         finished=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         recipe=plan.recipe,
-        manifest_sha256=plan.manifest_sha256,
+        records_sha256=plan.records_sha256,
         settings=plan.settings,
         cost_unit=plan.cost_unit,
         inputs=plan.inputs,

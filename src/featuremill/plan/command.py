@@ -1,6 +1,6 @@
 """plan: read every record once, decide what is computed in which shard, and write it down.
 
-Reads the inputs and `weights/<name>.json`; writes the shards, `manifest.parquet` and, last,
+Reads the inputs and `weights/<name>.json`; writes the shards, `records.parquet` and, last,
 `plan.json`. Knows nothing of torch. The last committed plan stays in the store, so that an edit of
 the input costs only the records that are new.
 """
@@ -23,9 +23,9 @@ from featuremill.lease.devices import Device, planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
-from featuremill.plan.manifest import write_manifest
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
+from featuremill.plan.records import write_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.store.files import sha256_of
@@ -182,8 +182,8 @@ def _planned(
     cut = cut_of(*homeless)
     cutter.cut(cut.cost)
     is_any_new = homeless.cost > 0 or held.shards > 0
-    write_manifest(
-        folder.manifest, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
+    write_records(
+        folder.records, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
     )
     result = Plan(
         version=PLAN_VERSION,
@@ -203,7 +203,7 @@ def _planned(
         notes=dict(sorted(tally.notes.items())),
         refusals=dict(sorted(tally.refusals.items())),
         lengths=spooled.lengths,
-        manifest_sha256=sha256_of(folder.manifest),
+        records_sha256=sha256_of(folder.records),
         shards=cutter.shards,
     )
     return Planned(result, cut.why)

@@ -1,6 +1,6 @@
 """retry: make failed records run again, and only those.
 
-Reads plan.json, manifest.parquet, the receipts and the parts; writes the payloads of the failed
+Reads plan.json, records.parquet, the receipts and the parts; writes the payloads of the failed
 records as new shards at the end of the plan, and the manifest's rows so that they point there. The
 old parts stay as they are and right by their names; merge just asks the new ones for these records.
 """
@@ -191,7 +191,7 @@ def _failed(folder: Results, plan: Plan) -> Failed:
     places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
     kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
-    for rows in places_in(folder.manifest, [shard.shard for shard in plan.shards]):
+    for rows in places_in(folder.records, [shard.shard for shard in plan.shards]):
         at, is_there = _find(places, rows.places)
         costs[at] = rows.costs[is_there]
         np.add.at(num_rows, at, 1)
@@ -292,14 +292,14 @@ def _replace_plan(
     old_names = [shard.shard for shard in plan.shards]
     new_names = [shard.shard for shard in (*kept, *new)]
     moved = moved + place_of(len(kept), np.zeros_like(moved))
-    with replacing(folder.plan) as new_plan, replacing(folder.manifest) as new_manifest:
-        move_rows(folder.manifest, new_manifest, old_names, new_names, chosen.places, moved)
+    with replacing(folder.plan) as new_plan, replacing(folder.records) as new_manifest:
+        move_rows(folder.records, new_manifest, old_names, new_names, chosen.places, moved)
         plan = plan.model_copy(
-            update={"manifest_sha256": sha256_of(new_manifest), "shards": kept + new}
+            update={"records_sha256": sha256_of(new_manifest), "shards": kept + new}
         )
         plan.write(folder.store / "plan.json")
         new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
-        for old_file, new_file in ((folder.plan, new_plan), (folder.manifest, new_manifest)):
+        for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_manifest)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
         files.sync(new_plan)

@@ -1,6 +1,6 @@
 """report: one self-contained page that says what a run did, and the same figures one a file.
 
-Reads what merge left in `results/<run>/`: manifest.json (receipts inside), manifest.parquet,
+Reads what merge left in `results/<run>/`: manifest.json (receipts inside), records.parquet,
 failed.tsv, and embeddings.parquet or embeddings/. Writes HTML that opens without a network: no
 request leaves it.
 """

@@ -103,12 +103,12 @@ def read(
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failures.read_list(place.root / "failed.tsv")
-    num_rows, known_lengths = lengths.read(results.manifest)
+    num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
-    found = {"manifest.parquet": num_rows, "failed.tsv": problems.listed}
+    found = {"records.parquet": num_rows, "failed.tsv": problems.listed}
     for output in ("parquet_dataset", "parquet"):
         path = place.root / format_of(output).file
         if path.name in delivery.outputs:
@@ -125,7 +125,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
     """Compare what manifest.json claims with what the files hold: two witnesses, not one."""
     claimed = {
-        "manifest.parquet": counts.input,
+        "records.parquet": counts.input,
         "failed.tsv": counts.failed + counts.refused + counts.pending,
         "embeddings.parquet": counts.ok,
     }

@@ -38,7 +38,7 @@ MEANINGS = {
     "pending": "are not computed yet",
 }
 PLACED = frozenset(
-    ("version", "run", "partial", "finished", "recipe", "manifest_sha256", "settings", "cost_unit")
+    ("version", "run", "partial", "finished", "recipe", "records_sha256", "settings", "cost_unit")
 ).union(
     ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),

@@ -1,7 +1,7 @@
 """Which records have no values, by reason, with what a person can do about each.
 
 From failed.tsv, which merge writes, or from the parts before that: the `reason` of the parts whose
-receipts count failed rows, and of manifest.parquet what says whose rows they are.
+receipts count failed rows, and of records.parquet what says whose rows they are.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def read_failures(
     for text, number in plan.refusals.items():
         counts[reason_of("refused", text)] += number
     try:
-        num_failed, examples = _found_in(results.manifest, failed, list(counts))
+        num_failed, examples = _found_in(results.records, failed, list(counts))
         is_readable = True
     except (OSError, LookupError, pa.ArrowException):
         num_failed, examples, is_readable = Counter(), {}, False
@@ -165,7 +165,7 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
 def _found_in(
     manifest: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
 ) -> tuple[Counter[Reason], dict[Reason, list[Example]]]:
-    """Return how many records of manifest.parquet failed for which reason, by the rows of shards
+    """Return how many records of records.parquet failed for which reason, by the rows of shards
     that `failed`, and examples of these and of the `refused` reasons."""
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)

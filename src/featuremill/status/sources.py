@@ -113,19 +113,19 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
 def _check_manifest(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with manifest.parquet; who read in it knows whether it `is_readable`."""
-    path, fix = results.manifest, Fix("plan")
+    """Yield what is wrong with records.parquet; who read in it knows whether it `is_readable`."""
+    path, fix = results.records, Fix("plan")
     if not path.exists():
         what = "it is gone; it says which record is where"
     elif not _is_parquet(path):
         what = "it cannot be read"
-    elif verifies and sha256_of(path) != plan.manifest_sha256:
+    elif verifies and sha256_of(path) != plan.records_sha256:
         what, fix = "it does not belong to plan.json", Fix("plan", seen_by="nobody")
     elif not is_readable:
         what, fix = "it cannot be read", Fix("plan", seen_by="nobody")
     else:
         return
-    yield Problem("manifest_missing", f"{path.name}: {what}.", fix)
+    yield Problem("records_missing", f"{path.name}: {what}.", fix)
 
 
 def _is_parquet(path: Path) -> bool:

@@ -40,7 +40,7 @@ COUNTED: tuple[State, ...] = (
 )
 IN_LOGS = {"crash", "hang", "error"}
 """Kinds of failures of which a shard's log tells more."""
-TRACES = ("plan.json", "store", "receipts", "manifest.parquet", "manifest.json")
+TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
 """What a run's folder holds, sooner or later."""
 
 
@@ -323,7 +323,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
 
 
 def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
-    """Tell why records failed; return whether manifest.parquet, which says whose, can be read."""
+    """Tell why records failed; return whether records.parquet, which says whose, can be read."""
     is_removed = state.count("removed") > 0
     has_failed = any(shard.receipt and shard.receipt.failed for shard in state.shards)
     if not (is_removed or has_failed or plan.refusals):

@@ -80,8 +80,8 @@ class Delivery(JsonFile):
     finished: str = ""
     """ISO 8601, UTC."""
     recipe: str
-    manifest_sha256: str | None = None
-    """Of manifest.parquet; early results do not tell."""
+    records_sha256: str | None = None
+    """Of records.parquet; early results do not tell."""
     settings: Settings
     cost_unit: str = ""
     inputs: list[Input]
@@ -105,7 +105,7 @@ class Delivery(JsonFile):
         """Tell whether these are results of `plan`; partial ones are of some of its parts."""
         parts, shards = set(self.parts), {entry.shard for entry in plan.shards}
         return (
-            self.manifest_sha256 in (None, plan.manifest_sha256)
+            self.records_sha256 in (None, plan.records_sha256)
             and self.plan == plan.counts
             and (parts <= shards if self.partial else parts == shards)
             and all(getattr(self, key) == getattr(plan, key) for key in SAME)

@@ -187,7 +187,7 @@ EXPORTS = "exports.json"
 PARTIAL = "partial"
 """The folder in `results/<run>/` with what was computed when someone asked: the same files."""
 OF_THE_RUN = (
-    *("plan.json", "manifest.parquet", "manifest.json", "receipts", "store"),
+    *("plan.json", "records.parquet", "manifest.json", "receipts", "store"),
     *(*FAILED, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
 """What else stands in `results/<run>/`, so that no output may be called like it."""

@@ -1,4 +1,4 @@
-"""manifest.parquet, the ledger of a run: one row an input record, in input order.
+"""records.parquet, the ledger of a run: one row an input record, in input order.
 
 Each record is planned (its values stand in a shard's row), refused (with a reason), or a duplicate
 of another. plan writes it and retry moves rows in it; who reads it never has all of it in memory.

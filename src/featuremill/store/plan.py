@@ -109,7 +109,7 @@ class Plan(JsonFile):
     """What was fixed in records, and in how many."""
     refusals: dict[str, int] = {}
     lengths: Lengths
-    manifest_sha256: str
+    records_sha256: str
     shards: list[PlannedShard]
 
     def too_few(self, num_left: int) -> str:

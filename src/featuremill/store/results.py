@@ -1,7 +1,7 @@
 """Where a run keeps its things, and the one reader of what they say.
 
 results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
-results/<run>/manifest.parquet                 one row an input record
+results/<run>/records.parquet                 one row an input record
 results/<run>/receipts/<recipe>/<shard>.json   one a finished part (declared to Snakemake)
 results/<run>/store/shards/<shard>.arrow       records, named by their content; never deleted by a
 rule
@@ -42,8 +42,8 @@ class Results(NamedTuple):
         return self.store / "plan.json"
 
     @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.parquet"
+    def records(self) -> Path:
+        return self.root / "records.parquet"
 
     @property
     def store(self) -> Path:
@@ -116,21 +116,21 @@ class Results(NamedTuple):
             ) from None
 
     def read_plan_of_manifest(self) -> Plan:
-        """Return what plan.json says, once manifest.parquet is seen to be its own.
+        """Return what plan.json says, once records.parquet is seen to be its own.
 
         Raises:
             UserError: when there is no plan.
-            IntegrityError: when it is not what was written, or manifest.parquet is not its own.
+            IntegrityError: when it is not what was written, or records.parquet is not its own.
         """
         plan = self.read_plan()
-        if not self.manifest.is_file():
+        if not self.records.is_file():
             problem = f"it is gone; delete {self.plan.name}"
-        elif sha256_of(self.manifest) != plan.manifest_sha256:
+        elif sha256_of(self.records) != plan.records_sha256:
             problem = f"it does not belong to {self.plan.name}; delete both"
         else:
             return plan
         raise IntegrityError(
-            f"{self.manifest}: {problem} and run it again ({command_line.again(self.root)})."
+            f"{self.records}: {problem} and run it again ({command_line.again(self.root)})."
         )
 
     def refuse_what_was_cleaned(self) -> None:

@@ -13,8 +13,8 @@ PLAN_SECONDS = (0.5, 19.4e-6)
 """Of a plan, and of each record (348 residues): `python -m bench.scale --records 5000000`."""
 PLAN_BYTES_A_RECORD = 41
 """Of store/shards, beside the residues: the same, 389 - 348."""
-MANIFEST_BYTES_A_RECORD = 48
-"""Of manifest.parquet: the same."""
+ROW_BYTES_A_RECORD = 48
+"""Of records.parquet: the same."""
 SPOOL_BYTES_A_RECORD = 615
 """Of store/spool while plan runs: the same."""
 MERGE_SECONDS = (0.5, 3e-6, 20e-9)

@@ -363,7 +363,7 @@ class Case:
         disk = {need.what: need.num_bytes for need in needs}
         if not work.is_planned:
             disk["store/shards"] = residues + overheads.PLAN_BYTES_A_RECORD * counts.unique
-            disk["manifest.parquet"] = overheads.MANIFEST_BYTES_A_RECORD * counts.input
+            disk["records.parquet"] = overheads.ROW_BYTES_A_RECORD * counts.input
             disk["temporary files while planning"] = overheads.SPOOL_BYTES_A_RECORD * counts.input
         num_files = sum(need.num_files for need in needs)
         return disk, num_files + overheads.FILES_A_SHARD * len(work.left)

@@ -87,7 +87,7 @@ def report(
         raise UserError(f"{page}: the page is an .html; give such a name.")
     held, top = look(encoder)
     ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
-    names = names_of(Results(encoder.vectors.root).manifest, ids_M)
+    names = names_of(Results(encoder.vectors.root).records, ids_M)
     _write_features(page.with_name(FEATURES), top, names)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
     write_page(page, sae.name, str(run), encoder.card, held, top, names, [*map(json.loads, lines)])

@@ -22,7 +22,7 @@ log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
 
 
-def write_manifest(
+def write_records(
     path: Path,
     rows: Rows,
     locations: npt.NDArray[np.void],
