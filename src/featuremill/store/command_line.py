@@ -23,7 +23,7 @@ RULES = ("weights", "plan", "extract", "merge", "partial", "report")
 """What may be asked for alone; `all` is the whole run anyway."""
 PARTIAL_OF = "partial_"
 """Beginning of the rules that write the partial results of one of several runs."""
-FILES = ("results/", "weights/", "translated/", "heads/", "predictions/", "verdicts/")
+FILES = ("results/", "weights/")
 """Beginnings of the files of ours that may be."""
 FORCING = {"--forcerun", "-R"}
 ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
