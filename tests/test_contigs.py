@@ -265,3 +265,25 @@ def test_a_run_without_sets_is_of_the_first_kind_of_records_or_of_the_one_it_nam
     for more, file in (({}, "proteins.faa.gz"), ({"of": "nucleotides"}, "nucleotides.fna.gz")):
         (run,) = project.validate({**plain, **more}).runs.values()
         assert run.config.inputs == (f"results/my/translate/{file}",)
+
+
+@pytest.mark.slow
+def test_all_of_it_has_its_place_below_the_prefix_of_a_module(line):
+    below = line.folder / "below"
+    below.mkdir()
+    line.label(contigs(16))
+    for name in ("contigs.fa", "kinds.csv"):
+        (line.folder / name).rename(below / name)
+    line.configure(virnucpro={"files": "all"})
+    config = yaml.safe_load((line.folder / "config.yaml").read_text())
+    (line.folder / "Snakefile").write_text(
+        "from featuremill import SNAKEFILE\n\n\n"
+        "module soil:\n    snakefile:\n        SNAKEFILE\n    config:\n"
+        f"        {config!r}\n    prefix:\n"
+        '        "below"\n\n\nuse rule * from soil as soil_*\n'
+    )
+    targets = ["verdicts.tsv", "virnucpro/failed_files.txt"]
+    line.type("snakemake", "--cores", 2, *(f"below/results/my/{name}" for name in targets))
+    assert not (line.folder / "results").exists()
+    with (below / "results/my/verdicts.tsv").open(newline="") as file:
+        assert len(list(csv.DictReader(file, delimiter="\t"))) == 16

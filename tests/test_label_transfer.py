@@ -335,8 +335,9 @@ def test_it_has_its_place_below_a_prefix(tmp_path, environment):
 def test_config_docs_have_the_steps_that_are_installed_if_asked(tmp_path, environment):
     desk = Desk(tmp_path, environment)
     for words, is_there in (((), False), (("--installed",), True)):
-        desk.type("featuremill", "config-docs", "--folder", "c", "--docs", "d", *words)
-        schema = json.loads(Path(tmp_path, "c/schema.json").read_text())
+        folders = ("--folder", "c", "--docs", "d", "--schemas", "s")
+        desk.type("featuremill", "config-docs", *folders, *words)
+        schema = json.loads(Path(tmp_path, "s/config.schema.json").read_text())
         page = Path(tmp_path, "c/README.md").read_text()
         assert ("tally" in schema["properties"]) == ("### `tally`" in page) == is_there
         assert "transfer" in schema["properties"]

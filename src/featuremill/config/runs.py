@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -59,6 +60,12 @@ def named(given: Path) -> Runs:
         return Runs(given, below if is_project else [given])
     raw, places = configs.load(given)
     found = project.validate(raw, str(given), places)
+    elsewhere = [given.parent / folder for folder in found.folders]
+    if not any(folder.exists() for folder in found.folders) and any(map(Path.exists, elsewhere)):
+        raise UserError(
+            f"{given}: its results are below {given.parent}, not here; type: "
+            f"cd {shlex.quote(str(given.parent))} and then the same with {given.name}."
+        )
     return Runs(given, found.folders, found.made, found.num_before)
 
 

@@ -35,6 +35,11 @@ def folder_of_head(wildcards):
     return heads.folder_of(name, heads_asked[name], mill.project)
 
 
+def folders_of_features(wildcards, input):
+    """Return where features are, behind the prefix of a module too."""
+    return [str(Path(path).parent) for path in input.manifests]
+
+
 def options_to_predict(wildcards):
     """Return the optional words of `featuremill head predict`."""
     head = heads_asked[heads_predicted[wildcards.table][0]]
@@ -64,7 +69,7 @@ rule head_train:
     threads: 1  # so that the same labels give the same bytes; --set-threads has others
     params:
         folder=subpath(output.card, parent=True),
-        runs=lambda wildcards: heads.features_of(heads_asked[wildcards.head], mill.project),
+        runs=folders_of_features,
         fragments=lambda wildcards, input: [
             f"--fragments={Path(path).parent}" for path in input.translation
         ],
@@ -92,7 +97,7 @@ rule head_predict:
         heads_environment
     params:
         folder=subpath(input.card, parent=True),
-        runs=lambda wildcards: heads_predicted[wildcards.table][1],
+        runs=folders_of_features,
         options=options_to_predict,
     shell:
         "exec featuremill head predict {params.folder:q} {params.runs:q} {params.options:q}"

@@ -7,12 +7,15 @@ from featuremill import SNAKEFILE
 from featuremill.steps import heads, translate, verdicts
 
 judging = verdicts.head_of(mill.steps["verdicts"], mill.project)
+judging_head = mill.steps["heads"][judging]
 
 
 rule verdicts:
     input:
         summary=f"{translate.folder_of(mill.project)}/translate.json",
         predictions=heads.predictions_of(judging, mill.project),
+        card=f"{heads.folder_of(judging, judging_head, mill.project)}/head.json",
+        manifests=[f"{run}/manifest.json" for run in heads.features_of(judging_head, mill.project)],
     output:
         table=verdicts.table_of(mill.project),
         page=f"{mill.project.folder}/verdicts.html",
@@ -25,8 +28,8 @@ rule verdicts:
     params:
         folder=subpath(input.summary, parent=True),
         options=mill.steps["verdicts"].words,
-        head=heads.folder_of(judging, mill.steps["heads"][judging], mill.project),
-        runs=heads.features_of(mill.steps["heads"][judging], mill.project),
+        head=subpath(input.card, parent=True),
+        runs=lambda wildcards, input: [str(Path(path).parent) for path in input.manifests],
     shell:
         "exec featuremill verdict {params.folder:q} {input.predictions:q} --output {output.table:q}"
         " {params.options:q} --head {params.head:q} --runs {params.runs:q} --log-file {log:q}"

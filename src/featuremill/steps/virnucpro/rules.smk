@@ -11,6 +11,9 @@ from featuremill.steps import heads, translate, verdicts, virnucpro
 
 virnucpro_asked = mill.steps["virnucpro"]
 virnucpro_head = verdicts.head_of(virnucpro_asked, mill.project)
+virnucpro_folder = heads.folder_of(
+    virnucpro_head, mill.steps["heads"][virnucpro_head], mill.project
+)
 virnucpro_sets = virnucpro.sets_of(virnucpro_asked, mill.project)
 
 
@@ -18,6 +21,7 @@ rule virnucpro:
     input:
         summary=f"{translate.folder_of(mill.project)}/translate.json",
         predictions=heads.predictions_of(virnucpro_head, mill.project),
+        card=f"{virnucpro_folder}/head.json",
         manifests=[f"{run}/manifest.json" for run in virnucpro_sets.values()],
     output:
         **virnucpro.files_of(virnucpro_asked, mill.project)._asdict(),
@@ -29,10 +33,13 @@ rule virnucpro:
         mem_mb=3000,  # 10,000 fragments of 768 and 2,560 numbers took 1.4 GB
     params:
         translated=subpath(input.summary, parent=True),
-        head=heads.folder_of(virnucpro_head, mill.steps["heads"][virnucpro_head], mill.project),
-        folder=virnucpro.folder_of(virnucpro_asked, mill.project),
+        head=subpath(input.card, parent=True),
+        folder=subpath(output.failed, parent=True),
         name=mill.project.name,
-        runs=[f"--{kind}={run}" for kind, run in virnucpro_sets.items()],
+        runs=lambda wildcards, input: [
+            f"--{kind}={Path(path).parent}"
+            for kind, path in zip(virnucpro_sets, input.manifests, strict=True)
+        ],
         less=["--predictions-only"] * (virnucpro_asked.files == "predictions"),
     shell:
         "exec featuremill virnucpro-files {params.translated:q} {input.predictions:q} {params.runs:q}"
