@@ -126,7 +126,7 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
     """Run the verb that was parsed out of `given`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
-        log.set_up(_level(parsed), parsed.log_file)
+        log.set_up(_level(parsed), parsed.log_file, _about(parsed))
         verb_log.debug(
             "%sfeaturemill %s (version %s, on %s)",
             log.BEGIN,
@@ -146,6 +146,15 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
         verb_log.error("%s: %s; please report this.", type(error).__name__, error, exc_info=True)
         return 1
     return int(status or 0)
+
+
+def _about(parsed: argparse.Namespace) -> str:
+    """Return which of several sets of features a job of the workflow is about."""
+    if parsed.verb not in ("plan", "extract", "merge"):
+        return ""
+    from featuremill.store import run_lock
+
+    return run_lock.set_of(parsed.run_folder)
 
 
 def _answer_interrupts(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:

@@ -16,8 +16,9 @@ LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
 TAIL_BYTES = 64 * 2**10
 
 
-def set_up(level: int, log_file: Path | None) -> None:
-    """Send what is of `level` or more to stderr, and everything to `log_file`."""
+def set_up(level: int, log_file: Path | None, about: str = "") -> None:
+    """Send what is of `level` or more to stderr, and everything to `log_file`; `about` says on the
+    screen what it is about, where several do the same side by side."""
     root = logging.getLogger("featuremill")
     root.setLevel(logging.DEBUG)
     root.propagate = False
@@ -26,7 +27,7 @@ def set_up(level: int, log_file: Path | None) -> None:
         handler.close()
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(level)
-    screen.setFormatter(_Short())
+    screen.setFormatter(_Short(about))
     root.addHandler(screen)
     if log_file:
         log_file.parent.mkdir(parents=True, exist_ok=True)
@@ -86,10 +87,14 @@ class _LogFile(logging.FileHandler):
 
 
 class _Short(logging.Formatter):
+    def __init__(self, about: str) -> None:
+        super().__init__()
+        self._about = f"{about}: " if about else ""
+
     def format(self, record: logging.LogRecord) -> str:
         verb = record.name.removeprefix("featuremill.").partition(".")[0]
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return _lines(f"{verb:>8} │ {mark}", record.getMessage()) + _story(self, record)
+        return _lines(f"{verb:>8} │ {mark}{self._about}", record.getMessage()) + _story(self, record)
 
 
 class _Dated(logging.Formatter):

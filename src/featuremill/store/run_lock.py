@@ -81,6 +81,11 @@ def name_of(run_folder: Path) -> str:
     return f"{run.parent.name}/{run.name}" if _is_one_of_several(run_folder) else run.name
 
 
+def set_of(run_folder: Path) -> str:
+    """Return which of its project's several sets of features a run is; "" of the only one."""
+    return whole_path(run_folder).name if _is_one_of_several(run_folder) else ""
+
+
 def is_in_results(run_folder: Path) -> bool:
     """Tell whether the run is where Snakemake would look for one."""
     run = whole_path(run_folder)
