@@ -259,8 +259,8 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
     journal = run.journal(plan["recipe"], plan["shards"][0]["shard"])
     held = {
         "a job is computing shard": journal.with_suffix(".lock"),
-        "a featuremill plan is at this run": run.store / "plan.lock",
-        "a featuremill merge is at this run": run.store / "merge.lock",
+        "a featuremill plan works on this run": run.store / "plan.lock",
+        "a featuremill merge works on this run": run.store / "merge.lock",
         "a snakemake is computing this run": run_lock.path_of(run.root),
     }
     before = files(run.root)

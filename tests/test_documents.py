@@ -114,9 +114,9 @@ def stumbles(text):
 
 
 def test_the_worst_words_are_found_in_prose_alone():
-    text = "Somebody\n```text\nsaid\n```\n`told` 'x' [x](rooms.md) is at\nhand; fix it."
+    text = "Somebody\n```text\nsaid\n```\n`told` 'x' [x](rooms.md) is at\nhand; mend it."
     found = [(number, word) for number, word, _ in stumbles(text)]
-    assert sorted(found) == [(1, "Somebody"), (5, "at\nhand"), (6, "fix")]
+    assert sorted(found) == [(1, "Somebody"), (5, "at\nhand"), (6, "mend")]
 
 
 @pytest.mark.parametrize("name", EDITED)

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import yaml
 from programs import Desk, Verbs, fasta
@@ -294,7 +295,8 @@ def test_a_reference_of_another_recipe_is_known_beforehand(runs):
     asked = transfer.Transfer(labels="k.csv", column="kind", reference=f"{runs.of}")
     settings = features.open(runs.of).settings.as_json()
     for version, problems in ((settings["version"], 0), ("another", 1)):
-        known = {"one": Ahead({"mean": 12}, {"version": version})}
+        schema = pa.schema({"mean": pa.list_(pa.float32(), 12)})
+        known = {"one": Ahead(schema, {"version": version})}
         project = Project("one", [], {"one": "results/one"}, {}, known.get)
         assert len(list(transfer.problems_of_files({"kinds": asked}, project))) == problems
 

@@ -282,7 +282,7 @@ def test_what_only_waits_says_for_what(see, verbs, gpu_node):
     lock.parent.mkdir(parents=True)
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        said = until(verbs.start(*words), "another job is at it", file.close)
+        said = until(verbs.start(*words), "another job computes it", file.close)
     verbs.run_folder.part(plan["recipe"], shard).unlink()
     holder = leases.hold()
     said += until(verbs.start(*words), "waiting for", lambda: holder.communicate(""))

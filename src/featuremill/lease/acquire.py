@@ -105,7 +105,7 @@ def acquire(
             if choice == "cuda":
                 raise UserError(
                     f"device: cuda was asked for, but {_no_gpu(offered)}; `featuremill doctor` "
-                    "tells why, or set device: cpu."
+                    "shows why, or set device: cpu."
                 )
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
