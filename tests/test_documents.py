@@ -78,7 +78,7 @@ WORST_WORDS = {
     "somebody|someone|nobody|anybody|whoever": "name who acts: a user, a process, featuremill",
     "at hand": "name the place: in memory, in this process, on this machine",
     "of old": "earlier, or leave it out",
-    "fixes?|fixed": "fix, repair",
+    "mends?|mended": "fix, repair",
     "for want of|in want of": "for lack of, without",
     "goes on|go on|going on": "continues",
     "(is|are) at it": "is running, computes",
