@@ -54,7 +54,7 @@ LONGEST = (
     *("test_workflow", "test_doctor", "test_gpu_workflow", "test_weights", "test_esm2"),
     *("test_extract", "test_api", "test_project", "test_faults", "test_contract", "test_step"),
     *("test_kernels", "test_module", "test_troubleshooting", "test_telemetry", "test_contigs"),
-    *("test_option_files", "test_next_commands", "test_documents", "test_audit", "test_demo"),
+    *("test_option_files", "test_documents", "test_audit", "test_demo"),
 )
 """Files of tests that take longest: side by side with others, they had better begin first."""
 
