@@ -153,9 +153,7 @@ def by_device(spans):
 
 
 @pytest.mark.parametrize(("cap", "gpus", "had"), [(1, 2, 1), (None, 5, 4)])
-def test_a_job_that_needs_more_devices_than_there_are_is_refused(
-    monkeypatch, cap, gpus, can_be_had
-):
+def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, cap, gpus, had):
     """Whether there are no more, or the user allows no more."""
     told = {"is_main": True, "runs_elsewhere": False, "only_looks": False, "cap_of": cap}
     for name, value in {**told, "set_cap": None}.items():
