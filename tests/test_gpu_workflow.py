@@ -217,6 +217,7 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node, hold):
     node = gpu_node(2)
     runs = []
@@ -242,6 +243,7 @@ def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node
     check_receipts([receipt for run in runs for receipt in run.receipts()], node.uuids)
 
 
+@pytest.mark.slow
 def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node, hold):
     node = gpu_node(3)
     workflow = GpuWorkflow(tmp_path, environment, node, 5, hold=str(hold))
