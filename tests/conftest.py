@@ -67,11 +67,21 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Never look for garbage in what is collected, which stays to the end: that was 3 CPU s of the
-    collection and nearly half of what the tests themselves took."""
+    collection and half of what the tests themselves took."""
     gc.disable()
     result = yield
     gc.freeze()
     gc.enable()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Nor in what a file of tests has imported."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
     return result
 
 
