@@ -54,7 +54,7 @@ LONGEST = (
     *("test_workflow", "test_doctor", "test_gpu_workflow", "test_weights", "test_esm2"),
     *("test_extract", "test_api", "test_project", "test_faults", "test_contract", "test_step"),
     *("test_kernels", "test_module", "test_troubleshooting", "test_telemetry", "test_contigs"),
-    *("test_option_files", "test_next_commands", "test_documents", "test_audit", "test_demo"),
+    *("test_option_files", "test_documents", "test_audit", "test_demo"),
 )
 """Files of tests that take longest: side by side with others, they had better begin first."""
 
@@ -67,11 +67,21 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
     """Never look for garbage in what is collected, which stays to the end: that was 3 CPU s of the
-    collection and nearly half of what the tests themselves took."""
+    collection and half of what the tests themselves took."""
     gc.disable()
     result = yield
     gc.freeze()
     gc.enable()
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Nor in what a file of tests has imported."""
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
     return result
 
 

@@ -87,7 +87,7 @@ def test_a_file_gives_the_table_of_a_run(run, tmp_path):
     assert_same(featuremill.compute([one, two], "composition"), table)
 
 
-@pytest.mark.parametrize("dtype", ["auto", "fp32"])
+@pytest.mark.parametrize("dtype", ["auto", pytest.param("fp32", marks=pytest.mark.slow)])
 def test_esm2_gives_the_numbers_of_a_run(run, tmp_path, dtype):
     path = tmp_path / "few.fa"
     path.write_text(fasta([*RECORDS, ("equal", RECORDS[3][1])]))

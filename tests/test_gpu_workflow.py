@@ -24,6 +24,9 @@ from programs import NO_REPORT, Desk, Workflow, fasta, random_records, wait_for
 from recordings import noise, write_npz
 from test_lease_stress import most_at_once
 
+from featuremill.flow import jobs, reach
+from featuremill.flow.screen import RefusedError
+
 DOCS = ROOT / "docs" / "lease.md"
 EXAMPLES = ROOT / "config" / "examples"
 
@@ -149,14 +152,25 @@ def by_device(spans):
     return found
 
 
+@pytest.mark.parametrize(("cap", "gpus", "had"), [(1, 2, 1), (None, 5, 4)])
+def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, cap, gpus, had):
+    """Whether there are no more, or the user allows no more."""
+    told = {"is_main": True, "runs_elsewhere": False, "only_looks": False, "cap_of": cap}
+    for name, value in {**told, "set_cap": None}.items():
+        monkeypatch.setattr(reach, name, lambda *_, value=value: value)
+    monkeypatch.setattr(jobs, "count_slots", lambda request: 4)
+    monkeypatch.setattr(jobs, "_caps", set())
+    monkeypatch.setenv("FEATUREMILL_GPUS", "")
+    sentence = f"gpus: one job needs {gpus}, but {had} can be had; lower it"
+    with pytest.raises(RefusedError, match=sentence):
+        jobs.cap_gpus(None, "cuda", gpus)
+    jobs.cap_gpus(None, "cuda", had)
+
+
 def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):
     node = gpu_node(4)
     workflow = GpuWorkflow(tmp_path, environment, node, 2, hold=str(hold))
     spread = ("--cores", "32", "--config", "gpus=2")
-    said = workflow(*spread, "--resources", "gpu=1", status=1)
-    assert "gpus: one job needs 2, but 1 can be had; lower it" in said
-    said = workflow("--cores", "32", "--config", "gpus=5", status=1)
-    assert "gpus: one job needs 5, but 4 can be had; lower it" in said
     finish_held(hold, lambda: workflow.at_work() == node.uuids, workflow.start(*spread))
     spans = workflow.spans()
     assert all(len(set(devices.split(","))) == 2 for devices in spans)
@@ -203,6 +217,7 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node, hold):
     node = gpu_node(2)
     runs = []
@@ -228,6 +243,7 @@ def test_two_runs_at_once_never_meet_on_a_device(tmp_path, environment, gpu_node
     check_receipts([receipt for run in runs for receipt in run.receipts()], node.uuids)
 
 
+@pytest.mark.slow
 def test_a_profile_says_how_jobs_get_their_gpus(tmp_path, environment, gpu_node, hold):
     node = gpu_node(3)
     workflow = GpuWorkflow(tmp_path, environment, node, 5, hold=str(hold))

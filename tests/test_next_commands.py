@@ -14,6 +14,8 @@ from conftest import PLUGINS
 from programs import jobs_listed, wait_for
 from reading import house  # noqa: F401  (a fixture)
 
+pytestmark = pytest.mark.slow
+
 GOOD = ">p1\nMKVLAAGIVGL\n>p2\nMKVLAAGIVGLCDEFGH\n"
 
 
@@ -80,7 +82,6 @@ def below(heading, said):
     return [line.strip() for line in block.splitlines()]
 
 
-@pytest.mark.slow
 def test_from_a_machine_that_is_ready_to_results_that_were_lost(checkout):
     checkout.write("my.fa", GOOD)
     (command,) = below("To run", checkout.type("featuremill doctor"))
@@ -128,7 +129,6 @@ def test_from_a_fasta_file_to_results_without_a_checkout(empty):
     assert "cuts 10 shards of 5_990 residues" in empty.type(estimate), "as it does now"
 
 
-@pytest.mark.slow
 def test_from_a_stopped_run_and_failed_records_to_results(empty):
     options = {"hold": "hold", "spans": "spans", "cure_file": "cured"}
     config = {"run": "my", "inputs": "my.fa", "workload": "poison", "device": "cpu"}
@@ -158,7 +158,6 @@ def test_from_a_stopped_run_and_failed_records_to_results(empty):
     assert "Nothing to do." in empty.type(status[0])
 
 
-@pytest.mark.slow
 def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
     """Once because more failed than may, and once because some did, as they may."""
     rng = random.Random(5)

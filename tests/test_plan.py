@@ -86,7 +86,7 @@ def check(folder, result, records, overlap=False):
         assert name == digest_of(sha256)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_record_is_planned_once_whatever_is_edited(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
