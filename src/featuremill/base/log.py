@@ -94,7 +94,8 @@ class _Short(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         verb = record.name.removeprefix("featuremill.").partition(".")[0]
         mark = "" if record.levelno < logging.WARNING else f"{record.levelname.lower()}: "
-        return _lines(f"{verb:>8} │ {mark}{self._about}", record.getMessage()) + _story(self, record)
+        start = f"{verb:>8} │ {mark}{self._about}"
+        return _lines(start, record.getMessage()) + _story(self, record)
 
 
 class _Dated(logging.Formatter):
