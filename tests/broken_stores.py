@@ -226,7 +226,7 @@ PLAN = "its content is not what was written; delete it and run the same command 
 NO_RECEIPT = (
     "this part is not computed yet; let the run come to its end (featuremill run YOUR.yaml)"
 )
-RECEIPT = "this receipt is not whole, or for another part; run the same command again"
+RECEIPT = "this receipt is incomplete, or for another part; run the same command again"
 PART = "run the same command again to compute it anew"
 SHARD = "delete the run's plan.json and run the same command again to have it written anew"
 MANIFEST = "does not belong to plan.json; delete both and run it again (featuremill run YOUR.yaml)"
@@ -395,7 +395,7 @@ TOLD = {
     '{"name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
     '{"num_layers": "x", "embed_dim": "8"}}': "is not what featuremill weights wrote",
     '{"name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
-    '{"num_layers": "1", "embed_dim": "8"}}': "its weights w are gone or not whole",
+    '{"num_layers": "1", "embed_dim": "8"}}': "its weights w are gone or incomplete",
     '{"seal": "0", "name": "x", "path": "w", "sha256": "", "bytes": 1, "metadata": '
     '{"num_layers": "1", "embed_dim": "8"}}': "is not what featuremill weights wrote",
 }

@@ -77,7 +77,7 @@ def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
     status, said = stopped_at("featuremill.flow.preflight", "featuremill", *words)
     assert status == 128 + signal.SIGINT
     assert said.endswith(
-        "\nStopped. Nothing computed is lost. The same command goes on:\n"
+        "\nStopped. Nothing computed is lost. The same command continues:\n"
         "    featuremill run my.yaml --cores 1\n"
     )
 
@@ -88,7 +88,7 @@ def test_a_run_whose_job_is_stopped_while_it_starts_says_how_to_go_on(stopped_at
     status, said = stopped_at("featuremill.lease.devices@featuremill plan", "snakemake", *words)
     assert status == 1
     assert "plan: it was stopped." in said
-    assert f"The same command goes on:\n    snakemake {' '.join(words)}\n" in said
+    assert f"The same command continues:\n    snakemake {' '.join(words)}\n" in said
 
 
 def test_pressed_again_it_changes_nothing(environment):
@@ -111,5 +111,5 @@ for _ in range(2):
     )
     assert done.returncode == 0 and done.stdout == "jobs are ending 130\nwaiting\n"
     assert done.stderr == (
-        "Stopped. Nothing computed is lost. The same command goes on:\n    snakemake --cores 2\n"
+        "Stopped. Nothing computed is lost. The same command continues:\n    snakemake --cores 2\n"
     )

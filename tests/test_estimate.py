@@ -146,7 +146,7 @@ def test_only_shards_without_a_part_are_left_and_an_edit_is_read_again(estimates
     results["counts"] = {"input": 300, "ok": 300, "failed": 0, "refused": 0, "duplicate": 0}
     (folder.root / "manifest.json").write_text(json.dumps(results))
     found = estimates.json("--cpu-slots", 1)
-    assert found["shards_left"] == 0, "the results are whole: parts may have been removed"
+    assert found["shards_left"] == 0, "the results are complete: parts may have been removed"
     said = " ".join(estimates("--cpu-slots", 1).split())
     assert "the times are those of the merge and the report" in said, "no output is there"
     assert f"computed are all its {len(plan['shards'])} shards" in said

@@ -202,7 +202,7 @@ def test_results_that_are_replaced_meanwhile_stay_as_they_were_opened(run):
 
 def test_partial_results_are_for_who_asks_for_them(computed, tmp_path, caplog):
     run = Results(shutil.copytree(computed.root, tmp_path / "test"))
-    with pytest.raises(UserError, match="there are no whole results of this run yet"):
+    with pytest.raises(UserError, match="there are no complete results of this run yet"):
         features.open(run.root, "mean")
     with pytest.raises(UserError, match="there are no partial results yet"):
         features.open(run.root, "mean", partial=True)
@@ -220,7 +220,7 @@ def test_partial_results_are_for_who_asks_for_them(computed, tmp_path, caplog):
     pending = {failure.id for failure in opened.failures() if failure.status == "pending"}
     assert pending == set(IDS) - set(ids)
     for root in (run.root, run.root / "partial"):
-        with pytest.raises(UserError, match="there are no whole results of this run yet"):
+        with pytest.raises(UserError, match="there are no complete results of this run yet"):
             features.open(root, "mean", partial=False)
     merge_partial(run, ["npy"])
     with pytest.raises(UserError, match=r"--partial --outputs npy parquet adds it from the parts"):
@@ -237,7 +237,7 @@ def test_parts_are_those_of_the_plan_that_the_results_are_of(computed, tmp_path)
     delivery = run.read_delivery()
     delivery.model_copy(update={"recipe": "another"}).write(run.delivery)
     for opening in (features.open, features.open_parts):
-        with pytest.raises(UserError, match="there are no whole results of this run yet"):
+        with pytest.raises(UserError, match="there are no complete results of this run yet"):
             opening(run.root, "mean")
     run.records.write_bytes(run.records.read_bytes() + b"0")
     with pytest.raises(IntegrityError, match="it does not belong to plan"):

@@ -835,11 +835,11 @@ def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
     (run / "partial" / "manifest.json").write_text(json.dumps(delivery))
     shutil.copy2(run / "embeddings.parquet", run / "partial")
     (run / "manifest.json").unlink()
-    assert "there are no whole results of this run yet" in refusal(
+    assert "there are no complete results of this run yet" in refusal(
         capfd, "train", run, *COLUMN, *words
     )
     shutil.rmtree(run / "partial")
-    assert "there are no whole results of this run yet" in refusal(
+    assert "there are no complete results of this run yet" in refusal(
         capfd, "train", run, *COLUMN, *words
     )
     (tmp_path / "h").mkdir()

@@ -20,9 +20,9 @@ GOOD = [(f"good{n}", "MKV" + "L" * n) for n in range(8)]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "featuremill: say what to do: featuremill --help lists the verbs."),
-        (["serch", "x"], "there is no verb 'serch'; did you mean search? featuremill --help"),
-        (["qqq"], "there is no verb 'qqq'; featuremill --help lists them."),
+        ([], "featuremill: say what to do: featuremill --help lists the commands."),
+        (["serch", "x"], "there is no command 'serch'; did you mean search? featuremill --help"),
+        (["qqq"], "there is no command 'qqq'; featuremill --help lists them."),
     ],
 )
 def test_a_wrong_verb_gets_the_nearest_and_the_way_to_all(words, said, capsys):

@@ -100,7 +100,7 @@ def test_the_verb_that_plan_names_makes_the_json(steps, tmp_path):
     plan = json.loads(steps.run_folder.plan.read_text())
     (tmp_path / "net" / "a.txt").write_text("44")
     said = steps("extract", steps.run_folder.root, plan["shards"][0]["shard"], status=2)
-    assert "gone or not whole" in said, "each worker looks at the sizes"
+    assert "gone or incomplete" in said, "each worker looks at the sizes"
 
 
 def test_a_folder_is_staged_as_a_file_is(steps, tmp_path):

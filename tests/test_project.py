@@ -96,7 +96,7 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     before = matrix.read_bytes()
     matrix.write_bytes(b"cut")
     said = desk.type("featuremill", "status", "config.yaml", status=1).out
-    assert "In the way of results/soil/letters" in said
+    assert "Problems of results/soil/letters" in said
     desk.type(*said.splitlines()[-1].split())
     assert matrix.read_bytes() == before
     # What only hashing finds is forced by a file, as the rule is that of both.
@@ -112,7 +112,7 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     desk.type("featuremill", "clean", "config.yaml", "--keep", "nothing", "--yes")
     assert not (desk.folder / "results" / "soil").exists()
     said = desk.type("featuremill", "status", "config.yaml", status=2).err
-    assert "this run was not begun yet" in said
+    assert "this run has not started yet" in said
 
 
 def test_one_more_format_of_one_set_is_a_file_that_is_asked_for(desk):
@@ -199,4 +199,4 @@ def test_another_workflow_imports_a_project(finished, tmp_path, environment):
     assert (tmp_path / "below" / file).read_bytes() == expected
     assert not (tmp_path / "below/results/soil/faulty").exists()
     said = desk.type("featuremill", "status", "below/results/soil/letters").out
-    assert "Results    whole, and of this plan" in said, "and its report was not asked for"
+    assert "Results    complete, and of this plan" in said, "and its report was not asked for"

@@ -524,7 +524,7 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
     part.write_bytes(whole)
     (copy / "manifest.json").unlink()
     assert refusal(capfd, *words).startswith(
-        f"{copy}: there are no whole results of this run yet; "
+        f"{copy}: there are no complete results of this run yet; "
     )
     said = refusal(capfd, "train", tmp_path, *words[2:])
     assert said == f"{tmp_path}: this is no run's folder; name one, such as results/demo."

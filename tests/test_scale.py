@@ -154,7 +154,7 @@ def test_a_process_that_is_killed_is_one_sentence(planning):
     os.kill(bereft.processes[1], signal.SIGKILL)
     status, said = bereft.ends()
     assert status == 1
-    assert "a process of plan was killed by SIGKILL, perhaps for want of memory" in said
+    assert "a process of plan was killed by SIGKILL, perhaps for lack of memory" in said
     assert "Traceback" not in said and len(said.splitlines()) == 1
     assert not bereft.spool().exists()
 

@@ -88,7 +88,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
         rows = sum(reader.read_next_batch().num_rows for _ in range(commits))
     assert (begun["committed_batches"], begun["committed_records"]) == (commits, rows)
     _, said, _ = status(verbs)
-    assert f"goes on from batch {commits + 1}; {rows} of 10 records" in said
+    assert f"continues from batch {commits + 1}; {rows} of 10 records" in said
     verbs.extract(plan)
     assert lock.read_text() == "", "who ends in order takes back what it said"
     assert found(root)["shards"]["finished"] == 2

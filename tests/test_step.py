@@ -159,7 +159,7 @@ def test_its_command_is_typed_as_any_other(tmp_path, environment):
     desk.type("featuremill", "tally", "results", "--output", "plan")
     assert (tmp_path / "plan").read_text() == "3 records\n"
     said = desk.type("featuremill", "taly", status=2).err
-    assert "there is no verb 'taly'; did you mean tally?" in said
+    assert "there is no command 'taly'; did you mean tally?" in said
 
 
 @pytest.mark.parametrize(

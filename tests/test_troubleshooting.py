@@ -115,7 +115,7 @@ def test_the_last_screen_of_a_bad_run(see, tmp_path, environment):
     assert "--configfile config.yaml --cores 2" in end
 
 
-@shows("A job failed under Snakemake", "stopped:", "The same command goes on")
+@shows("A job failed under Snakemake", "stopped:", "The same command continues")
 def test_a_run_that_is_stopped_with_ctrl_c_is_no_fault(see, tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(30), hold="hold")
     (tmp_path / "hold").touch()

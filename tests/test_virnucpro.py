@@ -640,7 +640,7 @@ def test_nothing_delivered_is_status_1(environment, models, tmp_path):
 def test_killed_at_ten_moments_it_delivers_the_bytes_of_an_undisturbed_run(
     environment, models, tmp_path
 ):
-    """The whole process group dies, and the same command goes on; then there is nothing to do."""
+    """The whole process group dies, and the same command continues; then there is nothing to do."""
     desks = {}
     for name in ("undisturbed", "killed"):
         (tmp_path / name).mkdir()

@@ -321,7 +321,7 @@ def test_read_says_how_to_heal(cache, tmp_path):
     assert weights.read(output).path.exists()
     with weights.read(output).path.open("ab") as file:
         file.write(b"x")
-    with pytest.raises(UserError, match="gone or not whole"):
+    with pytest.raises(UserError, match="gone or incomplete"):
         weights.read(output)
 
 

@@ -340,13 +340,13 @@ def test_before_a_run_of_contigs_its_config_says_what_to_type_and_what_it_takes(
     tmp_path, environment
 ):
     line = Line(tmp_path, environment, mixed_contigs(12))
-    assert f"this run was not begun yet; type {AGAIN}" in line("status", status=2).err
+    assert f"this run has not started yet; type {AGAIN}" in line("status", status=2).err
     said = line("estimate", "--tokens-per-second", 9, "--cpu-slots", "1,2").text
     assert said.count("read now: there is no plan yet") == 2 and "In all, with 2 slots" in said
     assert "139 records" in said and not (tmp_path / "results").exists()
     for verb in ("retry", "clean"):
         assert "there is no" in line(verb, status=2).err
-    assert f"this run was not begun yet; type {AGAIN}" in line("status", status=2).err
+    assert f"this run has not started yet; type {AGAIN}" in line("status", status=2).err
 
 
 @pytest.mark.parametrize(("of_runs", "of_all"), [((0, 0), 0), ((0, 2), 2), ((2, 1), 1)])
@@ -471,7 +471,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert "translate" not in line("clean", "--keep", "results").err
     assert "translate: 5 files" in line("clean", "--keep", "nothing", "--yes").err
     assert not line.results.exists()
-    assert "this run was not begun yet" in line("status", status=2).err
+    assert "this run has not started yet" in line("status", status=2).err
 
 
 @pytest.mark.slow

@@ -112,14 +112,14 @@ def _of_steps() -> Mapping[str, Command]:
 def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     """Say what to type where no verb was, or none that there is."""
     if not given:
-        return "say what to do: featuremill --help lists the verbs."
+        return "say what to do: featuremill --help lists the commands."
     word = given[0]
     known = [*VERBS, *of_steps]
     if word.startswith("-") or word in known:
         return ""
     near = difflib.get_close_matches(word, known, 1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return f"there is no verb {word!r}; {hint}featuremill --help lists them."
+    return f"there is no command {word!r}; {hint}featuremill --help lists them."
 
 
 def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) -> int:
@@ -140,7 +140,7 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
         return (of_step and of_step.error_status) or error.exit_status
     except OSError as error:
         verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
-        verb_log.debug("the whole story", exc_info=True)
+        verb_log.debug("the traceback", exc_info=True)
         return 1
     except Exception as error:
         verb_log.error("%s: %s; please report this.", type(error).__name__, error, exc_info=True)
@@ -201,7 +201,7 @@ def _parser(chosen: str | None, of_steps: Mapping[str, Command]) -> argparse.Arg
     """Build the parser; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     theirs = {verb: told.summary for verb, told in of_steps.items()}
     for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])

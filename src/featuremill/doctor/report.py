@@ -17,7 +17,7 @@ from featuremill.workload import TellsWays, find_workload
 VERSION = 2
 WIDTH = 80
 NAME_WIDTH = 25
-HEADINGS = {"error": "In the way", "warning": "Worth a look", "note": "Good to know"}
+HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
 MARKS = dict(zip(get_args(Severity), "✗!·", strict=True))
 Report = dict[str, Any]
 wrapped = partial(text.wrapped, width=WIDTH)

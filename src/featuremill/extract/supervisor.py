@@ -166,7 +166,7 @@ class Supervisor:
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
                 f"the last worker {manner}; see {logs.place()}, then run the same command again: "
-                "it goes on from here."
+                "it continues from here."
             )
         return given_up
 

@@ -99,7 +99,7 @@ def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery
 
 def _not_whole(folder: Results) -> UserError:
     return UserError(
-        f"{folder.root}: there are no whole results of this run yet; let it come to its end "
+        f"{folder.root}: there are no complete results of this run yet; let it come to its end "
         f"({command_line.again(folder.root)})."
     )
 

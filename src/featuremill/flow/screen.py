@@ -182,7 +182,7 @@ def told(job: FailedJob, is_here: bool) -> str:
 def stopped() -> str:
     """Return what to say when somebody stopped the run."""
     return (
-        f"Stopped. Nothing computed is lost. The same command goes on:\n    {command_line.this()}"
+        f"Stopped. Nothing computed is lost. The same command continues:\n    {command_line.this()}"
     )
 
 

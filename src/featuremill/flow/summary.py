@@ -115,7 +115,7 @@ def closing(failures: Failures, named: str) -> str:
     if not jobs and failures.was_interrupted:
         return stopped()
     if not jobs:
-        return "Nothing computed is lost. Fix what is said above; the same command goes on then."
+        return "Nothing computed is lost. Fix what is said above; the same command continues then."
     kinds: dict[tuple[str, str], list[FailedJob]] = {}
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)

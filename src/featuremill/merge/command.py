@@ -169,7 +169,7 @@ def merge_partial(
         ) from None
     whole = folder.find_delivery()
     if whole and whole.is_of(plan):
-        log.info("nothing is pending: the results in %s are whole.", folder.root)
+        log.info("nothing is pending: the results in %s are complete.", folder.root)
         return whole
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:

@@ -129,10 +129,10 @@ def _too_few(folder: Results, plan: Plan, sizing: Sizing) -> list[str]:
     if best <= len(shards):
         return [f"{sentence} {by_itself.why_no_more(*work)}"]
     if sizing.asked == "auto":
-        return [f"{sentence} Shards that are begun stay as they are."]
+        return [f"{sentence} Shards with computed batches stay as they are."]
     return [
         f"{sentence} Set `shards: {{cost: auto}}` in the config and run the same command again: "
-        f"what is not begun becomes {best:,} shards."
+        f"what has not started becomes {best:,} shards."
     ]
 
 

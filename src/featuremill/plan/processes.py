@@ -217,5 +217,5 @@ def _done(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any
 def _manner_of_death(status: int) -> str:
     if status >= 0:
         return f"a process of plan left with status {status}"
-    hint = ", perhaps for want of memory" if status == -signal.SIGKILL else ""
+    hint = ", perhaps for lack of memory" if status == -signal.SIGKILL else ""
     return f"a process of plan was killed by {signal.Signals(-status).name}{hint}"

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Results(arguments.run_folder)
     place = folder.partial if arguments.partial else folder
     if arguments.partial and folder.delivery.exists() and not place.delivery.exists():
-        log.info("nothing is partial here: the results are whole, and report.html is about them.")
+        log.info("nothing is partial: the results are complete, and report.html is about them.")
         return
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")

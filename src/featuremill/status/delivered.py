@@ -37,7 +37,7 @@ class DeliveryState(NamedTuple):
 
     @property
     def is_merged(self) -> bool:
-        """Whether the results are there, whole, and of this plan."""
+        """Whether the results are there, complete, and of this plan."""
         return self.merged == "yes"
 
 

@@ -100,7 +100,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     elif (entry := WeightsFile.find(path)) is None:
         what, fix = "this cannot be read as weights", Fix(remove=(path,), verb=verb)
     elif not entry.is_at(results.placed(entry.path)):
-        what = f"its weights {entry.path} are gone or not whole"
+        what = f"its weights {entry.path} are gone or incomplete"
         fix = Fix(remove=(path,), verb=verb)
     elif entry.sha256 != plan.settings.weights_sha256:
         what, fix = "these are other weights than those of the plan", Fix("plan")
@@ -157,7 +157,7 @@ def _check_parts(
     what = "a receipt is damaged; extract writes it anew"
     yield from problem("receipt_damaged", bad, what, Fix("extract", tuple(bad)))
     gone = [shard.name for shard in shards if shard.trouble == "records"]
-    what = "the file in store/shards is gone or not whole"
+    what = "the file in store/shards is gone or incomplete"
     yield from problem("shard_missing", gone, what, Fix("plan"))
     if verifies:
         damaged = [shard.name for shard in shards if _is_damaged(results, plan, shard)]

@@ -29,7 +29,7 @@ MOST_GPUS = 16
 """Whose work is listed."""
 MERGED = {
     "no": "not merged yet",
-    "yes": "whole, and of this plan",
+    "yes": "complete, and of this plan",
     "older": "of an earlier plan, or older than a part",
     "damaged": "not whole",
 }
@@ -43,8 +43,8 @@ LATER: dict[Step, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
     "running": "running",
     "unclear": "perhaps running",
-    "begun": "begun",
-    "waiting": "not begun",
+    "begun": "interrupted",
+    "waiting": "not started",
     "lost": "lost",
 }
 _wrapped = functools.partial(wrapped, width=WIDTH)
@@ -58,7 +58,7 @@ def read(runs: Runs, verifies: bool = False) -> RunState | ProjectState:
     """
     places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
     if runs.given not in runs.folders and not any(place.exists() for place in places):
-        raise UserError(f"{runs.given}: this run was not begun yet; type {runs.again()}.")
+        raise UserError(f"{runs.given}: this run has not started yet; type {runs.again()}.")
     if not runs.is_one:
         return read_project(runs, verifies)
     return read_state(runs.folders[0], verifies, runs.given)
@@ -79,8 +79,8 @@ def lines(state: RunState | ProjectState) -> Iterator[str]:
     yield from _jobs(state)
     yield from _reasons(state, "failed", "Failed")
     yield from _reasons(state, "refused", "Refused: nothing was computed of these")
-    yield from _problems(state, True, "In the way", "✗")
-    yield from _problems(state, False, "Good to know", "·")
+    yield from _problems(state, True, "Problems", "✗")
+    yield from _problems(state, False, "Notes", "·")
     yield from _next(state)
 
 
@@ -100,7 +100,7 @@ def _project_lines(whole: ProjectState) -> Iterator[str]:
         yield from _jobs(state)
         yield from _reasons(state, "failed", f"Failed in {state.given}")
         yield from _reasons(state, "refused", f"Refused in {state.given}")
-    for is_in_the_way, heading, mark in ((True, "In the way", "✗"), (False, "Good to know", "·")):
+    for is_in_the_way, heading, mark in ((True, "Problems", "✗"), (False, "Notes", "·")):
         yield from _problems(whole, is_in_the_way, heading, mark)
         for state in whole.begun:
             yield from _problems(state, is_in_the_way, f"{heading} of {state.given}", mark)
@@ -121,7 +121,7 @@ def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
     """Yield what each run is called, and how it stands."""
     for name, state in whole.states.items():
         if state is None:
-            yield name, "not begun"
+            yield name, "not started"
             continue
         rest = f"; time left: {_rest(state.time_left)}" if state.time_left else ""
         yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
@@ -156,7 +156,7 @@ def verdict(state: RunState) -> str:
     if state.activity.is_planning or state.activity.is_merging:
         return "planning now." if state.activity.is_planning else "merging now."
     if done == total and state.delivery.is_merged:
-        return "the results are whole, but something they were made of has changed or is gone."
+        return "the results are complete, but something they were made of has changed or is gone."
     if done == total:
         return "all parts are computed, and the results are not delivered."
     text = f"not done: {done:,} of {counted(total, 'part')} finished"
@@ -199,7 +199,7 @@ def _parts(state: RunState) -> str:
     rows = counted(sum(shard.records for shard in finished), "row")  # of retries, too
     text = f"{len(finished):,} finished ({rows}, {share:.0f} % of the work)"
     if removed := state.count("removed"):
-        text += f", {removed:,} of them removed since the results are whole"
+        text += f", {removed:,} of them removed since the results are complete"
     others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
     return ", ".join([text, *others])
 
@@ -275,7 +275,7 @@ def _running(shard: Shard, work: Work) -> str:
 
 
 def _begun(shard: Shard, work: Work) -> str:
-    return f"goes on from batch {work.batches + 1:,}; {_committed(work, shard.records)}"
+    return f"continues from batch {work.batches + 1:,}; {_committed(work, shard.records)}"
 
 
 def _committed(work: Work, num_records: int) -> str:
@@ -321,7 +321,7 @@ def _problems(
 
 def _next(state: RunState | ProjectState) -> Iterator[str]:
     if state.is_running:
-        yield "Nothing to type: the snakemake that is running goes on."
+        yield "Nothing to type: the snakemake that is running continues."
     elif state.next:
         yield "Type next, when that has ended" if state.is_at_work else "Type next"
         for command in state.next:

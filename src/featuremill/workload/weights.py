@@ -144,7 +144,7 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
     if found is None or not all(found.metadata.get(key, "").isdecimal() for key in numbers):
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
     if not found.is_there:
-        raise UserError(f"{path}: its weights {found.path} are gone or not whole; {heal}.")
+        raise UserError(f"{path}: its weights {found.path} are gone or incomplete; {heal}.")
     return weights_of(found)
 
 

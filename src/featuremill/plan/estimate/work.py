@@ -100,7 +100,7 @@ def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
 
 def _planned(folder: Results, plan: Plan) -> Work:
     delivery = folder.find_delivery()
-    # Parts may have been removed since the results are whole (`keep`, `featuremill clean`).
+    # Parts may have been removed since the results are complete (`keep`, `featuremill clean`).
     is_merged = delivery is not None and delivery.is_of(plan)
     left = [
         shard

@@ -34,7 +34,7 @@ def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
         if is_done or is_once:
             return 0 if is_done else NOT_DONE
         if not _is_at_work(folder):
-            sys.stdout.write("no process trains there now; the same command goes on\n")
+            sys.stdout.write("no process trains there now; the same command continues\n")
             return NOT_DONE
         time.sleep(every)
 

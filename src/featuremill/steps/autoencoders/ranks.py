@@ -91,7 +91,7 @@ def leave(error: Exception) -> NoReturn:
     if isinstance(error, LostRank):
         status = LOST
     elif not hasattr(error, "exit_status"):
-        log.debug("the whole story", exc_info=error)
+        log.debug("the traceback", exc_info=error)
         if is_of_device(error):
             status = DeviceError.exit_status
         said = f"{type(error).__name__}: {faults.one_line(error)}"

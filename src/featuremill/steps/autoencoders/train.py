@@ -213,7 +213,7 @@ def _one(asked: Asked, kind: str) -> None:
         if is_first:
             trainer.save(output / CHECKPOINT, identity)
             log.warning(
-                "stopped after step %s; the same command goes on from there.", count(stopped.step)
+                "stopped after step %s; the same command continues from there.", count(stopped.step)
             )
         raise SystemExit(128 + stopped.number) from None
     if is_first:

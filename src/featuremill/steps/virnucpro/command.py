@@ -63,7 +63,7 @@ class Ignored(NamedTuple):
 
 
 WITHOUT_EFFECT = (
-    Ignored(("--resume",), "every call goes on where the last one ended"),
+    Ignored(("--resume",), "every call continues where the last one ended"),
     Ignored(
         ("--esm-batch-size", "--dnabert-batch-size", "--batch-size", "-b"),
         "batches are as large as the device's memory allows",
@@ -185,7 +185,7 @@ def run(arguments: argparse.Namespace) -> int:
     if _status_of(words, environment.of_child(variables), arguments.log_file):
         last = folder / f"{asked['run']}_merged" / HIGHEST
         if not last.exists() or last.stat().st_mtime < began:
-            log.error("No predictions were written. Fix the error above; the same command goes on.")
+            log.error("No predictions were written. Fix the error above; then type it again.")
             return NOTHING
         log.error("The predictions are complete; something else failed: see the error above.")
         _say_delivered(folder, asked["run"])
