@@ -251,7 +251,7 @@ def test_what_the_config_says_is_what_the_jobs_are_told(line):
     assert {"translate", "head_train", "head_predict", "verdicts"} <= jobs_listed(said)
     assert re.search("featuremill translate .*--by=chunks --window=90", said)
     assert re.search(
-        "featuremill head train .*--feature=composition --column=kind --group=genus --kind=mlp "
+        "featuremill head train .*--vectors=composition --column=kind --group=genus --kind=mlp "
         "--fragments=results/my/translate",
         said,
     )

@@ -51,7 +51,7 @@ from featuremill.steps.heads.joined import Joined
 from featuremill.steps.heads.predict import _refuse_other_recipes
 from featuremill.store.results import Results
 
-COLUMN = ["--feature", "composition"]
+COLUMN = ["--vectors", "composition"]
 
 
 @pytest.fixture(autouse=True)
@@ -522,7 +522,7 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
     head("predict", tmp_path / "h", runs[1], *output, "--any-recipe")
     assert len(table_of(tmp_path / "p.tsv")) == 115
     for more in ((), ("--any-recipe",)):
-        other = ("predict", tmp_path / "h", runs[0], "--feature", "hydropathy", *output, *more)
+        other = ("predict", tmp_path / "h", runs[0], "--vectors", "hydropathy", *output, *more)
         assert "this head takes 20 numbers (composition), and the features given have 1 " in (
             refusal(capfd, *other)
         )
@@ -543,7 +543,7 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
 
 def test_two_columns_of_one_run_stand_side_by_side(runs, labels, tmp_path):
     labels.write_text("\n".join(labels.read_text().splitlines()[:41]) + "\n")
-    columns = [*COLUMN, "--feature", "hydropathy"]
+    columns = [*COLUMN, "--vectors", "hydropathy"]
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     head("train", runs[0], runs[0], *columns, *words)
     assert [part["width"] for part in card_of(tmp_path / "h")["features"]] == [20, 1]
@@ -809,9 +809,9 @@ TORN = [
         (every(lambda n: ""), (), "no row has a label in 'kind'"),
         (XY, ("--column", "color"), "there is no column 'color'; it has 'id', 'kind', 'family'"),
         (XY, ("--group", "genus"), "there is no column 'genus'"),
-        (XY, ("--feature", "residues"), "no column 'residues' with one vector a record; it has "
+        (XY, ("--vectors", "residues"), "no column 'residues' with one vector a record; it has "
          "composition, hydropathy"),
-        (XY, ("--feature", "b"), "--feature: composition and b are 2 columns for 1 run;"),
+        (XY, ("--vectors", "b"), "--vectors: composition and b are 2 columns for 1 run;"),
         (XY, ("--labels", "gone.csv"), "gone.csv"),
     ],
 )  # fmt: skip
@@ -826,7 +826,7 @@ def test_bad_labels_are_one_sentence(runs, tmp_path, capfd, rows, more, sentence
 
 def test_a_run_that_is_not_fit_for_it_is_refused(runs, labels, tmp_path, capfd):
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
-    assert "with --feature." in refusal(capfd, "train", runs[0], *words)
+    assert "with --vectors." in refusal(capfd, "train", runs[0], *words)
     run = tmp_path / "results" / "test"
     shutil.copytree(runs[0], run)
     (run / "partial").mkdir()

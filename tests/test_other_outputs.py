@@ -59,7 +59,7 @@ def test_the_results_are_told_read_and_searched(run):
     assert status(run, "--verify") == set()
     assert "Nothing to be done" in run(NO_REPORT)
     assert featuremill.load(root).index.tolist() == ids
-    words = ("search", "results/test", "--query", ids[0], "--column", "composition")
+    words = ("search", "results/test", "--query", ids[0], "--vectors", "composition")
     assert ids[0] in run.verb(*words).out
     said = run.verb("merge", "results/test").err
     assert "letters" in said and "ids.txt" in said, "the last merge's outputs are the usual ones"

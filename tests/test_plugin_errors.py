@@ -171,7 +171,7 @@ def test_search_tells_a_mistake_as_its_authors(what, searched, tmp_path, capsys,
         monkeypatch.setattr(workload, "resolve", lambda options, device, weights: options)
     (tmp_path / "new.fa").write_text(">q\nMKVL\n>r\nMKVI\n")
     words = ["search", str(searched), "--query", str(tmp_path / "new.fa"), "--device", "cpu"]
-    words += ["--column", "composition"]
+    words += ["--vectors", "composition"]
     status = main(words)
     if what:
         once(status, capsys, what)

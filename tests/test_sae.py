@@ -331,7 +331,7 @@ def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_pa
 @pytest.fixture(scope="module")
 def trained(run, tmp_path_factory):
     folder = tmp_path_factory.mktemp("saes") / "small"
-    sae("train", run, "--column", "residues", *SMALL, "--device", "cpu", "--output", folder)
+    sae("train", run, "--vectors", "residues", *SMALL, "--device", "cpu", "--output", folder)
     return folder
 
 
@@ -368,7 +368,7 @@ def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, 
 def test_trained_once_more_it_is_there_already_and_elsewhere_the_same_bytes(
     run, trained, tmp_path, capfd
 ):
-    words = ["train", run, "--column", "residues", *SMALL, "--device", "cpu", "--output"]
+    words = ["train", run, "--vectors", "residues", *SMALL, "--device", "cpu", "--output"]
     sae(*words, trained)
     assert "is trained already" in capfd.readouterr().err
     sae(*words, tmp_path / "again")
@@ -469,26 +469,26 @@ def test_the_estimate_counts_what_is_there_at_once():
     ("words", "sentence"),
     [
         (
-            ["--column", "residues", *SMALL, "--k", "49"],
+            ["--vectors", "residues", *SMALL, "--k", "49"],
             "--k 49: of 48 features at least 1 and at most all can be active; give a smaller --k, "
             "or more --features.",
         ),
         (
-            ["--column", "residues", *SMALL, "--batch", "60"],
+            ["--vectors", "residues", *SMALL, "--batch", "60"],
             "--batch 60: a batch is computed in 8 equal slices; give a multiple of 8.",
         ),
         (
-            ["--column", "residues", *SMALL, "--gpus", "3"],
+            ["--vectors", "residues", *SMALL, "--gpus", "3"],
             "--gpus 3: a batch is computed in 8 equal slices, which 1, 2, 4 and 8 devices can "
             "share; give one of these numbers.",
         ),
         (
-            ["--column", "residue", *SMALL],
+            ["--vectors", "residue", *SMALL],
             "RUN: there is no column 'residue' of vectors; it has mean, residues.",
         ),
-        (SMALL, "RUN: it has several columns; choose one of mean, residues with --column."),
+        (SMALL, "RUN: it has several columns; choose one of mean, residues with --vectors."),
         (
-            ["--column", "mean", *SMALL, "--held-out", "1"],
+            ["--vectors", "mean", *SMALL, "--held-out", "1"],
             "--held-out 1.0: give a share from 0 to below 1.",
         ),
     ],
@@ -504,7 +504,7 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
     words = [
         "train",
         copy,
-        "--column",
+        "--vectors",
         "mean",
         *SMALL,
         "--device",
@@ -531,7 +531,7 @@ def test_a_run_that_is_not_whole_is_refused(run, tmp_path, capfd):
 
 
 def test_anothers_folder_or_checkpoint_is_refused(run, trained, tmp_path, capfd):
-    words = ["train", run, "--column", "residues", *SMALL, "--device", "cpu"]
+    words = ["train", run, "--vectors", "residues", *SMALL, "--device", "cpu"]
     said = refusal(capfd, *words, "--seed", "1", "--output", trained)
     assert said == (
         f"{trained}: the autoencoder there is of another training (seed 0 and not 1); name another "
@@ -570,7 +570,7 @@ def test_encode_takes_vectors_of_the_same_recipe_only(trained, tmp_path, environ
 # ---- real processes ----
 
 LONGER = ["--features", "128", "--k", "8", "--batch", "128", "--steps", "200"]
-LONGER += ["--column", "residues", "--device", "cpu", "--held-out", "0.2"]
+LONGER += ["--vectors", "residues", "--device", "cpu", "--held-out", "0.2"]
 
 
 class Training:

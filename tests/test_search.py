@@ -47,7 +47,7 @@ RECORDS = [
     ("UniRef50_P10002", "HHHP"),
 ]
 VECTORLESS = {"refused"}
-COMPOSITION = ["--column", "composition"]
+COMPOSITION = ["--vectors", "composition"]
 ALL = ["parquet", "npy", "parquet_dataset", "per_protein_h5"]
 
 
@@ -435,9 +435,9 @@ def test_settings_that_cannot_be_met(run, capfd):
         (["-k", 0, *COMPOSITION], "-k: 0 records are none"),
         (
             [],
-            "choose one of composition, hydropathy with --column (in Python, column=)",
+            "choose one of composition, hydropathy with --vectors (in Python, column=)",
         ),
-        (["--column", "mean_layer_33"], "there is no column 'mean_layer_33' with one vector"),
+        (["--vectors", "mean_layer_33"], "there is no column 'mean_layer_33' with one vector"),
         (["--partial", *COMPOSITION], "there are no partial results yet"),
     ):
         assert sentence in refusal(capfd, run.root, "--query", "r3", *more)
@@ -625,7 +625,7 @@ PROTEINS = [
 def test_long_and_odd_sequences_get_the_vectors_of_the_run(esm2, capfd, sequences):
     """From another folder, in another order, with the run's own options: chunks, J as X, layer."""
     path = sequences("".join(f">{id}\n{sequence}\n" for id, sequence in PROTEINS[::-1]))
-    more = ["--column", "mean_layer_2", "-k", 1]
+    more = ["--vectors", "mean_layer_2", "-k", 1]
     out, err = say(capfd, esm2.run_folder.root, "--query", path, *more)
     for row in rows_of(out):
         # In fp32 the bits are the same in any batch; bf16 kernels may round by the batch's shape.
@@ -638,7 +638,7 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     shutil.copytree(esm2.run_folder.root, tmp_path / "results" / "test")
     folder = Results(tmp_path / "results" / "test")
     path = sequences(">q\nMKTAYIAKQRQ\n")
-    asked = [folder.root, "--query", path, "--column", "mean_layer_6"]
+    asked = [folder.root, "--query", path, "--vectors", "mean_layer_6"]
     said = refusal(capfd, *asked)
     assert "weights/mill_t6_8M.json: the weights that" in said and "are not here" in said
     ours = read_sealed(esm2.folder / "weights" / "mill_t6_8M.json")
@@ -649,7 +649,7 @@ def test_other_weights_versions_and_dtypes_are_refused(esm2, tmp_path, capfd, se
     assert "not what featuremill weights wrote" in refusal(capfd, *asked, "--weights", other)
     write_sealed(other, ours)
     assert len(rows_of(say(capfd, *asked, "--weights", other)[0])) == 10
-    out, err = say(capfd, folder.root, "--query", "p3", "--column", "mean_layer_6")
+    out, err = say(capfd, folder.root, "--query", "p3", "--vectors", "mean_layer_6")
     assert len(rows_of(out)) == 10 and "computed on" not in err, "an id needs no model"
     for key, value, sentence in (
         (
@@ -673,7 +673,7 @@ def test_a_dtype_that_this_device_lacks_is_refused(esm2, tmp_path, capfd, sequen
     write_json(tmp_path / "results" / "test" / "manifest.json", manifest)
     monkeypatch.setattr("featuremill.lease.devices.BF16_CPU_FLAGS", set())
     weights = esm2.folder / "weights" / "mill_t6_8M.json"
-    asked = ["--query", path, "--column", "mean_layer_6", "--weights", weights]
+    asked = ["--query", path, "--vectors", "mean_layer_6", "--weights", weights]
     said = refusal(capfd, tmp_path / "results" / "test", *asked)
     assert "its recipe cannot be computed on this device: options.dtype: " in said
 

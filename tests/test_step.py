@@ -44,7 +44,7 @@ class TestAutoencoders(StepContract):
             "autoencoders": {
                 "small": {
                     "of": "letters",
-                    "column": "composition",
+                    "vectors": "composition",
                     "features": 16,
                     "k": 2,
                     "batch": 16,
@@ -170,8 +170,8 @@ def test_its_command_is_typed_as_any_other(tmp_path, environment):
             "heads.a.vectors: letters: there is no column 'lettrs' with one vector a record; it",
         ),
         (
-            "autoencoders: {a: {of: letters, column: residues}}",
-            "autoencoders.a.column: letters: there is no column 'residues' of vectors; it has comp",
+            "autoencoders: {a: {of: letters, vectors: residues}}",
+            "autoencoders.a.vectors: letters: there is no column 'residues' of vectors; it has",
         ),
     ],
 )

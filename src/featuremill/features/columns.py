@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from featuremill.base.errors import UserError
 
-CHOOSING = "--column (in Python, column=)"
+CHOOSING = "--vectors (in Python, column=)"
 """How a column of several is chosen, where a command has no other way."""
 
 

@@ -67,7 +67,7 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
     """
     folder = Results(Path(run))
     _, delivery = _delivered(folder, False)
-    return _parts(folder, delivery, column, "--column", True)
+    return _parts(folder, delivery, column, "--vectors", True)
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:

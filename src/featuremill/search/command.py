@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "with commas or spaces between; several of them",
     )
     add("-k", type=int, default=10, metavar="N", help="nearest records of each (default 10)")
-    add("--column", help="which vectors, where a run has several (such as mean_layer_33)")
+    add("--vectors", help="which vectors, where a run has several (such as mean_layer_33)")
     add(
         "--metric",
         choices=("cosine", "l2", "dot"),
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     chosen = hits.Chosen(
         arguments.k,
-        arguments.column,
+        arguments.vectors,
         arguments.metric,
         arguments.exclude_self,
         arguments.partial,

@@ -32,8 +32,8 @@ class Autoencoder(Section):
 
     of: str | None = None
     """The set of features, or the folder of a finished run. Needed where there are several sets."""
-    column: str | None = None
-    """The vectors, one a record or one a residue. Needed where there are several columns."""
+    vectors: str | None = None
+    """Which vectors, one a record or one a residue. Needed where there are several columns."""
     features: Count = 4096
     """Features of the autoencoder; usually a multiple of the vectors' width."""
     k: Count = 32
@@ -124,9 +124,9 @@ def problems_of_files(
         of = one.of or next(iter(project.features))
         try:
             if ahead := project.ahead(of):
-                chosen(ahead.schema, one.column, of, "column:", of_residues=True)
+                chosen(ahead.schema, one.vectors, of, "vectors:", of_residues=True)
         except UserError as error:
-            yield (name, "column"), str(error)
+            yield (name, "vectors"), str(error)
 
 
 def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:

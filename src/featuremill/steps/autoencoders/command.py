@@ -68,7 +68,7 @@ def _add_estimate(acts: Acts) -> argparse.ArgumentParser:
 def _add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _add_run(parser)
-    add("--column", help="the vectors, one a record or one a residue (default: the only ones)")
+    add("--vectors", help="the vectors, one a record or one a residue (default: the only ones)")
     add(
         "--features",
         type=int,
@@ -194,7 +194,7 @@ def run(arguments: argparse.Namespace) -> int:
         train.train(
             train.Asked(
                 arguments.run_folder,
-                arguments.column,
+                arguments.vectors,
                 arguments.output,
                 _options(arguments),
                 arguments.gpus,
@@ -209,7 +209,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         estimate.say(
             arguments.run_folder,
-            arguments.column,
+            arguments.vectors,
             _options(arguments),
             arguments.gpus,
             arguments.json,
@@ -253,7 +253,7 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     """Return what starts a rank of the same training."""
     told = {
         **_options(arguments).as_json(),
-        "column": arguments.column,
+        "vectors": arguments.vectors,
         "output": arguments.output,
         "threads": arguments.threads,
         "checkpoint_minutes": arguments.checkpoint_minutes,

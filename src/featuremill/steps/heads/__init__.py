@@ -79,7 +79,7 @@ class Head(Section):
     @property
     def words_of_vectors(self) -> list[str]:
         """Those that say which vectors are meant."""
-        return [f"--feature={column}" for column in self.vectors]
+        return [f"--vectors={column}" for column in self.vectors]
 
 
 SECTION = dict[Name, Head]

@@ -119,7 +119,7 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
 def _add_runs(parser: argparse.ArgumentParser, says: str) -> None:
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=says)
     parser.add_argument(
-        "--feature",
+        "--vectors",
         action="append",
         default=[],
         metavar="COLUMN",
@@ -159,7 +159,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.head,
             arguments.runs,
             arguments.output,
-            arguments.feature,
+            arguments.vectors,
             arguments.any_recipe,
         )
 

@@ -20,7 +20,7 @@ from featuremill.features import NOWHERE, Features, Index, Matrix
 from featuremill.steps.heads.virnucpro import FileFeatures
 
 NOT_THERE = "it has no such record"
-CHOOSING = "--feature"
+CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
 
 
@@ -37,7 +37,7 @@ def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
     """
     if len(columns) not in (0, 1, num_runs):
         raise UserError(
-            f"--feature: {listed(columns)} are {len(columns)} columns for "
+            f"--vectors: {listed(columns)} are {len(columns)} columns for "
             f"{counted(num_runs, 'run')}; name one for each run, in their order, or one for all."
         )
     return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs

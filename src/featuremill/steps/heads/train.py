@@ -50,7 +50,7 @@ class Chosen(NamedTuple):
     fragments: Path | None
     """A translation's folder, where the labels are of its contigs."""
     kind: Literal["logistic", "mlp"]
-    feature: Sequence[str]
+    vectors: Sequence[str]
     output: Path
     seed: int
     threads: int
@@ -86,7 +86,7 @@ def train(chosen: Chosen) -> card.Card:
             says = counted(num_without, "labelled contig has", "labelled contigs have")
             log.warning("%s no fragment in %s.", says, chosen.fragments)
         chosen = chosen._replace(group=chosen.group or "contig")
-    columns = spread(chosen.feature, len(chosen.runs))
+    columns = spread(chosen.vectors, len(chosen.runs))
     parts = [
         features.open(run, column, choosing=CHOOSING)
         for run, column in zip(chosen.runs, columns, strict=True)
